@@ -1,0 +1,54 @@
+SHELL := bash
+PYTHON := .venv/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help install check lint test model bench chaos lock wheel
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
+
+install: ## .venv as requirements.lock says; the others see to it themselves
+	@./run install
+
+check: lint test ## everything CI runs
+
+lint: ## format, lint, types and layers, without the tests
+	./run lint
+
+test: ## the tests
+	./run test
+
+model: install ## every interleaving of the protocol's model
+	$(PYTHON) tests/protocol_model/run.py
+
+bench: ## the benchmarks
+	./run bench
+
+chaos: ## the benchmarks while workers and servers are killed
+	./run bench chaos
+
+# hatchling and editables are there so that an editable install needs nothing that is not pinned.
+lock: install ## requirements.lock anew, with the newest versions pyproject.toml allows
+	@$(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv
+	printf 'hatchling>=1.26\neditables\n' | $(PYTHON) -m uv pip compile pyproject.toml - \
+		--universal --python-version 3.11 --no-python-downloads --upgrade --quiet \
+		--extra embedded --extra graph --extra binary --group test --group check \
+		--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command 'make lock' \
+		--output-file requirements.lock
+
+# In a place where the tree cannot stand in for what the wheel lacks.
+wheel: install ## the wheel, installed into an environment of its own and imported there
+	set -euo pipefail; \
+	rm -rf dist; \
+	$(PYTHON) -m hatchling build --target wheel; \
+	scratch=$$(mktemp -d); trap 'rm -rf -- "$$scratch"' EXIT; \
+	sed '/--hash=/d; s/ *\\$$//' requirements.lock > "$$scratch/constraints.txt"; \
+	$(PYTHON) -m venv "$$scratch/venv"; \
+	"$$scratch/venv/bin/python" -m pip install --quiet --constraint "$$scratch/constraints.txt" dist/*.whl; \
+	program='import celery_sidejob, importlib.resources as resources'; \
+	program+='; migrations = resources.files(celery_sidejob) / "alembic"'; \
+	program+='; assert (migrations / "env.py").is_file(), "the wheel lacks alembic/env.py"'; \
+	program+='; names = [file.name for file in (migrations / "versions").iterdir() if file.name.endswith(".py")]'; \
+	program+='; assert names, "the wheel lacks alembic/versions"'; \
+	program+='; print(celery_sidejob.__file__.rpartition("site-packages/")[2], *sorted(names))'; \
+	cd "$$scratch" && venv/bin/python -c "$$program"

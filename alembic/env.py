@@ -1,0 +1,20 @@
+"""Runs the migrations of one schema; `celery -A app sidejob db …` and `celery_sidejob.store.migrate` start it.
+
+The schema's name and the connection come in `config.attributes`; nothing is read from an ini file.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+schema = context.config.attributes["schema"]
+options = {"version_table": "alembic_version", "version_table_schema": schema, "transaction_per_migration": True}
+
+if context.is_offline_mode():
+    context.configure(dialect_name="postgresql", literal_binds=True, **options)
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    context.configure(connection=context.config.attributes["connection"], **options)
+    with context.begin_transaction():
+        context.run_migrations()

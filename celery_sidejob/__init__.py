@@ -1,0 +1,76 @@
+"""Celery for work that must not be lost and may take months."""
+
+from .deadset import DeadEntry, DeadSet
+from .extension import SideJob
+from .hooks.liveness import heartbeat
+from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
+from .hooks.task import SideJobTask, sidejob_task
+from .job import Job
+from .model.errors import (
+    AliasTakenError,
+    ChildNameTakenError,
+    CycleError,
+    HasParentError,
+    IllegalMoveError,
+    InvalidAliasError,
+    InvalidChannelError,
+    InvalidPortError,
+    InvalidValueError,
+    JobNotFoundError,
+    LeaseLostError,
+    NotAChildError,
+    PortNotFoundError,
+    SchemaError,
+    SettingsError,
+    SideJobError,
+    StoreUnavailableError,
+    TaskRevokedError,
+    UnknownTaskError,
+)
+from .model.port import NO_DATA
+from .model.status import FINISHED, Status
+from .port import Packet, Port
+from .running import RunningJob, Suspend, current_job
+from .services.sweeper import PollReport
+
+__all__ = [
+    "FINISHED",
+    "NO_DATA",
+    "AliasTakenError",
+    "ChildNameTakenError",
+    "CycleError",
+    "DeadEntry",
+    "DeadSet",
+    "HasParentError",
+    "IllegalMoveError",
+    "InvalidAliasError",
+    "InvalidChannelError",
+    "InvalidPortError",
+    "InvalidValueError",
+    "Job",
+    "JobNotFoundError",
+    "LeaseLostError",
+    "NotAChildError",
+    "Packet",
+    "PollReport",
+    "Port",
+    "PortNotFoundError",
+    "RunningJob",
+    "SchemaError",
+    "SettingsError",
+    "SideJob",
+    "SideJobError",
+    "SideJobTask",
+    "Status",
+    "StoreUnavailableError",
+    "Suspend",
+    "TaskRevokedError",
+    "UnknownTaskError",
+    "current_job",
+    "heartbeat",
+    "job_status_changed",
+    "sidejob_task",
+    "task_buried",
+    "task_lost",
+    "task_recovered",
+]

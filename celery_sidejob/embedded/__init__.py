@@ -1,0 +1,15 @@
+"""Throwaway Postgres and Valkey for demos and tests, from PyPI wheels alone; nothing here is meant for production.
+
+    with embedded.Postgres() as postgres, embedded.Valkey() as valkey:
+        app.conf.update(broker_url=valkey.url, sidejob={"database_url": postgres.url})
+
+They are direct children of this process and work as root too. On Linux they leave when their owner dies, even by
+``kill -9``. Linux delivers that news when the *thread* that called ``start()`` ends: start them in a thread that lives
+as long as they should, most simply the main one. Elsewhere a killed owner leaves its servers running.
+"""
+
+from celery_sidejob.embedded.postgres import Postgres
+from celery_sidejob.embedded.processes import ServerError
+from celery_sidejob.embedded.valkey import Valkey
+
+__all__ = ["Postgres", "ServerError", "Valkey"]

@@ -1,0 +1,94 @@
+"""The account a server runs under when we are root and it refuses to be."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from celery_sidejob.embedded.processes import ServerError
+
+OVERFLOW_ID = 65534
+"""The uid and gid that Linux keeps for nobody, whether or not there is an account of that name."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """An existing account of the system; we never make one."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def can_enter(self, directory: Path) -> bool:
+        """Tells whether this account may pass through the directory and everything above it, by the mode bits alone.
+
+        An access list may say otherwise. Then binaries are copied that need not be, or the server's own log tells
+        what it could not reach.
+        """
+        resolved = directory.resolve()
+        return all(self._may_pass(step.stat()) for step in (resolved, *resolved.parents))
+
+    def _may_pass(self, status: os.stat_result) -> bool:
+        if status.st_uid == self.uid:
+            return bool(status.st_mode & stat.S_IXUSR)
+        if status.st_gid == self.gid:
+            return bool(status.st_mode & stat.S_IXGRP)
+        return bool(status.st_mode & stat.S_IXOTH)
+
+
+def unprivileged_account() -> Account | None:
+    """Returns the account that stands in for root, or None when we are not root and need no other."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid)
+    return Account(str(OVERFLOW_ID), OVERFLOW_ID, OVERFLOW_ID)
+
+
+def own(path: Path, account: Account | None) -> None:
+    """Gives the path, which we have just made, to the account."""
+    if account is None:
+        return
+    try:
+        os.chown(path, account.uid, account.gid)
+    except OSError as error:  # root of a user namespace without other users
+        raise ServerError(f"We are root, but cannot hand {path} to user {account.name}: {error.strerror}") from error
+
+
+def temporary_directory(account: Account | None, *, longest: int | None = None) -> Path:
+    """Makes an empty directory of mode 0700 that the account owns and can reach.
+
+    ``longest`` bounds the length of its path, in bytes.
+    """
+    for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):
+        if account is not None and not account.can_enter(parent):
+            continue
+        if longest is not None and len(os.fsencode(parent)) + len("/sidejob-12345678") > longest:
+            continue
+        directory = Path(tempfile.mkdtemp(prefix="sidejob-", dir=parent))
+        try:
+            own(directory, account)
+        except ServerError:
+            directory.rmdir()
+            raise
+        return directory
+    who = "us" if account is None else f"user {account.name}"
+    raise ServerError(f"No temporary directory has a short path and lets {who} enter; set TMPDIR to one that does.")
+
+
+def copy_for_everyone(source: Path, target: Path) -> None:
+    """Copies a tree of programs so that every account can run them; the originals stay as they are."""
+    shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man"))
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            runnable = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if runnable else 0o644)

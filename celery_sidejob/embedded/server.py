@@ -1,0 +1,204 @@
+"""What both servers have in common: a life from `start()` to `stop()`, a directory, a port and a password.
+
+Its states: stopped -> start() -> running -> kill() -> down, directory and port kept -> start() -> running
+-> stop() -> stopped.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Self
+
+from celery_sidejob.embedded.account import Account, own, temporary_directory
+from celery_sidejob.embedded.processes import ServerError, end, kill_with_children, spawn, tail, wait_until
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0
+HOST = "127.0.0.1"
+PORTS = range(15_000, 32_000)
+"""Below the ports that kernels hand to clients: such a port can be given away while its server is down for a moment."""
+PORTS_TO_TRY = 5
+
+
+class PortTakenError(ServerError):
+    """Another program took the port between our look and the server's."""
+
+
+class Server(ABC):
+    """A server of our own on a loopback port, behind a random password.
+
+    Without a directory it lives in a temporary one, which `stop()` removes; a directory of the caller's is kept.
+    Everything but `start()` is for the process that started it: in a forked child `stop()` does nothing.
+    """
+
+    name: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals]
+    orphan_signal: ClassVar[signal.Signals]
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._given = None if directory is None else Path(directory).absolute()
+        self._account: Account | None = None
+        self._home: Path | None = None
+        self._temporary: list[Path] = []
+        self._port: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner_pid: int | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The address with the password; the same after `kill()` and `restart()`."""
+
+    @property
+    def port(self) -> int:
+        """The TCP port on 127.0.0.1."""
+        if self._port is None:
+            raise ServerError(f"{self.name} is not started.")
+        return self._port
+
+    @property
+    def pid(self) -> int:
+        """The process to send signals to."""
+        return self._running().pid
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *why: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Starts the server and returns when it answers; raises `ServerError` with the end of its log otherwise."""
+        if self._process is not None and self._process.poll() is None:
+            raise ServerError(f"{self.name} is running already.")
+        self._owner_pid = os.getpid()
+        atexit.register(self.stop)
+        try:
+            if self._home is None:
+                self._home = self._settle()
+                self._prepare(self._home)
+            self._launch_on_a_port(self._home)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Ends the server in good order and removes its temporary directories; does nothing when it is stopped."""
+        if self._owner_pid != os.getpid():
+            return
+        if self._process is not None:
+            end(self._process, self.stop_signal, deadline_s=STOP_DEADLINE_S)
+            self._process = None
+        # A process that dies here leaves directories in the temporary one, and no server.
+        while self._temporary:
+            shutil.rmtree(self._temporary.pop())
+        self._home = self._port = self._owner_pid = None
+        atexit.unregister(self.stop)
+
+    def kill(self) -> None:
+        """Ends the server as a power cut would; its data, its port and its password stay for the next `start()`."""
+        kill_with_children(self._running())
+        self._process = None
+
+    def restart(self) -> None:
+        """Stops the server in good order and starts it again at the same address."""
+        end(self._running(), self.stop_signal, deadline_s=STOP_DEADLINE_S)
+        self._process = None
+        self.start()
+
+    @abstractmethod
+    def _prepare(self, home: Path) -> None:
+        """Makes what the first start needs; may find all of it in a directory used before."""
+
+    @abstractmethod
+    def _command(self, home: Path, port: int) -> list[str]:
+        """Returns the command that serves on the port."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Tells whether a client gets an answer at the url."""
+
+    def _settle(self) -> Path:
+        """Returns the directory to live in, made if need be."""
+        if self._given is None:
+            return self._temporary_directory()
+        if not self._given.exists():
+            self._given.mkdir(mode=0o700, parents=True)
+            own(self._given, self._account)
+        if self._account is not None and not self._account.can_enter(self._given):
+            raise ServerError(
+                f"We are root, so {self.name} runs as user {self._account.name}, who cannot enter {self._given}. "
+                "Give a directory that user can enter, or none."
+            )
+        return self._given
+
+    def _temporary_directory(self, *, longest: int | None = None) -> Path:
+        directory = temporary_directory(self._account, longest=longest)
+        self._temporary.append(directory)
+        return directory
+
+    def _launch_on_a_port(self, home: Path) -> None:
+        """Launches on the port we had, which others know by now, or else on a free one."""
+        if self._port is not None:
+            return self._launch(home, self._port)
+        for _ in range(PORTS_TO_TRY - 1):
+            try:
+                return self._launch(home, free_port())
+            except PortTakenError:
+                continue
+        return self._launch(home, free_port())
+
+    def _launch(self, home: Path, port: int) -> None:
+        log = home / "log"
+        log.touch(mode=0o600)
+        start = log.stat().st_size
+        self._port = port
+        self._process = process = spawn(
+            self._command(home, port), directory=home, log=log, account=self._account, orphan_signal=self.orphan_signal
+        )
+
+        def ended_or_answers() -> bool:
+            return process.poll() is not None or self._answers()
+
+        wait_until(
+            ended_or_answers,
+            deadline_s=START_DEADLINE_S,
+            failure=lambda: f"{self.name} does not answer within {START_DEADLINE_S:.0f} s:\n{tail(log, start=start)}",
+        )
+        if process.poll() is not None:
+            said = tail(log, start=start)
+            kind = PortTakenError if "address already in use" in said.lower() else ServerError
+            raise kind(f"{self.name} ended with exit code {process.returncode}:\n{said}")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise ServerError(f"{self.name} is not running.")
+        return self._process
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only we can read; what stood at the path before is replaced, not written into."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+
+
+def free_port() -> int:
+    """Returns a loopback port on which nothing listens at this moment."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+        return port
+    raise ServerError(f"None of 100 ports between {PORTS.start} and {PORTS.stop} is free on {HOST}.")

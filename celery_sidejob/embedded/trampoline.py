@@ -1,0 +1,33 @@
+"""Becomes another program that leaves with its owner, under another account if one is given.
+
+Run as a script, by `processes.spawn`: ``trampoline.py OWNER_PID SIGNAL UID GID PROGRAM ARGUMENT…``, a UID of -1 being
+our own. It is a program in place of a ``preexec_fn``, because Python code between fork and exec can deadlock when the
+owner has threads. It is run without site-packages and imports nothing of ours.
+"""
+
+import ctypes
+import os
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(owner: int, orphan_signal: int, uid: int, gid: int, command: list[str]) -> None:
+    """Replaces this process with the command; returns only when the owner is gone already."""
+    if uid != -1:
+        os.setgroups([])
+        os.setgid(gid)
+        os.setuid(uid)
+    if sys.platform == "linux":
+        # After the change of account, which clears it; the exec below keeps it.
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(PR_SET_PDEATHSIG, orphan_signal, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) is refused")
+        if os.getppid() != owner:
+            return  # The owner died before the line above: no signal will come, so nothing may start.
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    owner, orphan_signal, uid, gid = map(int, sys.argv[1:5])
+    main(owner, orphan_signal, uid, gid, sys.argv[5:])

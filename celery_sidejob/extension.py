@@ -1,0 +1,265 @@
+"""`SideJob`: what a user makes once for an app."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature
+
+from . import job as jobs_of
+from .deadset import DeadSet
+from .hooks import beat, configuration
+from .hooks.bootsteps import SideJobStep
+from .hooks.calls import CeleryTasks
+from .hooks.publishing import CeleryPublisher
+from .hooks.results import CeleryResults
+from .hooks.signals import SignalObserver
+from .hooks.task import task_of
+from .inspection import Inspection
+from .job import Job
+from .model import channel as channels
+from .model import values
+from .model.changes import Publish
+from .model.errors import InvalidValueError, JobNotFoundError, SettingsError
+from .model.settings import Settings
+from .model.status import Status
+from .open_unit import active
+from .operations.runtime import Runtime
+from .operations.unit_of_work import carry_out
+from .scopes import context, current_context, port_options
+from .services.heartbeat import Heartbeat
+from .services.sweeper import PollReport, Sweeper
+from .store import jobs, migrate, registry
+from .store.connection import Connections
+
+
+class SideJob:
+    """Durable jobs for one Celery app.
+
+    ``SideJob(app)``, or ``SideJob()`` and later ``init_app(app)``. Making it creates no app, reads no configuration
+    and connects to nothing; settings are read, checked and frozen at their first use.
+    """
+
+    port_options = staticmethod(port_options)
+    context = staticmethod(context)
+
+    def __init__(self, app: Celery | None = None) -> None:
+        self._app: Celery | None = None
+        self._lock = threading.Lock()
+        self._runtime: Runtime | None = None
+        self.heartbeat: Heartbeat | None = None
+        """The worker's heartbeat, in the parent process of a worker."""
+        if app is not None:
+            self.init_app(app)
+
+    def init_app(self, app: Celery) -> None:
+        """Install everything into the app: worker services, the beat entry, commands. Twice does no harm."""
+        if getattr(app, "sidejob", None) is self:
+            return
+        if self._app is not None and self._app is not app:
+            raise SettingsError("This SideJob belongs to another app already: make one for each app.")
+        if getattr(app, "sidejob", None) is not None:
+            self._app, self._runtime = app, None
+            raise SettingsError(f"The app {app.main!r} has a SideJob already: app.sidejob.")
+        self._app = app
+        app.sidejob = self
+        app.steps["worker"].add(SideJobStep)
+        app.on_after_finalize.connect(self._add_beat_entry, weak=False)
+        jobs_of.use_runtime(lambda: self.runtime)
+
+    @property
+    def app(self) -> Celery:
+        """The Celery app."""
+        if self._app is None:
+            raise SettingsError("This SideJob has no app yet: call init_app(app).")
+        return self._app
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, read at first use, then frozen."""
+        return self._ensure_runtime().settings
+
+    @property
+    def runtime(self) -> Runtime:
+        """The store and the ways out of it, for the package's own layers."""
+        return self._ensure_runtime()
+
+    def _ensure_runtime(self) -> Runtime:
+        if self._runtime is None:
+            with self._lock:
+                if self._runtime is None:
+                    self._runtime = self._make_runtime()
+        return self._runtime
+
+    def _make_runtime(self) -> Runtime:
+        app = self.app
+        settings = configuration.settings_of(app)
+        connections = Connections(settings.database_url, settings.schema, prepare=settings.direct_url is None)
+        return Runtime(
+            settings=settings,
+            connections=connections,
+            publisher=CeleryPublisher(app, settings.schema),
+            results=CeleryResults(app),
+            observer=SignalObserver(),
+            tasks=CeleryTasks(app, connections),
+        )
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def task(self, function: Any = None, /, **options: Any) -> Any:
+        """Make a sidejob task of this app: what `@app.task` is to `@shared_task`."""
+        return task_of(self.app, function, options)
+
+    # -- making jobs ---------------------------------------------------------------------------------------------
+
+    def enqueue(self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job:
+        """Make one job of a task, a task's name or a signature, in one transaction or not at all.
+
+        Options: `queue`, `parent` with `child_name`, `eta`, `countdown`, `created_by`, `inports`, `outports`,
+        `aliases`, `state`, `priority` (0 to 9, higher is sooner), `transaction`, and Celery's own (`link`, `task_id`,
+        `expires`, …). Raises UnknownTaskError, TypeError for arguments the task does not take, and what the values
+        and names break, before anything is written.
+        """
+        return jobs_of.enqueue(self.runtime, task, args, kwargs, **options)
+
+    def enqueue_many(self, items: Iterable[Signature | Mapping[str, Any]], *, transaction: Any = None) -> list[Job]:
+        """Make many jobs, all or none, in order: signatures, or mappings of `enqueue`'s parameters."""
+        drafts = []
+        for place, item in enumerate(items):
+            if isinstance(item, Signature):
+                drafts.append(jobs_of.prepare(self.runtime, item))
+            elif isinstance(item, Mapping) and "task" in item:
+                drafts.append(jobs_of.prepare(self.runtime, **item))
+            else:
+                raise InvalidValueError(
+                    f"items[{place}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
+                )
+        return jobs_of.make(self.runtime, drafts, transaction)
+
+    # -- finding jobs --------------------------------------------------------------------------------------------
+
+    def find(self, id_or_alias: int | str | Job) -> Job | None:
+        """Return the job of this id or alias; None only if there is none, never because the store is unreachable."""
+        return jobs_of.find(self.runtime, id_or_alias)
+
+    def get(self, id_or_alias: int | str | Job) -> Job:
+        """Return the job of this id or alias; raises JobNotFoundError."""
+        found = self.find(id_or_alias)
+        if found is None:
+            raise JobNotFoundError(f"There is no job {id_or_alias!r}: it was deleted, or never committed.")
+        return found
+
+    def for_task_id(self, task_id: str) -> Job | None:
+        """Return the job one of whose askings has this Celery task id."""
+        row = jobs.find_by_task_id(self.runtime.connections, str(task_id))
+        return None if row is None else Job(row.id, runtime=self.runtime, row=row)
+
+    def jobs(
+        self,
+        status: str | Iterable[str] | None = None,
+        task: Any = None,
+        queue: str | None = None,
+        created_by: str | None = None,
+        parent: Any = None,
+        limit: int = 100,
+        after: int | Job | None = None,
+    ) -> list[Job]:
+        """Return up to `limit` jobs that match, by id, from `after` (exclusive) on.
+
+        Failed jobs, and the queued ones of one queue, are found by an index; otherwise this walks by id until
+        `limit` rows match: use `iter_jobs` on large stores.
+        """
+        statuses = None if status is None else sorted({Status(one) for one in _several(status)})
+        rows = jobs.page(
+            self.runtime.connections,
+            statuses=[str(one) for one in statuses] if statuses is not None else None,
+            task=task if task is None or isinstance(task, str) else task.name,
+            queue=queue,
+            created_by=created_by,
+            parent_id=None if parent is None else self.get(parent).id,
+            after=after.id if isinstance(after, Job) else after or 0,
+            limit=limit,
+        )
+        return [Job(row.id, runtime=self.runtime, row=row) for row in rows]
+
+    def iter_jobs(self, *, page: int = 500, **filters: Any) -> Iterator[Job]:
+        """Iterate over all jobs that match, a page at a time; the filters are those of `jobs`."""
+        after = filters.pop("after", None)
+        while found := self.jobs(**filters, limit=page, after=after):
+            yield from found
+            after = found[-1]
+
+    def count_jobs(self, by: str = "status") -> dict[str, int]:
+        """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; reads the whole table."""
+        if by not in jobs.COUNTED_BY:
+            raise InvalidValueError(f"Jobs are counted by {', '.join(jobs.COUNTED_BY)}; not by {by!r}.")
+        return jobs.count(self.runtime.connections, by)
+
+    # -- channels ------------------------------------------------------------------------------------------------
+
+    def publish(self, channel: str, message: Any, *, transaction: Any = None) -> int:
+        """Write a message to every input port that subscribes to the channel or an ancestor; returns how many.
+
+        Inside a run it is part of the unit, and the number is that of the subscribers there are now.
+        """
+        from .store import ports
+
+        channels.check(channel)
+        runtime = self.runtime
+        text = values.encode(message, limit=runtime.settings.max_value_bytes, what="message")
+        change = Publish(channel, text, current_context())
+        unit = active()
+        count = len(ports.subscribers(runtime.connections, channels.ancestors(channel)))
+        if unit is not None and transaction is None:
+            unit.add(change)
+        else:
+            carry_out(runtime, "publish", [change], transaction)
+        return count
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    def poll(self) -> PollReport:
+        """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs."""
+        report = Sweeper(self.runtime).run_once()
+        assert report is not None
+        return report
+
+    @property
+    def dead(self) -> DeadSet:
+        """The dead set: what needs a person."""
+        return DeadSet(self.runtime)
+
+    def stats(self) -> dict[str, Any]:
+        """Return depth and oldest due age per queue, jobs by status, the dead set's size, workers."""
+        return Inspection(self.runtime).stats()
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """Whose schema ours is: the app and the broker, as `db upgrade` records them."""
+        return {"app": self.app.main or "celery", "broker": configuration.broker_identity(self.app)}
+
+    def check_schema(self) -> None:
+        """Raise SchemaError if the schema is missing, too old, too new, or belongs to another app or broker."""
+        settings = self.settings
+        migrate.check(settings.require_database_url(), settings.schema, owner=self.owner)
+
+    def register_tasks(self) -> None:
+        """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""
+        served = self.runtime.tasks.served()
+        if served:
+            self.runtime.connections.transact("register", lambda executor: registry.serve(executor, served))
+
+    def _add_beat_entry(self, sender: Celery | None = None, **_: Any) -> None:
+        """Put the poll into the beat schedule, unless the user has an entry of that name."""
+        app = self.app
+        settings = configuration.settings_of(app)
+        schedule = app.conf.beat_schedule
+        if settings.database_url is not None and beat.ENTRY not in schedule:
+            schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
+
+
+def _several(status: str | Iterable[str]) -> Iterable[str]:
+    return [status] if isinstance(status, str) else status

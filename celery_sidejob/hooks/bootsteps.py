@@ -1,0 +1,108 @@
+"""The worker's part: identity and heartbeat before the first task, sweeping, and giving everything back at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import Any
+
+from celery import bootsteps, signals
+
+from ..services.children import Children
+from ..services.heartbeat import Heartbeat
+from ..services.loop import Loop
+from ..services.sweeper import Sweeper
+from . import stopping
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class SideJobStep(bootsteps.StartStopStep):
+    """Starts with the worker's blueprint, once; its threads outlive every reconnection to the broker."""
+
+    requires = ("celery.worker.components:Timer",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._sidejob = worker.app.sidejob
+        self._loops: list[Loop] = []
+        self._heartbeat: Heartbeat | None = None
+        self._bell = PoolBell()
+        stopping.share()  # before the pool forks
+
+    def include_if(self, worker: Any) -> bool:
+        """Only where there is a store; an app that merely imports us may run workers for its other tasks."""
+        return worker.app.sidejob.settings.database_url is not None
+
+    def start(self, worker: Any) -> None:
+        """Check the schema, register this worker, begin to beat and to sweep."""
+        sidejob = self._sidejob
+        sidejob.check_schema()
+        sidejob.register_tasks()
+        runtime = sidejob.runtime
+        self._heartbeat = Heartbeat(runtime, Children(lambda: _pool_pids(worker), self._bell.ring))
+        self._heartbeat.register()
+        sidejob.heartbeat = self._heartbeat
+        self._loops = [Loop(self._heartbeat)]
+        if sidejob.settings.worker_services:
+            heartbeat = self._heartbeat
+            self._loops.append(Loop(Sweeper(runtime, worker_id=lambda: heartbeat.worker_id)))
+        for loop in self._loops:
+            loop.start()
+        signals.worker_shutting_down.connect(self._stopping, weak=False)
+        signals.worker_shutdown.connect(self._leave, weak=False)
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Have the event loop listen to the bell; called again after every reconnection."""
+        self._bell.register(worker, hub)
+
+    def _stopping(self, **_: Any) -> None:
+        stopping.announce()
+
+    def _leave(self, **_: Any) -> None:
+        """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat is None:
+            return
+        for loop in self._loops[1:]:
+            loop.stop()
+        given_back = heartbeat.leave()
+        self._loops[0].stop()
+        if given_back:
+            logger.info("Gave back %d runs that this stop had cut off", given_back)
+
+
+class PoolBell:
+    """Has the worker's event loop look after its pool now.
+
+    Celery replaces a process that was killed at its next maintenance, up to five seconds later; until then a message
+    that this worker has fetched already waits for nobody. The pool may only be touched by the loop's own thread.
+    """
+
+    def __init__(self) -> None:
+        self._ear, self._clapper = os.pipe()
+        os.set_blocking(self._ear, False)
+        os.set_blocking(self._clapper, False)
+
+    def ring(self) -> None:
+        """Wake the loop; from any thread."""
+        with suppress(BlockingIOError):
+            os.write(self._clapper, b"!")
+
+    def register(self, worker: Any, hub: Any) -> None:
+        """Listen in this loop."""
+
+        def look() -> None:
+            with suppress(BlockingIOError):
+                os.read(self._ear, 64)
+            worker.pool._pool.maintain_pool()
+
+        if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
+            hub.add_reader(self._ear, look)
+
+
+def _pool_pids(worker: Any) -> list[int]:
+    """Return the process ids of a prefork pool; other pools have no processes of their own."""
+    processes = getattr(getattr(worker.pool, "_pool", None), "_pool", None)
+    return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]

@@ -1,0 +1,229 @@
+"""What the core asks about tasks: resolving a call, the ports a task declares, time zones, results."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature
+from celery.utils.time import maybe_make_aware
+from kombu.utils.json import dumps as kombu_dumps
+
+from ..model import values
+from ..model.errors import InvalidValueError, UnknownTaskError
+from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..model.tasks import Call
+from ..store import registry
+from ..store.connection import Connections
+
+KEPT = frozenset(
+    {
+        "link", "link_error", "chain", "chord", "group_id", "group_index", "root_id", "parent_id", "headers",
+        "time_limit", "soft_time_limit", "expires", "shadow", "ignore_result", "reply_to", "stamped_headers",
+        "replaced_task_nesting",
+    }
+)  # fmt: skip
+"""Options that belong to an asking and are kept with it."""
+
+PASSED_OVER = frozenset(
+    {
+        "producer", "publisher", "connection", "router", "add_to_parent", "serializer", "compression", "retry",
+        "retry_policy", "exchange", "routing_key", "exchange_type", "delivery_mode", "timeout", "confirm_timeout",
+        "task_type", "result_cls", "retries", "origin", "argsrepr", "kwargsrepr", "immutable", "mandatory", "immediate",
+    }
+)  # fmt: skip
+"""Options about how Celery sends a message: a job's message is ours, and goes out until the broker has it."""
+
+
+class CeleryTasks:
+    """Knows the tasks of one app, and those that workers have registered in the store."""
+
+    def __init__(self, app: Celery, connections: Connections) -> None:
+        self._app = app
+        self._connections = connections
+
+    def call(
+        self,
+        task: Any,
+        args: Any,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        queue: str | None,
+        priority: int | None,
+        options: Mapping[str, Any],
+    ) -> Call:
+        """Resolve a task, a name or a signature, and check the arguments as Celery does."""
+        merged = dict(options)
+        if isinstance(task, Signature):
+            args, kwargs, merged = task._merge(_sequence(args), dict(kwargs or {}), merged)
+            queue = merged.pop("queue", None) if queue is None else queue
+            priority = merged.pop("priority", None) if priority is None else priority
+            task = task["task"]
+        name = task if isinstance(task, str) else getattr(task, "name", None)
+        if not isinstance(name, str):
+            raise UnknownTaskError(f"{task!r} is no task: give a sidejob task, its name, or a signature of it.")
+        args = _sequence(args)
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
+        kwargs = dict(kwargs or {})
+        known = self._app.tasks.get(name)
+        if known is None:
+            return self._served(name, args, kwargs, queue, priority, merged)
+        if not getattr(known, "sidejob", False):
+            raise UnknownTaskError(
+                f"{name!r} is an ordinary task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
+            )
+        known.check_arguments(args, kwargs)
+        return Call(
+            task=name,
+            queue=self._queue(known, queue, args, kwargs, merged),
+            args=args,
+            kwargs=kwargs,
+            inports=known.parsed_inports,
+            outports=known.parsed_outports,
+            priority=_priority(priority if priority is not None else known.priority),
+            max_losses=known.max_losses,
+            **self._asking(known, merged),
+        )
+
+    def _served(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], queue: str | None, priority: int | None,
+        options: dict[str, Any],
+    ) -> Call:  # fmt: skip
+        row = registry.served(self._connections, name)
+        if row is None:
+            names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
+            near = difflib.get_close_matches(name, names, 1)
+            hint = (
+                f" Did you mean {near[0]!r}?" if near else " Import its module here, or start a worker that serves it."
+            )
+            raise UnknownTaskError(f"No sidejob task {name!r} is registered. {hint}")
+        served = values.decode(row.options)
+        return Call(
+            task=name,
+            queue=queue or row.queue,
+            args=tuple(args),
+            kwargs=kwargs,
+            inports=parse_ports(served["inports"], where="inports"),
+            outports=parse_ports(served["outports"], where="outports"),
+            priority=_priority(priority),
+            max_losses=served.get("max_losses"),
+            **self._asking(None, options),
+        )
+
+    def _asking(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """Sort an asking's options into what is kept, and what says when and under which id it runs."""
+        options = dict(options)
+        sorted_out = {"task_id": options.pop("task_id", None), "eta": options.pop("eta", None)}
+        sorted_out["countdown"] = options.pop("countdown", None)
+        stamped = options.get("stamped_headers") or ()
+        unknown = options.keys() - KEPT - PASSED_OVER - set(stamped)
+        if unknown:
+            name = sorted(unknown)[0]
+            near = difflib.get_close_matches(name, _ALL_OPTIONS, 1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{hint}")
+        kept = {key: value for key, value in options.items() if key in KEPT and value is not None}
+        for key in ("link", "link_error"):
+            if key in kept and not isinstance(kept[key], list | tuple):
+                kept[key] = [kept[key]]
+        for key in ("time_limit", "soft_time_limit", "expires", "ignore_result"):
+            default = getattr(task, key, None)
+            if default is not None and key not in kept and key == "expires":
+                kept[key] = default
+        if isinstance(kept.get("expires"), int | float):
+            kept["expires"] = {"after_s": kept["expires"]}
+        elif "expires" in kept:
+            kept["expires"] = {"at": self.localize(kept["expires"]).isoformat()}
+        try:
+            sorted_out["options"] = json.loads(kombu_dumps(kept))
+        except TypeError as error:
+            raise InvalidValueError(f"The options of an asking must be JSON values: {error}") from error
+        return sorted_out
+
+    def _queue(
+        self, task: Any, queue: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> str:
+        if queue is None:
+            queue = getattr(task, "queue", None)
+        if queue is None:
+            route = self._app.amqp.router.route({}, task.name, args, kwargs, task_type=task)
+            queue = route.get("queue") or self._app.conf.task_default_queue
+        return str(getattr(queue, "name", queue))
+
+    def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
+        """Return the ports that a task declares, here or where a worker served it last."""
+        known = self._app.tasks.get(task)
+        if known is not None and getattr(known, "sidejob", False):
+            return known.parsed_inports, known.parsed_outports
+        call = self._served(task, (), {}, None, None, {})
+        return call.inports, call.outports
+
+    def served(self) -> list[dict[str, str]]:
+        """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them."""
+        return [
+            {"task": task.name, "queue": self._queue(task, None, (), {}, {}), "options": _shown(task)}
+            for task in self._app.tasks.values()
+            if getattr(task, "sidejob", False)
+        ]
+
+    def localize(self, eta: datetime) -> datetime:
+        """Give a naive `eta` the app's time zone, as Celery does."""
+        aware: datetime = maybe_make_aware(eta, self._app.timezone)
+        return aware
+
+    def result(self, task_id: str) -> Any:
+        """Return the AsyncResult of an asking."""
+        return self._app.AsyncResult(task_id)
+
+
+_ALL_OPTIONS = sorted(
+    KEPT
+    | {"queue", "parent", "child_name", "eta", "countdown", "created_by", "inports", "outports", "aliases", "state"}
+    | {"priority", "transaction", "task_id"}
+)
+
+
+def _shown(task: Any) -> str:
+    def options_of(ports: Mapping[str, PortOptions]) -> dict[str, Any]:
+        return {
+            name: {"channels": list(port.channels)} | ({} if port.default is NO_DATA else {"default": port.default})
+            for name, port in ports.items()
+        }
+
+    return values.encode(
+        {
+            "inports": options_of(task.parsed_inports),
+            "outports": options_of(task.parsed_outports),
+            "max_losses": task.max_losses,
+        }
+    )
+
+
+def _sequence(args: Any) -> tuple[Any, ...]:
+    if args is None:
+        return ()
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args takes a list or tuple of arguments, not {args!r}: write ({args!r},).")
+    return tuple(args)
+
+
+def _priority(priority: Any) -> int | None:
+    if priority is None:
+        return None
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
+        raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {priority!r}.")
+    return priority
+
+
+def check_arguments(run: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError if a task's body, given a running job first, does not take these arguments."""
+    try:
+        inspect.signature(run).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error} (the running job is given by the worker)") from None

@@ -1,0 +1,94 @@
+"""Eager mode: a job is made in the configured store and run here, with its children and wakes, until all is quiet."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from celery import states
+from celery.app.task import Context
+from celery.exceptions import Ignore, Retry
+from celery.result import EagerResult
+from kombu.utils.uuid import uuid
+
+from ..job import Job, enqueue
+from ..model import values
+from ..model.status import Status
+from ..operations import runs
+from ..operations.unit_of_work import apply_noted_asks
+from ..services.heartbeat import Heartbeat
+from ..services.loop import Loop
+from ..store import askings, jobs, messages
+from .run import run_claimed
+
+if TYPE_CHECKING:
+    from .task import SideJobTask
+
+QUIET_S = 30.0
+"""How long an eager call waits for what is due later (a retry's backoff, a timer of seconds)."""
+
+
+def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
+    """Run one job to its rest, and return its result with the job as ``.job``."""
+    runtime = task._runtime
+    for name in ("producer", "publisher", "throw", "task_type", "retries"):
+        options.pop(name, None)
+    task_id = options.pop("task_id", None) or uuid()
+    job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
+    raised = drain(task.app.sidejob, job)
+    job.refresh()
+    state = {Status.COMPLETED: states.SUCCESS, Status.FAILED: states.FAILURE, Status.TERMINATED: states.REVOKED}
+    shown = state.get(job.status, job.status.upper())
+    row = askings.outcome(runtime.connections, task_id)
+    value: Any = None
+    if job.status == Status.COMPLETED and row is not None and row.result is not None:
+        value = values.decode(row.result)
+    elif job.status == Status.FAILED:
+        value = raised.get(job.id)
+    result = EagerResult(task_id, value, shown, name=task.name)
+    result.job = job
+    if task.app.conf.task_eager_propagates and isinstance(value, BaseException):
+        raise value
+    return result
+
+
+def drain(sidejob: Any, job: Job) -> dict[int, BaseException]:
+    """Run what is due of the job's family until all of it is quiet, and return what bodies raised, by job."""
+    runtime = sidejob.runtime
+    heartbeat = Heartbeat(runtime)
+    heartbeat.register()
+    loop = Loop(heartbeat)
+    loop.start()
+    raised: dict[int, BaseException] = {}
+
+    deadline = time.monotonic() + QUIET_S
+    try:
+        while time.monotonic() < deadline:
+            family = [row.id for row in jobs.subtree(runtime.connections, [job.id])]
+            due = messages.waiting(runtime.connections, family)
+            if not due:
+                if not messages.pending(runtime.connections, family):
+                    break
+                apply_noted_asks(runtime, family)
+                time.sleep(0.02)
+                continue
+            for row in due:
+                _run_one(sidejob, runtime, heartbeat, row, raised)
+    finally:
+        heartbeat.leave()
+        loop.stop()
+    return raised
+
+
+def _run_one(sidejob: Any, runtime: Any, heartbeat: Heartbeat, row: Any, raised: dict[int, BaseException]) -> None:
+    hold = runs.claim(runtime, row.job_id, for_run=row.for_run, worker_id=heartbeat.worker_id)
+    if hold is None:
+        return
+    task = sidejob.app.tasks[row.task]
+    request = Context({"id": row.task_id, "is_eager": True, "called_directly": False})
+    try:
+        run_claimed(task, runtime, hold, request)
+    except (Ignore, Retry):
+        pass
+    except Exception as error:
+        raised[row.job_id] = error

@@ -1,0 +1,209 @@
+"""Giving messages to the broker: one bounded attempt, then a pause for the whole process.
+
+A connection of our own, because Celery's waits for a broker that is down (0.8 s refused, for ever when silent) and
+shares its channel with the user's publishes. The messages are durable rows, so giving up loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from celery.canvas import maybe_signature
+from kombu import Connection, Producer
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
+
+from ..model.crash_points import reach
+from ..model.messages import FORMAT, Continuation, Doorbell
+
+logger = logging.getLogger("celery_sidejob")
+
+HEADER = "sidejob"
+ATTEMPT_S = 1.0
+PAUSE_S = (1.0, 5.0)
+"""After a failure this process leaves the broker alone for a random time between these."""
+
+
+class CeleryPublisher:
+    """Publishes doorbells and continuations of one app."""
+
+    def __init__(self, app: Celery, schema: str) -> None:
+        self._app = app
+        self._marker = f"celery_sidejob:marker:{schema}"
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._producer: Producer | None = None
+        self._paused_until = float("-inf")
+        self._marked = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pause after the last failure is over."""
+        return time.monotonic() >= self._paused_until
+
+    def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
+        """Publish in order until the broker fails, and return what it has."""
+        self._mind_fork()
+        sent: list[Doorbell | Continuation] = []
+        if not self.ready:
+            return sent
+        with self._lock:
+            for message in messages:
+                if not self.ready:
+                    break
+                try:
+                    reach("publish:before")
+                    self._send(message)
+                    reach("publish:after")
+                except Exception as error:
+                    if isinstance(message, Continuation) and not self._is_broker_error(error):
+                        logger.exception("A continuation cannot be published; it is tried again: %s", message.task_id)
+                        continue
+                    self._pause(error)
+                else:
+                    sent.append(message)
+        return sent
+
+    def was_emptied(self) -> bool:
+        """Look for our marker in a Redis broker, and put it there; brokers of other kinds cannot tell."""
+        self._mind_fork()
+        with self._lock:
+            try:
+                channel = self._channel()
+                client = getattr(channel, "client", None)
+                if client is None or self._app.connection_for_write().transport.driver_type != "redis":
+                    return False
+                there = client.set(self._marker, "1", get=True, keepttl=False)
+            except Exception as error:
+                self._pause(error)
+                return False
+        # The first look of a process finds no marker on a fresh broker: publishing everything once more is harmless.
+        return not there
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _send(self, message: Doorbell | Continuation) -> None:
+        if isinstance(message, Continuation):
+            self._continue(message)
+        else:
+            self._ring(message)
+
+    def _ring(self, bell: Doorbell) -> None:
+        amqp = self._app.amqp
+        options = dict(bell.options or {})
+        header = {"v": FORMAT, "job": bell.job_id, "for_run": bell.for_run}
+        headers, properties, body, _ = amqp.as_task_v2(
+            bell.task_id,
+            bell.task,
+            args=(),
+            kwargs={},
+            argsrepr=f"(job {bell.job_id})",
+            kwargsrepr="{}",
+            ignore_result=True,  # the asking's result is stored by its end, not by Celery's tracer
+            shadow=options.get("shadow"),
+            time_limit=options.get("time_limit"),
+            soft_time_limit=options.get("soft_time_limit"),
+            root_id=options.get("root_id"),
+            parent_id=options.get("parent_id"),
+            origin="celery_sidejob",
+        )
+        headers.update(options.get("headers") or {})
+        headers[HEADER] = header
+        queue = amqp.queues[bell.queue]
+        producer = self._open()
+        exchange, routing_key = queue.exchange.name, queue.routing_key
+        if (queue.exchange.type or "direct") == "direct":
+            exchange, routing_key = "", queue.name
+        producer.publish(
+            body,
+            exchange=exchange,
+            routing_key=routing_key,
+            declare=[queue],
+            headers=headers,
+            serializer="json",
+            delivery_mode=queue.exchange.delivery_mode or self._app.conf.task_default_delivery_mode,
+            retry=False,
+            priority=self._priority(bell.priority),
+            timeout=ATTEMPT_S,
+            **properties,
+        )
+
+    def _priority(self, priority: int | None) -> int | None:
+        """Translate "higher is sooner": Redis serves 0 first."""
+        if priority is None:
+            return None
+        if self._open().connection.transport.driver_type == "redis":
+            return 9 - max(0, min(9, priority))
+        return priority
+
+    def _continue(self, continuation: Continuation) -> None:
+        """Send a callback or the rest of a chain: a message of its own, or for a sidejob task a job.
+
+        Its task id was fixed when the asking ended, so that a repetition is recognised as one.
+        """
+        kept = kombu_loads(continuation.publication)
+        signature = maybe_signature(kept["signature"], app=self._app)
+        signature.apply_async(
+            tuple(kept["args"]), producer=self._open(), retry=False, task_id=continuation.task_id, **kept["options"]
+        )
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            self._producer = Producer(self._connect())
+        return self._producer
+
+    def _channel(self) -> Any:
+        return self._open().channel
+
+    def _connect(self) -> Any:
+        """Open a channel in one attempt; kombu's own ways to one retry for seconds."""
+        app = self._app
+        options = dict(app.conf.broker_transport_options)
+        if app.connection_for_write().transport.driver_type == "redis":
+            options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
+        else:
+            options.update(read_timeout=ATTEMPT_S, write_timeout=ATTEMPT_S)
+        connection: Connection = app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S)
+        transport = connection.transport
+        return transport.create_channel(transport.establish_connection())
+
+    def _pause(self, error: Exception) -> None:
+        pause_s = random.uniform(*PAUSE_S)
+        self._paused_until = time.monotonic() + pause_s
+        logger.warning(
+            "The broker did not take a message (%s: %s); it is durable and goes out later. No broker call for %.1f s.",
+            type(error).__name__,
+            error,
+            pause_s,
+        )
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                producer.channel.connection.client.collect()
+            except Exception as closing:
+                logger.debug("Closing the broker connection failed: %s", closing)
+
+    def _is_broker_error(self, error: Exception) -> bool:
+        connection = self._app.connection_for_write()
+        return isinstance(error, (*connection.connection_errors, *connection.channel_errors, OSError))
+
+    def _mind_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._lock = threading.Lock()
+            self._producer = None  # the parent's; its socket must not be spoken on from here
+
+
+def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
+    """Return a continuation as text: the signature, what is put before its arguments, and its options."""
+    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": list(args), "options": options})
+    return text

@@ -1,0 +1,102 @@
+"""A delivery of a job in the worker's parent process: tells the worker what runs here, and decides nothing itself.
+
+The parent's own view of a lost process or a time limit is not the job's outcome: the child's commit or the rescue is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from billiard.exceptions import WorkerLostError
+from celery.exceptions import Ignore, Retry
+from celery.worker.request import Request
+
+from ..services.runs_here import Key
+from .publishing import HEADER
+from .run import WORKER
+
+
+class JobRequest(Request):
+    """Celery's request, for messages of jobs."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap `on_success`: Celery's generated subclass redefines it, so that an override here is never called."""
+        super().__init_subclass__(**kwargs)
+        on_success = cls.__dict__.get("on_success")
+        if on_success is not None:
+
+            def on_success_then_over(self: JobRequest, *args: Any, **options: Any) -> Any:
+                try:
+                    return on_success(self, *args, **options)
+                finally:
+                    self._over()
+
+            cls.on_success = on_success_then_over
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        header = self._request_dict.get(HEADER)
+        self._key: Key | None = (header["job"], header["for_run"]) if header else None
+        heartbeat = self._heartbeat
+        if heartbeat is not None and self._key is not None:
+            heartbeat.runs.received(self._key)
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the pool's process is given: with the identity under which this worker claims just now."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None and heartbeat.may_claim:
+            self._request_dict[WORKER] = heartbeat.worker_id
+        given: dict[str, Any] = self._request_dict
+        return given
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Note which process runs it."""
+        if self._heartbeat is not None and self._key is not None:
+            self._heartbeat.runs.accepted(self._key, pid)
+        super().on_accepted(pid, time_accepted)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
+        if not soft:
+            self._end_from_outside("TimeLimitExceeded", f"The run took longer than {timeout} seconds.", "failed")
+        super().on_timeout(soft, timeout)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if self._key is None:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        if isinstance(error, WorkerLostError):
+            self.acknowledge()
+            if send_failed_event:
+                self.send_event("task-failed", exception=repr(error), traceback=None)
+            return None
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            if isinstance(error, Ignore | Retry) or return_ok:
+                self._over()
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Revoking ends this one asking as failed; later askings of the job run."""
+        if self._key is not None:
+            self._end_from_outside("TaskRevokedError", f"The asking was revoked ({reason}).", "revoked")
+        super()._announce_revoked(reason, terminated, signum, expired)
+
+    def _end_from_outside(self, kind: str, message: str, reason: str) -> None:
+        from .outside import end_from_outside
+
+        heartbeat = self._heartbeat
+        if heartbeat is not None and self._key is not None:
+            key = self._key
+            heartbeat.soon(lambda: end_from_outside(heartbeat, key, kind, message, reason))
+            heartbeat.runs.over(key)
+
+    def _over(self) -> None:
+        if self._heartbeat is not None and self._key is not None:
+            self._heartbeat.runs.over(self._key)
+
+    @property
+    def _heartbeat(self) -> Any:
+        return getattr(self._app.sidejob, "heartbeat", None)

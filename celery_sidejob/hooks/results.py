@@ -1,0 +1,122 @@
+"""Bringing the outcome of an asking to where Celery users look for it: result backend, callbacks, chain, chord."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.canvas import maybe_signature
+from kombu.utils.json import loads as kombu_loads
+from kombu.utils.uuid import uuid
+
+from ..model import values
+from ..model.messages import Continuation, Outcome
+from ..model.status import Status
+from .publishing import publication
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class CeleryResults:
+    """Knows what must be sent at the end of an asking, and sends it."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
+        """Whether the backend, a chord or an errback waits for the outcome."""
+        if options and (options.get("chord") or options.get("link_error") or options.get("chain")):
+            return True
+        known = self._app.tasks.get(task)
+        ignored = (options or {}).get("ignore_result")
+        if ignored is None:
+            ignored = known.ignore_result if known is not None else self._app.conf.task_ignore_result
+        return not ignored and not isinstance(self._app.backend, DisabledBackend)
+
+    def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
+        """Return callbacks and the rest of the chain, each frozen under a task id of its own."""
+        options = _revive(outcome.options)
+        if outcome.outcome != Status.COMPLETED or not options:
+            return []
+        value = values.decode(outcome.result)
+        further = {"parent_id": outcome.task_id, "root_id": options.get("root_id") or outcome.task_id}
+        found = [self._continuation(link, value, further) for link in options.get("link") or ()]
+        chain = options.get("chain")
+        if chain:
+            found.append(self._continuation(chain[-1], value, {**further, "chain": chain[:-1]}))
+        return found
+
+    def _continuation(self, link: Any, value: Any, options: dict[str, Any]) -> Continuation:
+        signature = maybe_signature(link, app=self._app).clone()
+        task_id = signature.options.get("task_id") or uuid()
+        signature.set(task_id=task_id)
+        signature.freeze(task_id)
+        queue = signature.options.get("queue") or self._app.conf.task_default_queue
+        return Continuation(task_id, str(getattr(queue, "name", queue)), publication(signature, [value], options))
+
+    def store(self, outcome: Outcome) -> bool:
+        """Store the result, count the chord's part, call errbacks; False if that failed and is to be repeated."""
+        try:
+            self._store(outcome)
+        except Exception as error:
+            logger.warning("The result of %s could not be stored; it is tried again: %s", outcome.task_id, error)
+            return False
+        return True
+
+    def _store(self, outcome: Outcome) -> None:
+        backend = self._app.backend
+        options = _revive(outcome.options)
+        request = Context(
+            {
+                "id": outcome.task_id,
+                "task": outcome.task,
+                "args": values.decode(outcome.args),
+                "kwargs": values.decode(outcome.kwargs),
+                "chord": maybe_signature(options.get("chord"), app=self._app) if options.get("chord") else None,
+                "group": options.get("group_id"),
+                "group_index": options.get("group_index"),
+                "chain": options.get("chain"),
+                "errbacks": options.get("link_error"),
+                "root_id": options.get("root_id") or outcome.task_id,
+                "parent_id": options.get("parent_id"),
+                "reply_to": options.get("reply_to"),
+                "correlation_id": outcome.task_id,
+                "delivery_info": {"routing_key": outcome.queue},
+            }
+        )
+        store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
+        if outcome.outcome == Status.COMPLETED:
+            backend.mark_as_done(outcome.task_id, values.decode(outcome.result), request, store_result)
+        elif outcome.outcome == Status.TERMINATED:
+            backend.mark_as_revoked(outcome.task_id, "the job was terminated", request, store_result)
+        else:
+            error = json.loads(outcome.result)
+            state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+            backend.mark_as_failure(
+                outcome.task_id, exception_of(self._app, error), error.get("traceback"), request, store_result,
+                state=state,
+            )  # fmt: skip
+
+    def _stores(self, task: str, options: Mapping[str, Any]) -> bool:
+        known = self._app.tasks.get(task)
+        ignored = options.get("ignore_result")
+        return not (ignored if ignored is not None else known.ignore_result if known is not None else False)
+
+
+def exception_of(app: Celery, error: Mapping[str, Any]) -> BaseException:
+    """Make an exception of the kind that a row tells of, as Celery's backends do for results."""
+    made = app.backend.exception_to_python(
+        {"exc_type": error["type"], "exc_message": [error["message"]], "exc_module": error["module"]}
+    )
+    return made if isinstance(made, BaseException) else Exception(error["message"])
+
+
+def _revive(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Turn options from their row back into what Celery's code expects: dates, signatures as dicts."""
+    revived: dict[str, Any] = kombu_loads(json.dumps(dict(options))) if options else {}
+    return revived

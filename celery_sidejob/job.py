@@ -1,0 +1,575 @@
+"""A handle of a job: each verb is one transaction, or inside a run a part of its unit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+from .model import values
+from .model.changes import (
+    AddAlias,
+    Adopt,
+    Ask,
+    Change,
+    ConfigurePorts,
+    Disown,
+    NewJob,
+    Publish,
+    RemoveAlias,
+    SetState,
+    Terminate,
+    UnsetState,
+)
+from .model.channel import job as channel_of_job
+from .model.errors import (
+    AliasTakenError,
+    ChildNameTakenError,
+    IllegalMoveError,
+    InvalidAliasError,
+    InvalidValueError,
+    JobNotFoundError,
+    NotAChildError,
+)
+from .model.names import check_alias, check_child_name
+from .model.status import FINISHED, Status
+from .model.tasks import Call
+from .open_unit import OpenUnit, active
+from .operations.creation import check_key, create, draft, port_rows, when
+from .operations.lifecycle import delete
+from .operations.runtime import Runtime
+from .operations.unit_of_work import carry_out
+from .port import Port
+from .scopes import current_context
+from .store import aliases as alias_rows
+from .store import jobs, ports
+from .store import state as state_rows
+
+
+class Job:
+    """A durable job: equal, hashable, picklable and JSON-able by its id. Attributes are the row's when it was read."""
+
+    __slots__ = ("_row", "_runtime_", "id")
+
+    def __init__(self, job_id: int, *, runtime: Runtime | None = None, row: Any = None) -> None:
+        self.id = int(job_id)
+        self._runtime_ = runtime
+        self._row = row
+
+    def __eq__(self, other: object) -> bool:
+        return self.id == other.id if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __str__(self) -> str:
+        return f"job:{self.id}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Job, (self.id,))
+
+    def __json__(self) -> int:
+        """Return what stands for the job in a JSON value: its id."""
+        return self.id
+
+    # -- what it is ----------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        """Where the job is in its life. ``queued`` during a run: it was asked for again meanwhile."""
+        return Status(self._read().status)
+
+    @property
+    def task(self) -> str:
+        """The name of its task."""
+        return str(self._read().task)
+
+    @property
+    def queue(self) -> str:
+        """The name of the queue its runs are sent to."""
+        return str(self._read().queue)
+
+    @property
+    def args(self) -> list[Any]:
+        """The positional arguments of each run."""
+        decoded: list[Any] = values.decode(self._read().args)
+        return decoded
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of each run."""
+        decoded: dict[str, Any] = values.decode(self._read().kwargs)
+        return decoded
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When it was committed; None while the unit that makes it is not."""
+        found: datetime | None = self._read().created_at
+        return found
+
+    @property
+    def created_by(self) -> str | None:
+        """Who made it, as given; ``job:<id>`` when a job did."""
+        found: str | None = self._read().created_by
+        return found
+
+    @property
+    def ran_at(self) -> datetime | None:
+        """When its last run began."""
+        found: datetime | None = self._read().ran_at
+        return found
+
+    @property
+    def task_id(self) -> str | None:
+        """The Celery id of its open asking, or of the last one."""
+        found: str | None = self._read().task_id
+        return found
+
+    @property
+    def result(self) -> Any:
+        """Celery's AsyncResult of its open asking, or of the last one."""
+        return self._runtime.tasks.result(self.task_id) if self.task_id else None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """Everything about the job that a person may want to see, as JSON values but for the times."""
+        row = self._read()
+        return {
+            "id": self.id,
+            "task": row.task,
+            "queue": row.queue,
+            "status": row.status,
+            "args": self.args,
+            "kwargs": self.kwargs,
+            "created_by": row.created_by,
+            "created_at": row.created_at,
+            "ran_at": row.ran_at,
+            "ended_at": row.ended_at,
+            "task_id": row.task_id,
+            "parent": row.parent_id,
+            "child_name": row.name,
+            "priority": row.priority,
+            "in_run": row.unit_no is not None,
+            "asked_again": row.asked_again,
+            "run_no": row.run_no,
+            "losses": row.losses,
+            "retries": row.retries,
+            "error": values.decode(row.error) if row.error else None,
+        }
+
+    @property
+    def exists(self) -> bool:
+        """Whether the job is still there; asks the store."""
+        unit = active()
+        if unit is not None and self.id in unit.new_jobs():
+            return True
+        return bool(jobs.find(self._runtime.connections, [self.id]))
+
+    def refresh(self) -> Job:
+        """Read the row again, and return this handle; raises JobNotFoundError if the job is gone."""
+        self._row = None
+        self._read()
+        return self
+
+    # -- asking --------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        *,
+        parent: bool = False,
+        force: bool = False,
+        eta: datetime | None = None,
+        countdown: float | timedelta | None = None,
+        transaction: Any = None,
+    ) -> Job | None:
+        """Ask that the job (with `parent=True` its parent) run at least once from its beginning after this call.
+
+        Without `force` only from queued, running, suspended or completed. Returns the job that was asked, or None if
+        nothing was: its status forbids it, or there is no parent. With `transaction=`, and inside a run, the asking is
+        judged when it is applied, so the job is returned.
+        """
+        wait_s, due_at = when(self._runtime, eta=eta, countdown=countdown)
+        ask = Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
+        asked = self if not parent else self.parent
+        unit = active()
+        if asked is None:
+            return None
+        if unit is not None and transaction is None:
+            unit.add(ask)
+            return asked
+        done = carry_out(self._runtime, "run", [ask], transaction)
+        return None if asked.id in done.refused else asked._forget()
+
+    def terminate(self, *, recursive: bool = False, transaction: Any = None) -> Job:
+        """Ask for the job's shutdown, with `recursive` for everything below it too. It supersedes earlier asks.
+
+        A run in progress finishes first. The ask survives whatever happens; only `run(force=True)` revives the job.
+        """
+        self._do("terminate", Terminate(self.id, tree=recursive), transaction)
+        return self._forget()
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the job and everything below it are terminated; asks the store."""
+        return all(row.status == Status.TERMINATED for row in jobs.subtree(self._runtime.connections, [self.id]))
+
+    def delete(self) -> bool:
+        """Delete the job and everything below it, if all are terminated; otherwise change nothing and return False."""
+        if active() is not None:
+            raise IllegalMoveError(f"delete() of job {self.id} inside a run: it cannot be part of a unit.")
+        return delete(self._runtime, self.id)
+
+    def wait(self, statuses: Iterable[str] = FINISHED, timeout: float | None = None) -> Job:
+        """Block until the job is in one of `statuses`, and return its fresh handle; for clients, not for runs.
+
+        Raises TimeoutError after `timeout` seconds, JobNotFoundError if the job is deleted meanwhile.
+        """
+        if active() is not None:
+            raise IllegalMoveError(
+                "wait() inside a run would block its worker; suspend instead: a child's end wakes it."
+            )
+        wanted = {Status(statuses)} if isinstance(statuses, str) else {Status(status) for status in statuses}
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.01
+        while True:
+            if self.refresh().status in wanted:
+                return self
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"Job {self.id} is still {self.status} after {timeout} s; waited for {', '.join(sorted(wanted))}."
+                )
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.25)
+
+    # -- family --------------------------------------------------------------------------------------------------
+
+    @property
+    def parent(self) -> Job | None:
+        """The job this one is a child of."""
+        unit = active()
+        if unit is not None:
+            for change in reversed(unit.unit.changes):
+                if isinstance(change, Adopt) and change.child_id == self.id:
+                    return Job(change.parent_id, runtime=self._runtime)
+                if isinstance(change, NewJob) and change.id == self.id and change.parent_id is not None:
+                    return Job(change.parent_id, runtime=self._runtime)
+        parent_id = self._read().parent_id
+        return None if parent_id is None else Job(parent_id, runtime=self._runtime)
+
+    @property
+    def children(self) -> dict[str, Job]:
+        """The job's children by their names, oldest first; asks the store."""
+        found = {row.name: Job(row.id, runtime=self._runtime, row=row) for row in self._child_rows()}
+        unit = active()
+        if unit is not None:
+            gained, gone = unit.family(self.id)
+            found = {name: child for name, child in found.items() if name not in gone and child.id not in gone}
+            found.update({name: Job(child, runtime=self._runtime) for name, child in gained.items()})
+        return found
+
+    def child(self, name: str) -> Job | None:
+        """Return the child of this name, None if there is none."""
+        return self.children.get(name)
+
+    def enqueue(
+        self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, child_name: str, **options: Any
+    ) -> Job:
+        """Make a named child of this job; the parameters are those of `sidejob.enqueue`."""
+        return enqueue(self._runtime, task, args, kwargs, parent=self, child_name=child_name, **options)
+
+    def adopt(self, job: Job, name: str) -> None:
+        """Make a job that has no parent a named child of this one."""
+        check_child_name(name)
+        if not isinstance(job, Job):
+            raise InvalidValueError(f"adopt() takes a job, not {type(job).__name__}.")
+        unit = active()
+        if unit is not None and name in self.children:
+            raise ChildNameTakenError(f"Job {self.id} has a child {name!r} already: job {self.children[name].id}.")
+        self._do("adopt", Adopt(self.id, job.id, name))
+
+    def disown(self, name_or_job: str | Job) -> None:
+        """Make a child a job without a parent."""
+        child = name_or_job.id if isinstance(name_or_job, Job) else name_or_job
+        if active() is not None and not any(child in (name, job.id) for name, job in self.children.items()):
+            raise NotAChildError(f"Job {self.id} has no child {child!r}; see job.children.")
+        self._do("disown", Disown(self.id, child))
+
+    # -- names ---------------------------------------------------------------------------------------------------
+
+    @property
+    def aliases(self) -> list[str]:
+        """The job's further names; asks the store."""
+        unit = active()
+        found = set(alias_rows.of(self._runtime.connections, self.id))
+        if unit is not None:
+            given, taken = unit.aliases(self.id)
+            found = (found | given.keys()) - taken
+        return sorted(found)
+
+    def add_alias(self, name: str) -> None:
+        """Give the job a further name; a name it has already does no harm."""
+        check_alias(name)
+        unit = active()
+        if unit is not None:
+            owner = find(self._runtime, name)
+            if owner is not None and owner != self:
+                raise AliasTakenError(f"Alias {name!r} belongs to job {owner.id}, so job {self.id} cannot have it.")
+        self._do("alias", AddAlias(self.id, name))
+
+    def remove_alias(self, name: str) -> None:
+        """Take a name from the job; InvalidAliasError if it is not one of its names."""
+        check_alias(name)
+        if active() is not None and name not in self.aliases:
+            raise InvalidAliasError(f"Job {self.id} has no alias {name!r}; see job.aliases.")
+        self._do("alias", RemoveAlias(self.id, name))
+
+    # -- ports ---------------------------------------------------------------------------------------------------
+
+    def input(self, name: str) -> Port:
+        """Return the input port of this name."""
+        return Port(self, "in", name)
+
+    def output(self, name: str) -> Port:
+        """Return the output port of this name."""
+        return Port(self, "out", name)
+
+    @property
+    def inports(self) -> list[Port]:
+        """All input ports, by name."""
+        return self._ports("in")
+
+    @property
+    def outports(self) -> list[Port]:
+        """All output ports, by name."""
+        return self._ports("out")
+
+    def configure_ports(self, inports: Any = None, outports: Any = None) -> None:
+        """Replace the job's ports by its task's own and the given ones; others go, with their packets."""
+        own_in, own_out = self._runtime.tasks.ports(self.task)
+        call = Call(self.task, self.queue, inports=own_in, outports=own_out)
+        self._do("ports", ConfigurePorts(self.id, port_rows(call, inports, outports)))
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The user's JSON on the job; asks the store each time."""
+        return {key: values.decode(text) for key, text in self._state().items()}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return one key of the state."""
+        found = self._state(check_key(key))
+        return values.decode(found[key]) if key in found else default
+
+    def set(self, mapping: Mapping[str, Any] | None = None, *, transaction: Any = None, **more: Any) -> Job:
+        """Set keys of the state, all at once."""
+        limit = self._runtime.settings.max_value_bytes
+        texts = {
+            check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
+            for key, value in {**(mapping or {}), **more}.items()
+        }
+        if texts:
+            self._do("set", SetState(self.id, texts), transaction)
+        return self
+
+    def unset(self, *keys: str, transaction: Any = None) -> Job:
+        """Remove keys of the state; those it does not have do no harm."""
+        if keys:
+            self._do("unset", UnsetState(self.id, tuple(check_key(key) for key in keys)), transaction)
+        return self
+
+    def publish(self, message: Any) -> None:
+        """Publish on the job's own channel, ``/sidejob/job/<id>``."""
+        limit = self._runtime.settings.max_value_bytes
+        self._do(
+            "publish",
+            Publish(channel_of_job(self.id), values.encode(message, limit=limit, what="message"), current_context()),
+        )
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def _runtime(self) -> Runtime:
+        if self._runtime_ is None:
+            self._runtime_ = _default_runtime()
+        return self._runtime_
+
+    def _read(self) -> Any:
+        if self._row is None:
+            unit = active()
+            new = unit.new_jobs().get(self.id) if unit is not None else None
+            if new is not None:
+                return _row_of(new)
+            found = jobs.find(self._runtime.connections, [self.id])
+            if not found:
+                raise JobNotFoundError(f"There is no job {self.id}: it was deleted, or never committed.")
+            self._row = found[0]
+        return self._row
+
+    def _forget(self) -> Job:
+        """Return this handle with its row unread: what was asked has changed it."""
+        return Job(self.id, runtime=self._runtime)
+
+    def _state(self, key: str | None = None) -> dict[str, str]:
+        unit = active()
+        if unit is not None:
+            return unit.state(self.id, key)
+        return state_rows.read(self._runtime.connections, self.id, key)
+
+    def _child_rows(self) -> Iterable[Any]:
+        return jobs.children(self._runtime.connections, self.id)
+
+    def _ports(self, direction: str) -> list[Port]:
+        unit = active()
+        if unit is not None:
+            names = [name for side, name in unit.ports(self.id, fresh=True) if side == direction]
+        else:
+            rows = ports.of_jobs(self._runtime.connections, [self.id])
+            names = [row.name for row in rows if row.direction == direction]
+        return [Port(self, "in" if direction == "in" else "out", name) for name in sorted(names) if name != "*"]
+
+    def _do(self, name: str, change: Change, transaction: Any = None) -> None:
+        unit = active()
+        if unit is not None and transaction is None:
+            unit.add(change)
+        else:
+            carry_out(self._runtime, name, [change], transaction)
+
+
+def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
+    """Return the job of this id or alias; None only if there is none."""
+    unit = active()
+    if isinstance(id_or_alias, Job):
+        id_or_alias = id_or_alias.id
+    if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
+        if unit is not None:
+            given, taken = unit.aliases()
+            if id_or_alias in given:
+                return Job(given[id_or_alias], runtime=runtime)
+            if id_or_alias in taken:
+                return None
+        row = jobs.find_by_alias(runtime.connections, id_or_alias)
+    else:
+        if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
+            raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
+        job_id = int(id_or_alias)
+        if unit is not None and job_id in unit.new_jobs():
+            return Job(job_id, runtime=runtime)
+        if not -(2**63) <= job_id < 2**63:
+            return None
+        found = jobs.find(runtime.connections, [job_id])
+        row = found[0] if found else None
+    return None if row is None else Job(row.id, runtime=runtime, row=row)
+
+
+def enqueue(
+    runtime: Runtime,
+    task: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    queue: str | None = None,
+    parent: Any = None,
+    child_name: str | None = None,
+    eta: datetime | None = None,
+    countdown: float | None = None,
+    created_by: str | None = None,
+    inports: Any = None,
+    outports: Any = None,
+    aliases: Iterable[str] = (),
+    state: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    transaction: Any = None,
+    **apply_async_options: Any,
+) -> Job:
+    """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
+    new = prepare(
+        runtime, task, args, kwargs, queue=queue, parent=parent, child_name=child_name, eta=eta, countdown=countdown,
+        created_by=created_by, inports=inports, outports=outports, aliases=aliases, state=state, priority=priority,
+        **apply_async_options,
+    )  # fmt: skip
+    return make(runtime, [new], transaction)[0]
+
+
+def prepare(
+    runtime: Runtime,
+    task: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    queue: str | None = None,
+    parent: Any = None,
+    child_name: str | None = None,
+    eta: datetime | None = None,
+    countdown: float | None = None,
+    created_by: str | None = None,
+    inports: Any = None,
+    outports: Any = None,
+    aliases: Iterable[str] = (),
+    state: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    **apply_async_options: Any,
+) -> NewJob:
+    """Check everything a new job is made of, and return it without an id; nothing is written."""
+    if eta is not None:
+        apply_async_options["eta"] = eta
+    if countdown is not None:
+        apply_async_options["countdown"] = countdown
+    call = runtime.tasks.call(task, args, kwargs, queue=queue, priority=priority, options=apply_async_options)
+    parent_id = None
+    if parent is not None:
+        above = find(runtime, parent)
+        if above is None:
+            raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {call.task!r}.")
+        parent_id = above.id
+        unit = active()
+        if unit is not None and child_name in unit.family(parent_id)[0]:
+            raise ChildNameTakenError(f"Job {parent_id} has a child {child_name!r} already, in this very unit.")
+    unit = active()
+    if created_by is None and unit is not None:
+        created_by = f"job:{unit.hold.job_id}"
+    return draft(
+        runtime, call, parent_id=parent_id, child_name=child_name, created_by=created_by, inports=inports,
+        outports=outports, aliases=aliases, state=state,
+    )  # fmt: skip
+
+
+def make(runtime: Runtime, drafts: list[NewJob], transaction: Any = None) -> list[Job]:
+    """Make prepared jobs, all or none: in the run's unit, the caller's transaction or one of ours."""
+    unit: OpenUnit | None = active()
+    if unit is not None and transaction is None:
+        ids = jobs.next_ids(runtime.connections, len(drafts))
+        for new, job_id in zip(drafts, ids, strict=True):
+            unit.add(replace(new, id=job_id))
+    else:
+        ids = create(runtime, drafts, transaction)
+    return [Job(job_id, runtime=runtime) for job_id in ids]
+
+
+def _row_of(new: NewJob) -> Any:
+    """Return the row that a job of this unit will have."""
+    return SimpleNamespace(
+        id=new.id, task=new.task, queue=new.queue, priority=new.priority, status=Status.QUEUED, args=new.args,
+        kwargs=new.kwargs, parent_id=new.parent_id, name=new.child_name, created_by=new.created_by, created_at=None,
+        ran_at=None, ended_at=None, run_no=0, unit_no=None, run_kind=None, worker_id=None, losses=0, retries=0,
+        asked_again=False, error=None, task_id=new.task_id,
+    )  # fmt: skip
+
+
+def _no_runtime() -> Runtime:
+    raise JobNotFoundError("This job handle belongs to no store: make `SideJob(app)` before a handle is used.")
+
+
+_default_runtime: Callable[[], Runtime] = _no_runtime
+
+
+def use_runtime(runtime: Callable[[], Runtime]) -> None:
+    """Have unpickled handles find their store by `runtime`."""
+    global _default_runtime
+    _default_runtime = runtime

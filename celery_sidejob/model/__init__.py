@@ -1,0 +1,1 @@
+"""Words and rules: pure Python, no input or output."""

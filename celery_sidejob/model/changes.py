@@ -1,0 +1,193 @@
+"""What a caller can ask of the store, as values: the vocabulary in which clients and units speak to `operations`.
+
+Outside a run a verb applies its change in one transaction. Inside a run changes are collected in the unit and applied
+by its commit, in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+Direction = Literal["in", "out"]
+
+
+@dataclass(frozen=True, slots=True)
+class PortRow:
+    """A port as it is to be: its default as JSON text, None for no default."""
+
+    direction: Direction
+    name: str
+    default: str | None = None
+    channels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be created; its id was drawn before. Arguments, options and state are JSON text."""
+
+    id: int
+    task_id: str
+    task: str
+    queue: str
+    args: str = "[]"
+    kwargs: str = "{}"
+    priority: int | None = None
+    parent_id: int | None = None
+    child_name: str | None = None
+    created_by: str | None = None
+    max_losses: int | None = None
+    options: str | None = None
+    due_at: datetime | None = None
+    wait_s: float | None = None
+    ports: tuple[PortRow, ...] = ()
+    aliases: tuple[str, ...] = ()
+    state: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that the job (`of_parent`: its parent) run at least once after this; later if a time is given."""
+
+    job_id: int
+    force: bool = False
+    of_parent: bool = False
+    due_at: datetime | None = None
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """A request that the job be shut down (`tree`: with everything below it)."""
+
+    job_id: int
+    tree: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Packets for a port, each as JSON texts (value, context, options).
+
+    `notify` asks the port's reader to run; `as_default` sets the port's default to the last value instead.
+    """
+
+    job_id: int
+    direction: Direction
+    port: str
+    packets: tuple[tuple[str, str | None, str | None], ...]
+    notify: bool = True
+    as_default: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """A message for a channel: for every input port that subscribes to it or to an ancestor."""
+
+    channel: str
+    value: str
+    context: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """Keys of the job's state, as JSON texts."""
+
+    job_id: int
+    values: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class UnsetState:
+    """Keys to be removed from the job's state."""
+
+    job_id: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetDefault:
+    """A port's default as JSON text; None clears it."""
+
+    job_id: int
+    direction: Direction
+    port: str
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetChannels:
+    """A port's channels."""
+
+    job_id: int
+    direction: Direction
+    port: str
+    channels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurePorts:
+    """All ports the job shall have; others go, with their packets."""
+
+    job_id: int
+    ports: tuple[PortRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AddAlias:
+    """A further name of the job."""
+
+    job_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveAlias:
+    """A name the job shall no longer have."""
+
+    job_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """A job without a parent becomes a named child."""
+
+    parent_id: int
+    child_id: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disown:
+    """A child becomes a job without a parent; by its name, or by its id."""
+
+    parent_id: int
+    child: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class RememberInputs:
+    """The defaults with which `for_inputs` was called, so that it is not called with them again."""
+
+    job_id: int
+    memo: str
+
+
+Change = (
+    NewJob
+    | Ask
+    | Terminate
+    | Write
+    | Publish
+    | SetState
+    | UnsetState
+    | SetDefault
+    | SetChannels
+    | ConfigurePorts
+    | AddAlias
+    | RemoveAlias
+    | Adopt
+    | Disown
+    | RememberInputs
+)

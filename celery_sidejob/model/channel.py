@@ -1,0 +1,54 @@
+"""Channels: names like paths. What is published on one reaches its subscribers and those of each ancestor."""
+
+from __future__ import annotations
+
+from celery_sidejob.model.errors import InvalidChannelError
+from celery_sidejob.model.names import why_not_storable
+
+ROOT = "/"
+"""The ancestor of every channel."""
+
+LOG = "/sidejob/log"
+"""Where log entries are announced."""
+
+MAX_LENGTH = 512
+"""Characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
+
+
+def check(name: str) -> str:
+    """Return `name` if it may name a channel, else say what is wrong with it."""
+    if not isinstance(name, str):
+        raise InvalidChannelError(f"a channel's name is a string, not a {type(name).__name__}")
+    problem = _problem(name)
+    if problem:
+        raise InvalidChannelError(f"{name[:100]!a} is not a channel's name: {problem}")
+    return name
+
+
+def ancestors(name: str) -> list[str]:
+    """Return the channel itself, then each of its ancestors up to ``/``."""
+    found = [name]
+    while name != ROOT:
+        name = name.rpartition("/")[0] or ROOT
+        found.append(name)
+    return found
+
+
+def workers(queue: str) -> str:
+    """Return the channel that wakes the workers of a queue."""
+    return f"/sidejob/workers/{queue}"
+
+
+def job(job_id: int) -> str:
+    """Return the channel of one job: its changes of status, and what it publishes itself."""
+    return f"/sidejob/job/{job_id}"
+
+
+def _problem(name: str) -> str | None:
+    if not name.startswith("/"):
+        return 'it must begin with "/"; write "/sums", not "sums"'
+    if name != ROOT and name.endswith("/"):
+        return 'it must not end with "/"; leave the last one out'
+    if "//" in name:
+        return 'it has an empty part ("//"); put one "/" between two parts'
+    return why_not_storable(name, max_length=MAX_LENGTH)

@@ -1,0 +1,83 @@
+"""Every error a user of this package can meet.
+
+Faults end in ``Error``. A message says what was asked, of which job, and what to do; `docs/errors.md` lists them.
+Bad input is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+
+class SideJobError(Exception):
+    """The root of every error this package raises."""
+
+
+class JobNotFoundError(SideJobError, LookupError):
+    """No job has this id or alias. Never raised for a store that cannot be reached."""
+
+
+class UnknownTaskError(SideJobError, LookupError):
+    """No task of this name is registered, or it is not a sidejob task."""
+
+
+class IllegalMoveError(SideJobError):
+    """The job's status does not allow what was asked."""
+
+
+class PortNotFoundError(SideJobError, LookupError):
+    """The job has no port of this name and direction, and its task does not allow further ones with ``"*"``."""
+
+
+class InvalidPortError(SideJobError, ValueError):
+    """A port's name or its options break the rules."""
+
+
+class InvalidChannelError(SideJobError, ValueError):
+    """A channel's name breaks the rules: it begins with ``/`` and has no empty part."""
+
+
+class InvalidAliasError(SideJobError, ValueError):
+    """An alias must start with a letter and must not look like a UUID."""
+
+
+class InvalidValueError(SideJobError, ValueError):
+    """A value is not JSON, or it is too large. The message holds the path to the offending part."""
+
+
+class AliasTakenError(SideJobError):
+    """Another job has this alias."""
+
+
+class ChildNameTakenError(SideJobError):
+    """The parent has another child of this name."""
+
+
+class HasParentError(SideJobError):
+    """The job to be adopted has a parent already."""
+
+
+class NotAChildError(SideJobError, LookupError):
+    """The job to be disowned is not a child of this one."""
+
+
+class CycleError(SideJobError):
+    """The adoption would make a job its own ancestor."""
+
+
+class LeaseLostError(SideJobError):
+    """This run is no longer the job's current one: nothing of it was applied. The body should end at once."""
+
+
+class TaskRevokedError(SideJobError):
+    """The asking was revoked: it ends as failed, later askings run."""
+
+
+class StoreUnavailableError(SideJobError):
+    """The store could not be reached, or went away. What was asked is not known to have happened."""
+
+
+class SchemaError(SideJobError):
+    """The schema is missing, too old, too new, or belongs to another app or broker."""
+
+
+class SettingsError(SideJobError, ValueError):
+    """A ``sidejob_*`` setting is unknown, malformed or contradicts another."""

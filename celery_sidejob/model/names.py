@@ -1,0 +1,54 @@
+"""The names users give to jobs: aliases, unique everywhere, and a child's name, unique under its parent.
+
+What every name of ours has in common, channels' too, is that Postgres must be able to keep and index it.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from celery_sidejob.model.errors import InvalidAliasError, InvalidValueError
+
+MAX_LENGTH = 255
+"""Characters in an alias or a child's name."""
+
+
+def check_alias(name: str) -> str:
+    """Return `name` if it may be an alias: nobody can take it for a job's id or a task's id."""
+    if not isinstance(name, str):
+        raise InvalidAliasError(f"an alias is a string, not a {type(name).__name__}")
+    problem = "it must start with a letter" if not name[:1].isalpha() else why_not_storable(name)
+    if problem is None and _is_uuid(name):
+        problem = "it reads as a UUID, and task ids are UUIDs; choose another"
+    if problem:
+        raise InvalidAliasError(f"{name[:100]!a} cannot be an alias: {problem}")
+    return name
+
+
+def check_child_name(name: str) -> str:
+    """Return `name` if it may be a child's name."""
+    if not isinstance(name, str):
+        raise InvalidValueError(f"a child's name is a string, not a {type(name).__name__}")
+    problem = "it is empty" if not name else why_not_storable(name)
+    if problem:
+        raise InvalidValueError(f"{name[:100]!a} cannot be a child's name: {problem}")
+    return name
+
+
+def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
+    """Say why the store could not keep this name, or return None."""
+    if len(name) > max_length:
+        return f"it has {len(name)} characters; {max_length} are allowed"
+    if "\0" in name:
+        return "it holds a NUL character, which Postgres cannot store; leave it out"
+    if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+        return "it holds a lone surrogate, which is no character; leave it out"
+    return None
+
+
+def _is_uuid(name: str) -> bool:
+    try:
+        UUID(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,138 @@
+"""Ports: a job's mailboxes. Their names, their options, and the absence of data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final, final
+
+from celery_sidejob.model import channel, values
+from celery_sidejob.model.errors import InvalidChannelError, InvalidPortError
+
+MAX_LENGTH = 255
+"""Characters in a port's name."""
+
+WILDCARD = "*"
+"""Stands for every port that a task does not name."""
+
+
+@final
+class NoData:
+    """The class of `NO_DATA`."""
+
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "NO_DATA"
+
+    def __reduce__(self) -> str:
+        # The name of a global: pickle and copy then give back the one and only.
+        return "NO_DATA"
+
+
+NO_DATA: Final = NoData()
+"""What a port without packets and without default reads as. Null is data; this is not."""
+
+
+@dataclass(frozen=True)
+class PortOptions:
+    """What a port is made with. `default` is as readers get it; `limit` is None, since limits are not supported yet."""
+
+    default: Any = NO_DATA
+    channels: tuple[str, ...] = ()
+    limit: int | None = None
+
+
+def check_port_name(name: str, *, wildcard: bool = False) -> str:
+    """Return `name` if it may name a port; with `wildcard`, also ``"*"``."""
+    if not isinstance(name, str):
+        raise InvalidPortError(f"a port's name is a string, not a {type(name).__name__}")
+    if name == WILDCARD:
+        if wildcard:
+            return name
+        raise InvalidPortError('"*" is no port: it only stands, among a task\'s own ports, for those it does not name')
+    if not _NAME.fullmatch(name):
+        raise InvalidPortError(
+            f"{name[:100]!a} is not a port's name: use letters (a to z, A to Z), digits and underscores only"
+        )
+    if len(name) > MAX_LENGTH:
+        raise InvalidPortError(f"a port's name of {len(name)} characters is too long: {MAX_LENGTH} are allowed")
+    return name
+
+
+def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
+    """Return the options of each port that ``inports=`` or ``outports=`` names, in its order.
+
+    `spec` is a list or tuple of names, or a mapping from name to a mapping of options (or None); None means no ports.
+    `where` begins the messages: ``inports of task shop.add``.
+    """
+    if spec is None:
+        return {}
+    if isinstance(spec, Mapping):
+        given = list(spec.items())
+    elif isinstance(spec, (list, tuple)):
+        given = [(name, None) for name in spec]
+    else:
+        raise InvalidPortError(
+            f'{where}: pass a list of names, such as ["a", "b"], or a mapping from name to options, '
+            f"not a {type(spec).__name__}"
+        )
+    ports: dict[str, PortOptions] = {}
+    for name, options in given:
+        try:
+            check_port_name(name, wildcard=True)
+        except InvalidPortError as error:
+            raise InvalidPortError(f"{where}: {error}") from None
+        if name in ports:
+            raise InvalidPortError(f"{where}: the port {name!r} is named twice")
+        ports[name] = _parse_options(name, options, f"{where}: port {name!r}")
+    return ports
+
+
+_NAME = re.compile(r"[a-zA-Z0-9_]+")
+
+_OPTIONS = ("default", "channels", "limit")
+
+
+def _parse_options(name: str, options: Any, where: str) -> PortOptions:
+    if options is None:
+        return PortOptions()
+    if not isinstance(options, Mapping):
+        raise InvalidPortError(f"{where}: options are a mapping or None, not a {type(options).__name__}")
+    for option in options:
+        if option not in _OPTIONS:
+            raise InvalidPortError(f"{where}: unknown option {option!r}{_nearest(option)}")
+    if name == WILDCARD and options.get("channels"):
+        # Ports made through "*" appear by being used; nobody could tell which of them a message is meant for.
+        raise InvalidPortError(f'{where}: "*" may have a default only; give channels to ports by their names')
+    if options.get("limit") is not None:
+        raise InvalidPortError(f"{where}: limit is not supported yet; leave it out")
+    return PortOptions(
+        default=_parse_default(options.get("default", NO_DATA), where),
+        channels=_parse_channels(options.get("channels", ()), where),
+    )
+
+
+def _nearest(option: Any) -> str:
+    close = get_close_matches(str(option), _OPTIONS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; the options are {', '.join(_OPTIONS)}"
+
+
+def _parse_default(default: Any, where: str) -> Any:
+    if default is NO_DATA:
+        return NO_DATA
+    # A copy as every reader will get it, which the caller can no longer change.
+    return values.decode(values.encode(default, what=f"{where}: default"))
+
+
+def _parse_channels(channels: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(channels, (list, tuple)):
+        raise InvalidPortError(f'{where}: channels are a list, such as ["/sums"], not a {type(channels).__name__}')
+    try:
+        # A channel listed twice is one subscription.
+        return tuple(dict.fromkeys(channel.check(name) for name in channels))
+    except InvalidChannelError as error:
+        raise InvalidChannelError(f"{where}: {error}") from None

@@ -1,0 +1,286 @@
+"""Every ``sidejob_*`` setting: declared once, read once, checked and frozen.
+
+The configuration goes before the environment, the environment before the default. A misspelt key in the configuration
+is an error; in the environment it is ignored, for others write there too (Kubernetes sets ``SIDEJOB_SERVICE_HOST``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery_sidejob.model.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a setting's value may be. `parse` checks and returns it, or raises ValueError; so does `from_text`.
+
+    `from_text` makes of the environment's text what the configuration would hold. `secret` values are never shown.
+    """
+
+    expected: str
+    parse: Callable[[Any], Any]
+    from_text: Callable[[str], Any] = str
+    secret: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table of settings."""
+
+    name: str
+    default: Any
+    kind: Kind
+    meaning: str
+
+    @property
+    def key(self) -> str:
+        """The key in ``app.conf``."""
+        return f"sidejob_{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """The name in the environment."""
+        return self.key.upper()
+
+
+# --- Kinds of values. They stand before their users because a class body is run from top to bottom. ------------------
+
+
+def _refuse(_: Any) -> Any:
+    raise ValueError
+
+
+def _instance_of(kind: type) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kind) else _refuse(value)
+
+
+def _matching(pattern: str) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) else _refuse(value)
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
+        raise ValueError
+    return float(value)
+
+
+def _positive_seconds(value: Any) -> float:
+    return _seconds(value) or _refuse(value)
+
+
+def _age(value: Any) -> timedelta:
+    return timedelta(seconds=_seconds(value))
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError
+    return value
+
+
+def _one_of(*words: str) -> Callable[[Any], Any]:
+    return lambda value: value if value in words else _refuse(value)
+
+
+def _tuple_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: tuple(parse(item) for item in value) if isinstance(value, (list, tuple)) else _refuse(value)
+
+
+def _callable(value: Any) -> Any:
+    return value if callable(value) else _refuse(value)
+
+
+def _or_none(kind: Kind) -> Kind:
+    """The same kind, or None; in the environment the word ``none``."""
+    return dataclasses.replace(
+        kind,
+        expected=f"{kind.expected}, or None",
+        parse=lambda value: None if value is None else kind.parse(value),
+        from_text=lambda text: None if text.strip().lower() == "none" else kind.from_text(text),
+    )
+
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+def _boolean_from(text: str) -> bool:
+    word = text.strip().lower()
+    return word in _TRUE or (_refuse(text) if word not in _FALSE else False)
+
+
+def _list_from(text: str) -> list[str]:
+    return [item for item in (part.strip() for part in text.split(",")) if item]
+
+
+def _urls_from(text: str) -> list[str]:
+    # Not every comma ends a URL: postgresql://one,two/shop names two hosts.
+    return [url.strip() for url in re.split(r",(?=\s*[\w+]+://)", text)]
+
+
+_store_url, _words = _matching(r"postgresql(\+\w+)?://.*"), _tuple_of(_matching(".+"))
+_STORE_URL = Kind("a URL that begins with postgresql:// or postgresql+psycopg://", _store_url, secret=True)
+_STORE_URLS = Kind("a list of URLs that begin with postgresql://", _tuple_of(_store_url), _urls_from, secret=True)
+_REDIS_URL = Kind("a URL, such as redis://localhost:6379/0", _matching(r"[\w+]+://.*"), secret=True)
+_SCHEMA = Kind(
+    "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
+    _matching("(?!pg_)[a-z_][a-z0-9_]{0,62}"),
+)
+_GLOBS = Kind("a list of strings", _words, _list_from)
+_QUEUE = Kind("a string", _matching(".+"))
+_SECONDS = Kind("seconds (a number, not negative) or a timedelta", _seconds, float)
+_POSITIVE_SECONDS = Kind("seconds (a number above 0) or a timedelta", _positive_seconds, float)
+_AGE = Kind("seconds (a number, not negative) or a timedelta", _age, float)
+_COUNT = Kind("a whole number, at least 1", _count, int)
+_BOOLEAN = Kind(
+    "True or False (in the environment 1, true, yes, on, 0, false, no, off)", _instance_of(bool), _boolean_from
+)
+_STORE_DOWN = Kind('"error" or "publish"', _one_of("error", "publish"))
+_CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", _callable)
+
+
+def _setting(default: Any, kind: Kind, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning}, repr=not kind.secret)
+
+
+# --- The settings ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the app's ``sidejob_*`` settings say, with defaults filled in. Times are in seconds."""
+
+    database_url: str | None = _setting(None, _or_none(_STORE_URL), "the store")
+    direct_url: str | None = _setting(
+        None, _or_none(_STORE_URL), "the store without the transaction-pooling proxy that database_url goes through"
+    )
+    failover_urls: tuple[str, ...] = _setting((), _STORE_URLS, "further stores for durable tasks only")
+    schema: str = _setting("sidejob", _SCHEMA, "the schema in the store; one belongs to one app and one broker")
+    durable_tasks: tuple[str, ...] = _setting(
+        (), _GLOBS, "globs of task names made durable without touching their code"
+    )
+    lease: float = _setting(20.0, _SECONDS, "how long a worker may go unheard before its runs begin elsewhere")
+    heartbeat_interval: float = _setting(2.0, _POSITIVE_SECONDS, "how often a worker says that it lives")
+    lock_grace: float = _setting(1.5, _SECONDS, "how long a worker whose liveness lock is free may stay silent")
+    lost_after: float = _setting(
+        30.0, _SECONDS, "first look for a published job message that nobody claimed; doubles each time"
+    )
+    max_losses: int = _setting(3, _COUNT, "runs lost in a row before a job is failed and in the dead set")
+    poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry celery-sidejob-poll sweeps")
+    poll_queue: str | None = _setting(None, _or_none(_QUEUE), "the queue of that entry; None is task_default_queue")
+    worker_services: bool = _setting(True, _BOOLEAN, "workers sweep too, one at a time per schema")
+    on_store_down: str = _setting("error", _STORE_DOWN, "what a durable task's call does without a store")
+    timer_horizon: float = _setting(60.0, _SECONDS, "durable tasks with a later eta wait in the store")
+    retention: timedelta | None = _setting(  # noqa: RUF009 - a timedelta cannot be changed, ruff only does not know it
+        None, _or_none(_AGE), "when finished jobs may go; None is never"
+    )
+    dead_retention: timedelta | None = _setting(  # noqa: RUF009 - as above
+        timedelta(days=180), _or_none(_AGE), "when entries of the dead set may go; None is never"
+    )
+    max_value_bytes: int = _setting(1_000_000, _COUNT, "largest packet, state value or arguments, as JSON text")
+    redis_url: str | None = _setting(
+        None, _or_none(_REDIS_URL), "for live announcements and capacity counters; None is the broker's, if it is Redis"
+    )
+    redact: Callable[[Any], Any] | None = _setting(  # noqa: RUF009 - the default is None, shared by all harmlessly
+        None, _or_none(_CALLABLE), "applied to arguments and tracebacks wherever they are shown or logged"
+    )
+
+    def require_database_url(self) -> str:
+        """Return the store's URL, or say how to set it."""
+        if self.database_url is None:
+            raise SettingsError(
+                'sidejob_database_url is not set: set app.conf.sidejob_database_url = "postgresql://…" '
+                "(or SIDEJOB_DATABASE_URL in the environment)"
+            )
+        return self.database_url
+
+
+SETTINGS: tuple[Setting, ...] = tuple(
+    Setting(field.name, field.default, field.metadata["kind"], field.metadata["meaning"])
+    for field in dataclasses.fields(Settings)
+)
+"""The table of all settings; what reads them, the errors and the docs derive from it."""
+
+
+def read_settings(lookup: Mapping[str, Any], environ: Mapping[str, str], *, namespace: str | None = None) -> Settings:
+    """Return the settings that the configuration and the environment give, or say what is wrong with them.
+
+    `lookup` holds all keys of the configuration as the user spelled them; `namespace` is the app's, as in Celery.
+    """
+    found = _find_in_configuration(lookup, namespace)
+    given: dict[str, Any] = {}
+    spelled = {setting.name: setting.key for setting in SETTINGS}
+    for setting in SETTINGS:
+        text = environ.get(setting.variable, "").strip()
+        if setting.name in found:
+            given[setting.name], spelled[setting.name] = _parse_spellings(setting, found[setting.name])
+        elif text:  # an empty variable is one that is not set, as in compose files
+            spelled[setting.name] = f"{setting.variable} (environment)"
+            given[setting.name] = _parse(setting, spelled[setting.name], text, setting.kind.from_text)
+    settings = Settings(**given)
+    _check_contradictions(settings, spelled)
+    return settings
+
+
+def _find_in_configuration(lookup: Mapping[str, Any], namespace: str | None) -> dict[str, list[tuple[str, Any]]]:
+    """Return for each setting that is given its spellings and their values."""
+    by_key = {setting.key: setting for setting in SETTINGS}
+    prefix = namespace.rstrip("_") + "_" if namespace else ""
+    found: dict[str, list[tuple[str, Any]]] = {}
+    for spelling, value in lookup.items():
+        if not isinstance(spelling, str):
+            continue
+        in_namespace = spelling.lower().startswith(prefix.lower())
+        before, bare = (spelling[: len(prefix)], spelling[len(prefix) :]) if in_namespace else ("", spelling)
+        key = bare.lower()
+        if not key.startswith("sidejob_"):
+            continue
+        if key not in by_key or bare not in (key, key.upper()):
+            raise SettingsError(f"unknown setting {spelling}; did you mean {before}{_nearest(bare)}?")
+        found.setdefault(by_key[key].name, []).append((spelling, value))
+    return found
+
+
+def _nearest(bare: str) -> str:
+    keys = [setting.key for setting in SETTINGS]
+    nearest = difflib.get_close_matches(bare.lower(), keys, n=1, cutoff=0)[0]
+    return nearest if bare.islower() else nearest.upper()
+
+
+def _parse_spellings(setting: Setting, spellings: list[tuple[str, Any]]) -> tuple[Any, str]:
+    values = [_parse(setting, spelling, value, lambda given: given) for spelling, value in spellings]
+    for (spelling, _), value in zip(spellings, values, strict=True):
+        if value != values[0]:
+            raise SettingsError(f"{spellings[0][0]} and {spelling} are the same setting with two values; keep one")
+    return values[0], spellings[0][0]
+
+
+def _parse(setting: Setting, spelling: str, given: Any, from_given: Callable[[Any], Any]) -> Any:
+    try:
+        return setting.kind.parse(from_given(given))
+    except (ValueError, OverflowError):
+        hidden = f"a {type(given).__name__} (not shown, for it may hold a password)"
+        shown = hidden if setting.kind.secret else repr(given)
+        raise SettingsError(f"{spelling} must be {setting.kind.expected}; it is {shown}") from None
+
+
+def _check_contradictions(settings: Settings, spelled: Mapping[str, str]) -> None:
+    if settings.lease <= 2 * settings.heartbeat_interval:
+        raise SettingsError(
+            f"{spelled['lease']} ({settings.lease:g} s) must be more than twice "
+            f"{spelled['heartbeat_interval']} ({settings.heartbeat_interval:g} s): "
+            "else one late heartbeat would look like a death"
+        )
+    if settings.direct_url is not None and settings.database_url is None:
+        raise SettingsError(
+            f"{spelled['direct_url']} is set without {spelled['database_url']}: it is a second way to the same store"
+        )

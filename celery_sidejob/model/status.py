@@ -1,0 +1,45 @@
+"""Where a job is in its life, and the legal moves between statuses."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """A job's status. ``queued`` during a run means: asked for again since this run was claimed."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    TERMINATING = "terminating"
+    TERMINATED = "terminated"
+
+
+FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.TERMINATED})
+"""What `Job.wait` waits for by default."""
+
+ASKABLE = frozenset({Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.COMPLETED})
+"""A run may be asked for without force only from these."""
+
+_Q, _R, _S, _C, _F = Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.COMPLETED, Status.FAILED
+_TG, _TD = Status.TERMINATING, Status.TERMINATED
+
+MOVES: dict[Status | None, frozenset[Status]] = {
+    None: frozenset({_Q}),  # a new job
+    # queued -> suspended, completed, failed: asked for again during the run, which now ends; announced, then queued.
+    _Q: frozenset({_R, _TG, _S, _C, _F}),
+    _R: frozenset({_Q, _S, _C, _F, _TG}),
+    _S: frozenset({_Q, _TG}),
+    _C: frozenset({_Q, _TG}),
+    _F: frozenset({_Q, _TG}),
+    _TG: frozenset({_TD, _Q}),  # -> queued: a forced run was asked for while it was terminating
+    _TD: frozenset({_Q}),  # a forced run
+}
+"""Every legal move; the CHECKs of the schema, the diagram in docs/lifecycle.md and its test derive from it."""
+
+
+def is_legal_move(before: Status | None, after: Status) -> bool:
+    """Tell whether a job may be seen in `before` and next in `after`."""
+    return after in MOVES[before]

@@ -1,0 +1,1 @@
+"""What one can ask: one function, one transaction."""

@@ -1,0 +1,88 @@
+"""Giving back what a worker held: because it died, because it stops, or because it does not run it after all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model.messages import Doorbell
+from ..model.status import Status
+from ..store import askings, asks, claims, jobs, packets
+from ..store.statement import Executor
+from .runs import bury, close_asking, error_json
+from .runtime import Aftermath, Runtime
+from .unit_of_work import apply_noted_asks
+
+SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
+
+
+def take_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> bool:
+    """Take one run back from its worker, in one transaction; the job is queued again with its inputs intact.
+
+    `own`: the worker gives back itself; otherwise it must have been declared dead. Only a `loss` counts towards
+    `max_losses`. A job that somebody has locked is left for the next look. Returns whether the run was taken.
+    """
+
+    def work(executor: Executor) -> Aftermath | None:
+        job = jobs.lock_if_free(executor, job_id)
+        if job is None:
+            return None
+        return _take_back(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+
+    aftermath = runtime.connections.transact("take-back", work)
+    if aftermath is None:
+        return False
+    runtime.follow(aftermath)
+    apply_noted_asks(runtime, aftermath.noted)
+    return True
+
+
+def _take_back(
+    runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool
+) -> Aftermath | None:
+    row = claims.take_back(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+    if row is None:
+        return None
+    aftermath = Aftermath()
+    readers = packets.release(executor, job.id, run_no)
+    most = job.max_losses or runtime.settings.max_losses
+    if loss:
+        aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, run_no))
+    if loss and row.losses >= most:
+        _give_up(runtime, executor, job, row, run_no, aftermath)
+        if row.parent_id is not None:
+            readers.add(row.parent_id)
+    else:
+        armed = claims.rearm(executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after)
+        aftermath.doorbells.append(Doorbell(job.id, run_no + 1, armed.task_id, job.task, job.queue, job.priority))
+        aftermath.moves.append((job.id, job.task, job.status, row.status))
+        if loss:
+            aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, run_no))
+    if readers:  # not locked here, so their asks are only noted
+        asks.note(executor, readers, "run")
+        aftermath.noted += readers
+    return aftermath
+
+
+def _give_up(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: int, aftermath: Aftermath) -> None:
+    """Put to rest a job whose runs kept killing their workers; a termination is honoured all the same."""
+    terminating = row.status == Status.TERMINATING
+    message = SHUTDOWN_LOST if terminating else f"{row.losses} runs in a row were lost with their workers."
+    error = error_json("WorkerLostError", message, "billiard.exceptions")
+    outcome = Status.TERMINATED if terminating else Status.FAILED
+    task_id = close_asking(runtime, executor, job, outcome=outcome, result=error, aftermath=aftermath)
+    if terminating and row.asked_again:  # a forced run was asked for while it was terminating
+        claims.give_up(executor, job.id, status=Status.QUEUED, error=error)
+        task_id = askings.open_next(executor, job.id)
+        armed = claims.rearm(
+            executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
+        )
+        aftermath.doorbells.append(Doorbell(job.id, run_no + 1, armed.task_id, job.task, job.queue, job.priority))
+        aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
+        return
+    claims.give_up(executor, job.id, status=outcome, error=error)
+    claims.disarm(executor, job.id)
+    bury(
+        executor, job, reason="shutdown lost" if terminating else "lost", error=error, traceback=None,
+        task_id=task_id, retries=0, aftermath=aftermath, wake_pending=row.asked_again,
+    )  # fmt: skip
+    aftermath.moves.append((job.id, job.task, job.status, outcome))

@@ -1,0 +1,123 @@
+"""What every operation needs: the store, and the ways out to the broker, the result backend and the observers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..model.errors import StoreUnavailableError
+from ..model.messages import Continuation, Doorbell, Observer, Outcome, Publisher, Results
+from ..model.settings import Settings
+from ..model.tasks import Tasks
+from ..store import askings, messages
+from ..store.borrowed import Borrowed
+from ..store.connection import Connections
+
+logger = logging.getLogger("celery_sidejob")
+
+
+@dataclass(slots=True)
+class Aftermath:
+    """What follows a commit, collected while the transaction is open and carried out after it.
+
+    If the process dies in between, nothing is lost: doorbells, continuations, outcomes and noted asks are rows, which
+    the sweeper finds. Announcements are the only thing that is then missing.
+    """
+
+    doorbells: list[Doorbell] = field(default_factory=list)
+    continuations: list[Continuation] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    moves: list[tuple[int, str, str | None, str]] = field(default_factory=list)
+    noted: list[int] = field(default_factory=list)
+    published: list[tuple[str, str]] = field(default_factory=list)
+    calls: list[Callable[[Observer], None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """One app's store, publisher, results and observer."""
+
+    settings: Settings
+    connections: Connections
+    publisher: Publisher
+    results: Results
+    observer: Observer
+    tasks: Tasks
+
+    def follow(self, aftermath: Aftermath) -> None:
+        """Carry out what follows a commit."""
+        for job_id, task, before, after in aftermath.moves:
+            if before != after:
+                self.observer.status_changed(job_id, task, before, after)
+        for call in aftermath.calls:
+            call(self.observer)
+        self.dispatch(aftermath.doorbells, aftermath.continuations)
+        for channel, message in aftermath.published:
+            self.observer.published(channel, message)
+        self.settle(aftermath.outcomes)
+
+    def dispatch(self, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = ()) -> int:
+        """Publish, mark what the broker has, and return how many those were.
+
+        Dying before the mark only means that the sweeper publishes once more; the claim drops the copy.
+        """
+        waiting: list[Doorbell | Continuation] = [*continuations, *doorbells]
+        if not waiting:
+            return 0
+        sent = self.publisher.publish(waiting)
+        rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
+        continued = [message.task_id for message in sent if isinstance(message, Continuation)]
+        try:
+            if rung:
+                self.connections.transact("mark", lambda executor: messages.mark_published(executor, rung))
+            if continued:
+                self.connections.transact("mark", lambda executor: messages.remove_continuations(executor, continued))
+        except StoreUnavailableError as error:
+            logger.warning("Published, but could not mark it; it will be published once more: %s", error)
+        return len(sent)
+
+    def settle(self, outcomes: Iterable[Outcome]) -> int:
+        """Bring outcomes to the result backend, mark those it has, and return how many those were."""
+        stored = [outcome.task_id for outcome in outcomes if self.results.store(outcome)]
+        if stored:
+            try:
+                self.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored))
+            except StoreUnavailableError as error:
+                logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
+        return len(stored)
+
+    def follow_commit_of(self, borrowed: Borrowed, aftermath: Aftermath, apply_noted: Callable[[int], None]) -> None:
+        """Carry out what follows when the caller's transaction commits; never after its rollback.
+
+        The rows are read again then: a savepoint inside the transaction may have been rolled back.
+        """
+        jobs = [doorbell.job_id for doorbell in aftermath.doorbells]
+        noted = sorted(set(aftermath.noted))
+
+        def committed() -> None:
+            try:
+                rows = messages.unpublished(self.connections, job_ids=jobs) if jobs else ()
+                self.dispatch(doorbell(row) for row in rows)
+                for job_id in noted:
+                    apply_noted(job_id)
+            except StoreUnavailableError as error:
+                logger.warning("The transaction is committed; the sweeper will publish its jobs: %s", error)
+
+        if jobs or noted:
+            borrowed.after_commit(committed)
+
+
+def doorbell(row: Any) -> Doorbell:
+    """Make the doorbell of a message's row."""
+    return Doorbell(
+        job_id=row.job_id,
+        for_run=row.for_run,
+        task_id=row.task_id,
+        task=row.task,
+        queue=row.queue,
+        priority=row.priority,
+        options=json.loads(row.options) if row.options else None,
+    )

@@ -1,0 +1,196 @@
+"""The running job: what the body of a sidejob task is given."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from .job import Job
+from .model.changes import RememberInputs
+from .model.errors import IllegalMoveError, InvalidValueError
+from .model.port import NO_DATA
+from .open_unit import ACTIVE, OpenUnit
+from .operations.creation import when
+from .port import Port
+from .scopes import port_options
+from .store import jobs
+
+
+class Suspend(BaseException):
+    """Ends a run as suspended. Not an Exception, so that a body's ``except Exception`` does not swallow it."""
+
+
+class RetryRun(BaseException):
+    """Ends a run that is to be tried again; what `raise job.retry(...)` raises."""
+
+    def __init__(self, exc: BaseException | None, countdown: float | None, max_retries: int | None) -> None:
+        super().__init__(exc, countdown, max_retries)
+        self.exc = exc
+        self.countdown = countdown
+        self.max_retries = max_retries
+
+
+class RunningJob(Job):
+    """The job whose run this is. Everything asked through this package inside the run belongs to its unit."""
+
+    __slots__ = ("_heartbeat", "_unit", "request")
+
+    def __init__(
+        self, unit: OpenUnit, row: Any, *, request: Any = None, heartbeat: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(unit.hold.job_id, runtime=unit.runtime, row=row)
+        self._unit = unit
+        self.request = request
+        self._heartbeat = heartbeat
+
+    @property
+    def run_no(self) -> int:
+        """The number of this run: the fencing token. It grows with every run, also with lost ones."""
+        return self._unit.hold.run_no
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the worker wants to stop: commit what is done and end soon, or the run is begun again elsewhere."""
+        return self._unit.stopping()
+
+    def heartbeat(self) -> None:
+        """Renew this worker's lease now; raises LeaseLostError if the run is no longer the job's current one."""
+        if self._heartbeat is not None:
+            self._heartbeat()
+        self._unit.still_ours()
+
+    def suspend(self) -> NoReturn:
+        """End the run here, commit it and rest as suspended, until something is asked of the job."""
+        raise Suspend(self.id)
+
+    def retry(
+        self, exc: BaseException | None = None, *, countdown: float | None = None, max_retries: int | None = None
+    ) -> RetryRun:
+        """Return what to raise so that the run is discarded and tried again after `countdown` seconds.
+
+        ``raise job.retry(countdown=60)``. Without arguments the task's own `default_retry_delay` and `max_retries`
+        hold. When the retries are used up the job fails with `exc`.
+        """
+        wait_s, _ = when(self._runtime, eta=None, countdown=countdown)
+        return RetryRun(exc, None if countdown is None else wait_s or 0.0, max_retries)
+
+    def checkpoint(self, *, transaction: Any = None) -> None:
+        """Commit what the run did so far; with `transaction=` as part of the caller's own, who commits it."""
+        if transaction is None:
+            self._unit.commit()
+        else:
+            self._unit.commit_with(transaction)
+        self._row = None
+
+    @contextmanager
+    def unit(self, *, transaction: Any) -> Iterator[None]:
+        """Have the unit and the caller's own SQL commit together or not at all.
+
+        On leaving the block the job's lock, the fence and everything buffered are written through the caller's
+        connection; the caller commits. LeaseLostError there means that the run is no longer ours, and nothing was
+        written. After an error in the block, and after a rollback, the run goes on from before the block.
+        """
+        self._unit.settle()
+        before = self._unit.unit.copy()
+        try:
+            yield
+        except BaseException:
+            self._unit.go_back(before)
+            raise
+        self._unit.commit_with(transaction, before)
+        self._row = None
+
+    def for_inputs(self, *names: str, commit_every: int = 1, commit_within: float | None = None) -> Iterator[Any]:
+        """Yield one value from each port, in the order of the names, as long as every port has one.
+
+        One name yields values, several yield tuples. Each turn is committed when the next begins, or every
+        `commit_every` turns, or when `commit_within` seconds have passed since the last commit. A port's default stands
+        in while another port has data. When some ports have data and another has neither, the run suspends; when all
+        have only defaults, they are yielded once and what the turn writes becomes the default of the ports written to.
+        """
+        if commit_every < 1:
+            raise InvalidValueError(f"commit_every is a number of turns, at least 1, not {commit_every!r}.")
+        if names:
+            yield from _Turns(self, [self.input(name) for name in names], commit_every, commit_within)
+
+
+class _Turns:
+    """The turns of one `for_inputs`."""
+
+    def __init__(self, job: RunningJob, ports: list[Port], commit_every: int, commit_within: float | None) -> None:
+        self._job = job
+        self._ports = ports
+        self._every = commit_every
+        self._within = commit_within
+
+    def __iter__(self) -> Iterator[Any]:
+        turns, since = 0, time.monotonic()
+        while (values := self._next()) is not None:
+            yield values
+            turns += 1
+            if turns >= self._every or (self._within is not None and time.monotonic() - since >= self._within):
+                self._job.checkpoint()
+                turns, since = 0, time.monotonic()
+        yield from self._only_defaults()
+
+    def _next(self) -> Any:
+        """Read one value of each port; None when no further turn is complete."""
+        unit = self._job._unit
+        waiting = [unit.has_packet(port._key, port._id()) for port in self._ports]
+        if not any(waiting):
+            return None
+        if not all(has or port.has_default for has, port in zip(waiting, self._ports, strict=True)):
+            self._job.suspend()
+        return self._shape([port.read() for port in self._ports])
+
+    def _only_defaults(self) -> Iterator[Any]:
+        """Yield the defaults once, if every port has one, and again only after one of them has changed."""
+        defaults = [port.default for port in self._ports]
+        if any(value is NO_DATA for value in defaults):
+            return
+        key = ",".join(port.name for port in self._ports)
+        now = [self._job._unit.ports(self._job.id)["in", port.name].default_value for port in self._ports]
+        memo: dict[str, Any] = json.loads(jobs.inputs_memo(self._job._runtime.connections, self._job.id) or "{}")
+        if memo.get(key) == now:
+            return
+        with port_options(set_default=True):
+            yield self._shape(defaults)
+        memo[key] = now
+        self._job._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
+
+    def _shape(self, values: list[Any]) -> Any:
+        return values[0] if len(self._ports) == 1 else tuple(values)
+
+
+class _CurrentJob:
+    """Stands for the running job of the place where it is used, as Celery's ``current_task`` does for the task."""
+
+    def _get(self) -> RunningJob:
+        unit = ACTIVE.get()
+        if unit is None or unit.job is None:
+            raise IllegalMoveError("current_job is used outside of a run of a sidejob task.")
+        job: RunningJob = unit.job
+        return job
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._get(), name)
+
+    def __eq__(self, other: object) -> bool:
+        return self._get() == other
+
+    def __hash__(self) -> int:
+        return hash(self._get())
+
+    def __bool__(self) -> bool:
+        unit = ACTIVE.get()
+        return unit is not None and unit.job is not None
+
+    def __repr__(self) -> str:
+        return repr(self._get()) if self else "<current_job outside of a run>"
+
+
+current_job: Any = _CurrentJob()
+"""The running job, wherever in its body's calls."""

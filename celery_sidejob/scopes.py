@@ -1,0 +1,72 @@
+"""Context managers whose effect ends with their block: `context` and `port_options`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from .model import values
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PortScope:
+    """How reads and writes inside a `port_options` block behave; None inherits."""
+
+    log: bool = True
+    notify: bool = True
+    set_default: bool = False
+
+
+_context: ContextVar[Mapping[str, Any]] = ContextVar("celery_sidejob_context", default=_EMPTY)
+_PLAIN = PortScope()
+_port_scope: ContextVar[PortScope] = ContextVar("celery_sidejob_port_scope", default=_PLAIN)
+
+
+@contextmanager
+def context(**data: Any) -> Iterator[None]:
+    """Have `data` travel with every packet written in the block; nested contexts merge, the inner one wins."""
+    values.encode(data, what="context")
+    token = _context.set({**_context.get(), **data})
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+def current_context() -> str | None:
+    """Return the context packets are written with, as JSON text; None for an empty one."""
+    data = _context.get()
+    return values.encode(dict(data)) if data else None
+
+
+@contextmanager
+def port_options(
+    log: bool | None = None, notify: bool | None = None, set_default: bool | None = None
+) -> Iterator[None]:
+    """Change how ports behave in the block: `notify=False` asks nobody to run, `set_default=True` writes defaults.
+
+    What is not given is inherited from the block around.
+    """
+    outer = _port_scope.get()
+    token = _port_scope.set(
+        PortScope(
+            outer.log if log is None else log,
+            outer.notify if notify is None else notify,
+            outer.set_default if set_default is None else set_default,
+        )
+    )
+    try:
+        yield
+    finally:
+        _port_scope.reset(token)
+
+
+def current_port_scope() -> PortScope:
+    """Return what `port_options` blocks have set here."""
+    return _port_scope.get()

@@ -1,0 +1,47 @@
+"""The processes of a worker's pool, watched by their parent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+ENDS_OF_PLAN = frozenset({0, 0x9B})
+"""Exit codes of a pool process that ended as planned: done, or to be replaced (billiard's EX_RECYCLE)."""
+
+
+class Children:
+    """Notices the death of child processes, without reaping them, and has their pool replace them at once."""
+
+    def __init__(self, pids: Callable[[], Iterable[int]] = tuple, replace: Callable[[], None] = lambda: None) -> None:
+        self._pids = pids
+        self._replace = replace
+        self._known: set[int] = set()
+        self._ended: set[int] = set()
+
+    def died(self) -> list[int]:
+        """Return the processes that died since the last look, other than as planned."""
+        listed = set(self._pids())
+        self._ended &= listed  # a dead process stays listed until its pool looks
+        self._known |= listed - self._ended
+        died = []
+        for pid in sorted(self._known):
+            end = _end_of(pid)
+            if end is not None:
+                self._known.discard(pid)
+                self._ended.add(pid)
+                if end not in ENDS_OF_PLAN:
+                    died.append(pid)
+        if died:
+            self._replace()
+        return died
+
+
+def _end_of(pid: int) -> int | None:
+    """Return None for a process that runs, its exit code or the negative of the signal that killed it."""
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return -1  # its pool was quicker to reap it, so why it ended is not known
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

@@ -1,0 +1,75 @@
+"""Rows of `askings`: one request to run, from `run()` until completed or failed, with its Celery options.
+
+A closed asking keeps its outcome and result until the result backend has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_OPEN = Statement("""
+WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at IS NOT NULL)
+INSERT INTO {askings} (task_id, job_id) VALUES (gen_random_uuid()::text, %(id)s) RETURNING task_id""")
+
+
+def open_next(executor: Executor, job_id: int) -> str:
+    """Open the next asking of a job that has none open, and return its task id."""
+    task_id: str = executor.run(_OPEN, id=job_id)[0].task_id
+    return task_id
+
+
+_CLOSE = Statement("""
+UPDATE {askings} SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
+  stored_at = CASE WHEN %(stored)s THEN now() END
+WHERE job_id = %(id)s AND closed_at IS NULL RETURNING task_id, options::text AS options""")
+
+
+def close(executor: Executor, job_id: int, *, outcome: str, result: str, stored: bool) -> Any | None:
+    """Close the job's open asking with its outcome; `stored` when no result backend wants the result."""
+    found = executor.run(_CLOSE, id=job_id, outcome=outcome, result=result, stored=stored)
+    return found[0] if found else None
+
+
+_STORED = Statement("UPDATE {askings} SET stored_at = now() WHERE task_id = ANY(%(task_ids)s::text[])")
+_NO_WAIT_FOR_DISK = Statement("SET LOCAL synchronous_commit = off")
+
+
+def mark_stored(executor: Executor, task_ids: Iterable[str]) -> None:
+    """Note that the backend has the results; a lost mark only means storing them once more."""
+    executor.run(_NO_WAIT_FOR_DISK)
+    executor.run(_STORED, task_ids=list(task_ids))
+
+
+_UNSENT = Statement("""
+SELECT a.task_id, a.job_id, a.outcome, a.result::text AS result, a.options::text AS options, j.task,
+  j.args::text AS args, j.kwargs::text AS kwargs, j.queue
+FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
+WHERE a.closed_at IS NOT NULL AND a.stored_at IS NULL AND a.closed_at <= now() - make_interval(secs => %(older_than_s)s)
+ORDER BY a.closed_at LIMIT %(limit)s""")
+
+
+def unsent(executor: Executor, *, older_than_s: float, limit: int) -> Sequence[Any]:
+    """Read closed askings whose result the backend does not have yet, oldest first."""
+    return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit)
+
+
+_CURRENT = Statement("SELECT task_id FROM {askings} WHERE job_id = %(id)s AND closed_at IS NULL")
+
+
+def current(executor: Executor, job_id: int) -> str | None:
+    """Read the task id of the job's open asking."""
+    found = executor.run(_CURRENT, id=job_id)
+    return found[0].task_id if found else None
+
+
+_OUTCOME = Statement("""
+SELECT task_id, outcome, result::text AS result FROM {askings} WHERE task_id = %(task_id)s""")
+
+
+def outcome(executor: Executor, task_id: str) -> Any | None:
+    """Read how an asking ended."""
+    found = executor.run(_OUTCOME, task_id=task_id)
+    return found[0] if found else None

@@ -1,0 +1,127 @@
+"""Asking a job to run or to terminate: the wake counter, the message, the timers.
+
+Every statement here expects the jobs to be locked already (`jobs.lock`), so its sub-selects see what was committed
+before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .jobs import FIRST_LOOK_S
+from .statement import Executor, Statement
+
+_ASK = Statement("""
+WITH asked AS (
+  UPDATE {jobs} SET wakes = wakes + 1, status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
+  WHERE id = ANY(%(ids)s::bigint[])
+  RETURNING id, status, unit_no, run_no, task, queue, priority),
+revived AS (
+  DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
+opened AS (
+  INSERT INTO {askings} (task_id, job_id) SELECT gen_random_uuid()::text, id FROM asked
+  WHERE status = 'queued' AND NOT EXISTS (
+    SELECT FROM {askings} a WHERE a.job_id = asked.id AND a.closed_at IS NULL)
+  RETURNING task_id, job_id),
+spent AS (
+  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at IS NOT NULL),
+armed AS (
+  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT coalesce(opened.task_id, a.task_id, gen_random_uuid()::text), asked.id, asked.run_no + 1, asked.queue,
+    now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
+  FROM asked LEFT JOIN opened ON opened.job_id = asked.id
+    LEFT JOIN {askings} a ON a.job_id = asked.id AND a.closed_at IS NULL
+  WHERE asked.unit_no IS NULL
+  ON CONFLICT (job_id) DO UPDATE
+    SET due_at = now(), look_at = now() + make_interval(secs => %(first_look_s)s), published_at = NULL
+    WHERE %(force)s AND {messages}.due_at > now()
+  RETURNING task_id, job_id, for_run)
+SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS options
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
+
+
+def ask(executor: Executor, ids: Iterable[int], *, force: bool, look_after_s: float) -> Sequence[Any]:
+    """Count one more wake of each job, and arm a message where no run is in progress.
+
+    With `force` a backoff is cut short and the job leaves the dead set. The caller has judged the legality under the
+    lock. Returns a row for each job; those with a `task_id` are to be published.
+    """
+    return executor.run(_ASK, ids=list(ids), force=force, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+
+
+_TERMINATE = Statement("""
+WITH asked AS (
+  UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
+    terminate_tree = terminate_tree OR %(tree)s
+  WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
+  RETURNING id, unit_no, run_no, queue),
+cancelled AS (
+  DELETE FROM {timers} WHERE job_id IN (SELECT id FROM asked)),
+settled AS (
+  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),
+armed AS (
+  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT coalesce(a.task_id, gen_random_uuid()::text), asked.id, asked.run_no + 1, asked.queue,
+    now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
+  FROM asked LEFT JOIN {askings} a ON a.job_id = asked.id AND a.closed_at IS NULL
+  WHERE asked.unit_no IS NULL
+  ON CONFLICT (job_id) DO UPDATE
+    SET due_at = now(), look_at = now() + make_interval(secs => %(first_look_s)s), published_at = NULL
+    WHERE {messages}.due_at > now()
+  RETURNING task_id, job_id, for_run)
+SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
+
+
+def terminate(executor: Executor, ids: Iterable[int], *, tree: bool, look_after_s: float) -> Sequence[Any]:
+    """Make jobs terminating; earlier wakes and timers are superseded, a backoff is cut short.
+
+    Returns a row for each job that was not terminated already; those with a `task_id` are to be published.
+    """
+    return executor.run(_TERMINATE, ids=list(ids), tree=tree, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+
+
+_SET_TIMER = Statement("""
+WITH t AS (
+  INSERT INTO {timers} (job_id, due_at, ask, accepted)
+  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))
+UPDATE {jobs} SET
+  status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
+  timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
+WHERE id = %(id)s RETURNING status""")
+
+
+def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> None:
+    """Have the job asked at a time by the database's clock; it is queued at once unless a run is in progress."""
+    executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask="force" if force else "run")
+
+
+_NOTE = Statement("""
+INSERT INTO {timers} (job_id, due_at, ask, accepted)
+SELECT id, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, false
+FROM unnest(%(ids)s::bigint[]) AS id""")
+
+
+def note(executor: Executor, ids: Iterable[int], ask: str, *, due_at: Any = None, wait_s: float = 0.0) -> None:
+    """Note asks without a lock: they are judged and applied by `mature` when this transaction has committed."""
+    executor.run(_NOTE, ids=sorted(set(ids)), ask=ask, due_at=due_at, wait_s=wait_s)
+
+
+_TAKE_DUE = Statement("""
+DELETE FROM {timers} WHERE job_id = %(id)s AND due_at <= now() RETURNING id, ask, accepted""")
+
+
+def take_due(executor: Executor, job_id: int) -> list[Any]:
+    """Remove the job's due timers and return them, oldest first; the job is locked."""
+    return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
+
+
+_DUE_TIMERS = Statement("""
+SELECT job_id FROM (SELECT job_id, due_at FROM {timers} WHERE due_at <= now() ORDER BY due_at LIMIT %(limit)s) t
+GROUP BY job_id ORDER BY min(due_at)""")
+
+
+def due(executor: Executor, limit: int) -> list[int]:
+    """Read the ids of jobs with due timers, those that have waited longest first."""
+    return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]

@@ -1,0 +1,186 @@
+"""A run's hold on its job: claim, fence, end, and taking back what a dead or stopping worker held.
+
+The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by the end and by every take-back, so that
+a zombie's fence finds nothing (`run_no` alone would still match after a take-back).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .jobs import FIRST_LOOK_S
+from .statement import Executor, Statement
+
+_CLAIM = Statement("""
+WITH claimed AS (
+  UPDATE {jobs} SET run_no = run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+    run_kind = CASE status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
+    wakes_taken = CASE status WHEN 'queued' THEN wakes ELSE wakes_taken END,
+    ran_at = CASE status WHEN 'queued' THEN now() ELSE ran_at END,
+    status = CASE status WHEN 'queued' THEN 'running' ELSE status END
+  WHERE id = %(id)s AND status IN ('queued', 'terminating') AND unit_no IS NULL AND run_no = %(for_run)s - 1
+    AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = {jobs}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
+    AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+  RETURNING id, run_no, run_kind, started),
+held AS (
+  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL
+  FROM claimed WHERE m.job_id = claimed.id),
+past AS (
+  DELETE FROM {timers} t USING claimed
+  WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force'))
+SELECT id, run_no, run_kind, started FROM claimed""")
+
+
+def claim(executor: Executor, job_id: int, *, for_run: int, worker_id: int) -> Any | None:
+    """Begin run `for_run` of the job for this worker, unless the delivery is stale.
+
+    Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
+    message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
+    The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
+    """
+    found = executor.run(_CLAIM, id=job_id, for_run=for_run, worker_id=worker_id, pid=os.getpid())
+    return found[0] if found else None
+
+
+_READ_CLAIMED = Statement("""
+SELECT j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
+  j.created_by, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries,
+  j.started, j.terminate_tree, a.task_id, a.options::text AS options
+FROM {jobs} j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
+
+
+def read_claimed(executor: Executor, job_id: int) -> Any | None:
+    """Read what a run needs, after its claim: everything that was asked before is then visible."""
+    found = executor.run(_READ_CLAIMED, id=job_id)
+    return found[0] if found else None
+
+
+_FENCE = Statement("""
+UPDATE {jobs} SET unit_no = unit_no + 1, losses = 0, started = true
+WHERE id = %(id)s AND run_no = %(run_no)s AND unit_no = %(unit_no)s AND worker_id = %(worker_id)s
+RETURNING status""")
+
+
+def fence(executor: Executor, job_id: int, *, run_no: int, unit_no: int, worker_id: int) -> bool:
+    """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked."""
+    return bool(executor.run(_FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id))
+
+
+_END = Statement("""
+UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run = run_no, timer_in_run = false,
+  started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
+  retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
+  terminate_tree = terminate_tree AND run_kind <> 'shutdown',
+  status = CASE
+    WHEN run_kind = 'shutdown' THEN CASE
+      WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
+      ELSE 'terminated' END
+    WHEN status = 'terminating' THEN 'terminating'
+    WHEN wakes > wakes_taken OR %(retry)s THEN 'queued'
+    WHEN timer_in_run AND EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
+    ELSE %(outcome)s END
+WHERE id = %(id)s AND run_no = %(run_no)s AND (unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
+  AND worker_id = %(worker_id)s
+RETURNING status, wakes > wakes_taken AS asked_again, retries, parent_id""")
+
+
+def end(
+    executor: Executor,
+    job_id: int,
+    *,
+    run_no: int,
+    unit_no: int | None,
+    worker_id: int,
+    outcome: str,
+    applied: bool,
+    retry: bool,
+    error: str | None,
+) -> Any | None:
+    """End the run with the status its job now has; None if it is no longer the job's current run.
+
+    Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the end is the
+    worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
+    every timer that was committed under it.
+    """
+    found = executor.run(
+        _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, applied=applied,
+        retry=retry, error=error,
+    )  # fmt: skip
+    return found[0] if found else None
+
+
+_OUTCOME = Statement("SELECT run_no, unit_no, worker_id, ended_run, status FROM {jobs} WHERE id = %(id)s")
+
+
+def outcome(executor: Executor, job_id: int) -> Any | None:
+    """Read what tells whether a commit whose answer was lost was applied."""
+    found = executor.run(_OUTCOME, id=job_id)
+    return found[0] if found else None
+
+
+_REARM = Statement("""
+UPDATE {messages} SET task_id = coalesce(%(task_id)s, task_id), for_run = %(for_run)s, locked_by = NULL,
+  locked_at = NULL, locked_pid = NULL, missing_at = NULL, published_at = NULL,
+  due_at = now() + make_interval(secs => %(wait_s)s),
+  look_at = now() + make_interval(secs => %(wait_s)s + CASE WHEN %(wait_s)s > 0 THEN 0 ELSE %(first_look_s)s END),
+  look_after = make_interval(secs => %(look_after_s)s)
+WHERE job_id = %(id)s RETURNING task_id, for_run""")
+
+
+def rearm(
+    executor: Executor, job_id: int, *, for_run: int, look_after_s: float, task_id: str | None = None, wait_s: float = 0
+) -> Any:
+    """Turn the message of a run that is over into the message of the next; the same task id unless one is given."""
+    return executor.run(
+        _REARM, id=job_id, for_run=for_run, task_id=task_id, wait_s=float(wait_s), look_after_s=look_after_s,
+        first_look_s=FIRST_LOOK_S,
+    )[0]  # fmt: skip
+
+
+_DISARM = Statement("DELETE FROM {messages} WHERE job_id = %(id)s")
+
+
+def disarm(executor: Executor, job_id: int) -> None:
+    """Remove the message of a job that comes to rest."""
+    executor.run(_DISARM, id=job_id)
+
+
+_TAKE_BACK = Statement("""
+UPDATE {jobs} SET unit_no = NULL, worker_id = NULL, run_kind = NULL,
+  losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END, timer_in_run = false,
+  status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
+WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s
+  AND (%(own)s OR EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NOT NULL))
+RETURNING status, losses, wakes > wakes_taken AS asked_again, parent_id""")
+
+
+def take_back(executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> Any | None:
+    """Take a run from its worker: from a dead one, or the worker's `own`. The job is queued again, or terminating.
+
+    The inputs are as they were, because nothing of the run was committed but whole units.
+    """
+    found = executor.run(_TAKE_BACK, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+    return found[0] if found else None
+
+
+_GIVE_UP = Statement("""
+UPDATE {jobs} SET wakes_taken = CASE WHEN %(status)s = 'queued' THEN wakes_taken ELSE wakes END,
+  status = %(status)s, ended_at = now(), error = %(error)s::json, retries = 0 WHERE id = %(id)s""")
+
+
+def give_up(executor: Executor, job_id: int, *, status: str, error: str) -> None:
+    """Put a job that lost too many runs to rest; a wake that was pending is recorded in the dead set."""
+    executor.run(_GIVE_UP, id=job_id, status=status, error=error)
+
+
+_HELD = Statement("""
+SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid,
+  m.locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
+FROM {messages} m WHERE m.locked_by = %(worker_id)s ORDER BY m.job_id""")
+
+
+def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
+    """Read the runs a worker holds. Reads the whole of `messages`: once per death, seldom otherwise."""
+    return executor.run(_HELD, worker_id=worker_id, older_than_s=older_than_s)

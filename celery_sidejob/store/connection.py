@@ -1,0 +1,277 @@
+"""Our own connections to Postgres: few, short-lived, safe across forks, with no session state.
+
+At most one transaction per thread is open at a time and none while user code runs, so a pool child needs one
+connection. A connection that was idle for `IDLE_S` is closed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+from sqlalchemy.engine import make_url
+
+from ..model.crash_points import AnswerLost, reach
+from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from .borrowed import Borrowed, borrow
+from .statement import Statement, rows
+
+T = TypeVar("T")
+
+IDLE_S = 5.0
+ATTEMPTS = 5
+"""How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
+
+
+class OutcomeUnknown(StoreUnavailableError):
+    """The connection broke while a commit was on its way: it may have been applied."""
+
+
+class Moved(Exception):
+    """What a transaction had read before it locked has changed: repeat it whole."""
+
+
+class Connections:
+    """Opens, lends and closes this process's connections to one store."""
+
+    def __init__(self, url: str | None, schema: str, *, prepare: bool = True) -> None:
+        self._url = url
+        self._prepare = prepare
+        self.schema = schema
+        self._lock = threading.Lock()
+        self._idle: list[tuple[float, OwnExecutor]] = []
+        self._reaper: threading.Thread | None = None
+        self._pid = os.getpid()
+        _pools.add(self)
+
+    def transact(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        """Run `work` in one transaction of ours and return what it returns, committed.
+
+        `work` is repeated whole after a deadlock or when it raises `Moved`, and once after a connection that had
+        died while idle; it must not have effects outside the transaction. Raises `OutcomeUnknown` when the
+        connection breaks during the commit, `StoreUnavailableError` when nothing was committed.
+        """
+        fresh = False
+        for attempt in range(1, ATTEMPTS + 1):
+            executor = self._acquire(fresh)
+            try:
+                result = executor.in_transaction(name, work)
+            except (pg.DeadlockDetected, pg.SerializationFailure, Moved):
+                self._release(executor)
+                if attempt == ATTEMPTS:
+                    raise
+            except OutcomeUnknown:
+                executor.close()
+                raise
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                broken = executor.broken
+                executor.close() if broken else self._release(executor)
+                if broken and executor.used and not fresh:
+                    fresh = True  # it had died while it was idle (a restart of Postgres): nothing was sent, try anew
+                    continue
+                raise StoreUnavailableError(f"The store failed during {name!r}: {_first_line(error)}") from error
+            except pg.UndefinedTable as error:
+                self._release(executor)
+                raise SchemaError(
+                    f"Schema {self.schema!r} is missing or incomplete ({_first_line(error)}). "
+                    "Run `celery -A <app> sidejob db upgrade`."
+                ) from error
+            except BaseException:
+                self._release(executor)
+                raise
+            else:
+                self._release(executor)
+                return result
+        raise AssertionError("unreachable")
+
+    def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
+        """Run one statement as a transaction of its own."""
+        return self.transact("read", lambda executor: executor.run(statement, **parameters))
+
+    def borrow(self, transaction: Any) -> Borrowed:
+        """Return an executor over a transaction of the caller's, which must lead to this store's database."""
+        return borrow(transaction, self.schema)
+
+    def close(self) -> None:
+        """Close what is idle; what is lent out is closed when it comes back idle for too long."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, executor in idle:
+            executor.close()
+
+    def connect(self) -> OwnExecutor:
+        """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
+        if self._url is None:
+            raise SettingsError(
+                "sidejob_database_url is not set: give the store's URL as app.conf.sidejob_database_url or as "
+                "SIDEJOB_DATABASE_URL in the environment."
+            )
+        try:
+            connection = psycopg.connect(
+                **connection_parameters(self._url), autocommit=True, prepare_threshold=5 if self._prepare else None
+            )
+        except psycopg.OperationalError as error:
+            raise StoreUnavailableError(
+                f"Cannot connect to the store: {_first_line(error)}. Is Postgres up, and is sidejob_database_url right?"
+            ) from error
+        _open_connections.add(connection)
+        return OwnExecutor(connection, self.schema)
+
+    def _acquire(self, fresh: bool) -> OwnExecutor:
+        if self._pid != os.getpid():
+            self._forget()
+        with self._lock:
+            while self._idle and not fresh:
+                executor = self._idle.pop()[1]
+                if not executor.broken:
+                    executor.used = True
+                    return executor
+        return self.connect()
+
+    def _release(self, executor: OwnExecutor) -> None:
+        if executor.broken:
+            executor.close()
+            return
+        with self._lock:
+            self._idle.append((time.monotonic(), executor))
+            if self._reaper is None:
+                self._reaper = threading.Thread(target=self._reap, name="sidejob-idle-connections", daemon=True)
+                self._reaper.start()
+
+    def _reap(self) -> None:
+        """Close connections idle for `IDLE_S`; end when none is left."""
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                old = [executor for since, executor in self._idle if now - since >= IDLE_S]
+                self._idle = [(since, executor) for since, executor in self._idle if now - since < IDLE_S]
+                if not self._idle:
+                    self._reaper = None
+                wait = IDLE_S - (now - self._idle[0][0]) if self._idle else None
+            for executor in old:
+                executor.close()
+            if wait is None:
+                return
+            time.sleep(wait)
+
+    def _forget(self) -> None:
+        """After a fork: the parent's connections are the parent's. Their sockets were detached by `_after_fork`."""
+        self._lock = threading.Lock()
+        self._idle = []
+        self._reaper = None
+        self._pid = os.getpid()
+
+
+class OwnExecutor:
+    """Runs statements on a connection of ours."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+        self.connection = connection
+        self.used = False
+        self._schema = schema
+        self._cursor = connection.cursor()
+
+    def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        self._cursor.execute(statement.render(self._schema), parameters or None)
+        return rows(self._cursor)
+
+    def in_transaction(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        """Run `work` between BEGIN and COMMIT; roll back on any error."""
+        self._cursor.execute("BEGIN")
+        try:
+            result = work(self)
+            reach(f"{name}:before-commit")
+        except AnswerLost as lost:  # the connection broke before the commit was sent: nothing happened
+            self.close()
+            raise StoreUnavailableError(str(lost)) from lost
+        except BaseException:
+            if not self.broken:
+                self._cursor.execute("ROLLBACK")
+            raise
+        try:
+            self._cursor.execute("COMMIT")
+            reach(f"{name}:after-commit")
+        except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
+            if isinstance(error, psycopg.Error) and not self.broken:
+                raise  # Postgres answered: the commit failed and was rolled back
+            raise OutcomeUnknown(
+                f"The connection broke while {name!r} was being committed: it may or may not have been applied."
+            ) from error
+        return result
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether this connection can no longer be used."""
+        return self.connection.closed or self.connection.broken
+
+    def close(self) -> None:
+        """Close the connection; never raises."""
+        _open_connections.discard(self.connection)
+        with suppress(psycopg.Error):  # it is gone either way
+            self.connection.close()
+
+
+def connection_parameters(url: str) -> dict[str, Any]:
+    """Return libpq's parameters for a `postgresql://` URL, also for one in SQLAlchemy's spelling.
+
+    Half-open connections are noticed within about ten seconds (keep-alives and `tcp_user_timeout`), not hours.
+    """
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "postgresql":
+        raise SettingsError(f"sidejob_database_url must begin with 'postgresql://', not {parsed.drivername!r}.")
+    parameters: dict[str, Any] = {
+        "application_name": "celery_sidejob",
+        "connect_timeout": "5",
+        "keepalives_idle": "5",
+        "keepalives_interval": "2",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "10000",
+    }
+    parameters.update(parsed.query)
+    for name, value in (
+        ("host", parsed.host),
+        ("port", parsed.port),
+        ("user", parsed.username),
+        ("password", parsed.password),
+        ("dbname", parsed.database),
+    ):
+        if value is not None:
+            parameters[name] = str(value)
+    return parameters
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+_open_connections: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+_pools: weakref.WeakSet[Connections] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _after_fork() -> None:
+    """In a forked child: let go of the parent's sockets without a word to the server.
+
+    A child that kept a copy would keep the parent's advisory lock alive after the parent's death, and one that
+    closed it through libpq would say goodbye in the parent's name. So the descriptor is pointed at /dev/null.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_open_connections):
+        with suppress(psycopg.Error, OSError):  # it may be closed already
+            os.dup2(null, connection.fileno())
+        _inherited.append(connection)  # never collected: its destructor would write to the descriptor
+    os.close(null)
+    _open_connections.clear()
+    for pool in list(_pools):
+        pool._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,58 @@
+"""Rows of `dead`: what needs a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_BURY = Statement("""
+WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
+INSERT INTO {dead} (job_id, task_id, task, queue, reason, error, traceback, retries, payload)
+SELECT j.id, %(task_id)s, j.task, j.queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
+  json_build_object('v', 1, 'args', j.args, 'kwargs', j.kwargs, 'wake_pending', %(wake_pending)s::boolean)
+FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
+
+
+def bury(
+    executor: Executor,
+    job_id: int,
+    *,
+    task_id: str | None,
+    reason: str,
+    error: str,
+    traceback: str | None,
+    retries: int,
+    wake_pending: bool = False,
+) -> int:
+    """Enter a job in the dead set; an older entry of the same job is replaced."""
+    found = executor.run(
+        _BURY, job_id=job_id, task_id=task_id, reason=reason, error=error, traceback=traceback, retries=retries,
+        wake_pending=wake_pending,
+    )  # fmt: skip
+    entry: int = found[0].id
+    return entry
+
+
+_COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
+_PAGE = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s")
+_GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
+_COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
+
+
+def page(executor: Executor, *, after: int, limit: int) -> Sequence[Any]:
+    """Read the next entries by id."""
+    return executor.run(_PAGE, after=after, limit=limit)
+
+
+def get(executor: Executor, entry_id: int) -> Any | None:
+    """Read one entry."""
+    found = executor.run(_GET, id=entry_id)
+    return found[0] if found else None
+
+
+def count(executor: Executor) -> int:
+    """Count the entries."""
+    entries: int = executor.run(_COUNT)[0].entries
+    return entries

@@ -1,0 +1,246 @@
+"""Rows of `jobs`: a node of the graph, the only lock and the only judge of its life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+FIRST_LOOK_S = 2.0
+"""How long a fresh message may stay unpublished before the sweeper publishes it."""
+
+_HANDLE = """j.id, j.task, j.queue, j.priority, j.status, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id,
+  j.name, j.created_by, j.created_at, j.ran_at, j.ended_at, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
+  j.retries, j.wakes > j.wakes_taken AS asked_again, j.error::text AS error,
+  (SELECT a.task_id FROM {askings} a WHERE a.job_id = j.id
+    ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id"""
+
+_NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
+
+
+def next_ids(executor: Executor, count: int) -> list[int]:
+    """Draw ids for new jobs. Ids drawn and not used are gaps; no id is ever used twice."""
+    return [row.id for row in executor.run(_NEXT_IDS, count=count)]
+
+
+_INSERT = Statement("""
+WITH r AS (
+  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, task text, queue text, priority smallint, args text,
+    kwargs text, parent_id bigint, name text, created_by text, max_losses int, task_id text, options text,
+    due_at timestamptz, wait_s double precision)),
+j AS (
+  INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses)
+  SELECT id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses
+  FROM r ORDER BY id),
+a AS (
+  INSERT INTO {askings} (task_id, job_id, options) SELECT task_id, id, options::json FROM r),
+t AS (
+  INSERT INTO {timers} (job_id, due_at, ask, accepted)
+  SELECT id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r
+  WHERE due_at > now() OR wait_s > 0)
+INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
+SELECT task_id, id, 1, queue, now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
+FROM r WHERE (due_at > now() OR wait_s > 0) IS NOT TRUE
+RETURNING job_id, task_id, for_run""")
+
+
+def insert(
+    executor: Executor, rows: Iterable[dict[str, Any]], *, look_after_s: float, first_look_s: float = FIRST_LOOK_S
+) -> Sequence[Any]:
+    """Create jobs, each with its open asking and its message, or its timer if it is to run later.
+
+    Returns the messages that are to be published now. The rows must be ordered so that a parent precedes its children.
+    """
+    return executor.run(_INSERT, rows=json.dumps(list(rows)), look_after_s=look_after_s, first_look_s=first_look_s)
+
+
+_LOCK = Statement("""
+SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, max_losses
+FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""")
+
+
+def lock(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+    """Lock jobs in ascending order of their ids and return their rows; an id without a job is missing from the result.
+
+    Every transaction that asks, commits, ends or takes back calls this first and once: a second, later lock of a
+    lower id could deadlock.
+    """
+    return {row.id: row for row in executor.run(_LOCK, ids=sorted(set(ids)))}
+
+
+_LOCK_FREE = Statement("""
+SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, max_losses
+FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
+
+
+def lock_if_free(executor: Executor, job_id: int) -> Any | None:
+    """Lock one job unless somebody holds it; the sweeper looks again later."""
+    found = executor.run(_LOCK_FREE, id=job_id)
+    return found[0] if found else None
+
+
+_LOCK_EXCLUSIVELY = Statement("""
+SELECT id, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
+
+
+def lock_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+    """Lock jobs also against new children, ports and timers: for delete, adopt and disown."""
+    return {row.id: row for row in executor.run(_LOCK_EXCLUSIVELY, ids=sorted(set(ids)))}
+
+
+_PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
+
+
+def parents(executor: Executor, ids: Iterable[int]) -> dict[int, int | None]:
+    """Read the parents of jobs, without a lock: what was read must be compared after locking."""
+    return {row.id: row.parent_id for row in executor.run(_PARENTS, ids=sorted(set(ids)))}
+
+
+_FIND = Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.id = ANY(%(ids)s::bigint[]) ORDER BY j.id")
+
+
+def find(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
+    """Read jobs as handles show them, in the order of their ids."""
+    return executor.run(_FIND, ids=list(ids))
+
+
+_FIND_ALIAS = Statement(
+    f"SELECT {_HANDLE} FROM {{jobs}} j JOIN {{aliases}} x ON x.job_id = j.id WHERE x.name = %(name)s"
+)
+
+
+def find_by_alias(executor: Executor, name: str) -> Any | None:
+    """Read the job that has this alias."""
+    found = executor.run(_FIND_ALIAS, name=name)
+    return found[0] if found else None
+
+
+_FIND_TASK_ID = Statement(
+    f"SELECT {_HANDLE} FROM {{jobs}} j JOIN {{askings}} x ON x.job_id = j.id WHERE x.task_id = %(task_id)s"
+)
+
+
+def find_by_task_id(executor: Executor, task_id: str) -> Any | None:
+    """Read the job one of whose askings has this task id."""
+    found = executor.run(_FIND_TASK_ID, task_id=task_id)
+    return found[0] if found else None
+
+
+_CHILDREN = Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.parent_id = %(id)s ORDER BY j.id")
+
+
+def children(executor: Executor, job_id: int) -> Sequence[Any]:
+    """Read a job's children, oldest first."""
+    return executor.run(_CHILDREN, id=job_id)
+
+
+_SUBTREE = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id, status, 0 AS depth FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT j.id, j.status, tree.depth + 1 FROM {jobs} j JOIN tree ON j.parent_id = tree.id)
+SELECT id, status, depth FROM tree""")
+
+
+def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
+    """Read the ids and statuses of jobs and of everything below them."""
+    return executor.run(_SUBTREE, ids=list(ids))
+
+
+_ANCESTORS = Statement("""
+WITH RECURSIVE up AS (
+  SELECT id, parent_id FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.parent_id FROM {jobs} j JOIN up ON j.id = up.parent_id)
+SELECT id FROM up""")
+
+
+def ancestors(executor: Executor, job_id: int) -> set[int]:
+    """Read the ids of a job and of everything above it."""
+    return {row.id for row in executor.run(_ANCESTORS, id=job_id)}
+
+
+_SET_PARENT = Statement("UPDATE {jobs} SET parent_id = %(parent_id)s, name = %(name)s WHERE id = %(id)s")
+
+
+def set_parent(executor: Executor, job_id: int, *, parent_id: int | None, name: str | None) -> None:
+    """Make the job a named child, or a root again."""
+    executor.run(_SET_PARENT, id=job_id, parent_id=parent_id, name=name)
+
+
+_DELETE = Statement("DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
+
+
+def delete(executor: Executor, ids: Iterable[int]) -> None:
+    """Delete jobs with everything of theirs; the foreign key of children is checked at the statement's end."""
+    executor.run(_DELETE, ids=list(ids))
+
+
+_REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")
+
+
+def remember_inputs(executor: Executor, job_id: int, memo: str) -> None:
+    """Remember which defaults `for_inputs` has been called with."""
+    executor.run(_REMEMBER_INPUTS, id=job_id, memo=memo)
+
+
+_INPUTS_MEMO = Statement("SELECT inputs_memo::text AS memo FROM {jobs} WHERE id = %(id)s")
+
+
+def inputs_memo(executor: Executor, job_id: int) -> str | None:
+    """Read what `remember_inputs` stored."""
+    found = executor.run(_INPUTS_MEMO, id=job_id)
+    return found[0].memo if found else None
+
+
+def _page(where: str) -> Statement:
+    return Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s {where} ORDER BY j.id LIMIT %(limit)s")
+
+
+_LIST = _page("""
+  AND (%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))
+  AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
+  AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
+  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)""")
+_LIST_FAILED = _page("""
+  AND j.status = 'failed' AND j.id IN (SELECT d.job_id FROM {dead} d)
+  AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
+  AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
+  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)""")
+
+
+def page(
+    executor: Executor,
+    *,
+    statuses: list[str] | None,
+    task: str | None,
+    queue: str | None,
+    created_by: str | None,
+    parent_id: int | None,
+    after: int,
+    limit: int,
+) -> Sequence[Any]:
+    """Read the next `limit` jobs that match, by id.
+
+    Only failed jobs are found by an index (the dead set's); anything else walks the primary key.
+    """
+    found: dict[str, Any] = {
+        "task": task, "queue": queue, "created_by": created_by, "parent_id": parent_id, "after": after, "limit": limit,
+    }  # fmt: skip
+    if statuses == ["failed"]:
+        return executor.run(_LIST_FAILED, **found)
+    return executor.run(_LIST, statuses=statuses, **found)
+
+
+_COUNT = {
+    column: Statement(f"SELECT j.{column} AS key, count(*) AS jobs FROM {{jobs}} j GROUP BY 1 ORDER BY 1")
+    for column in ("status", "task", "queue", "created_by")
+}
+
+
+def count(executor: Executor, by: str) -> dict[str, int]:
+    """Count jobs by one of their columns; reads the whole table."""
+    return {row.key: row.jobs for row in executor.run(_COUNT[by])}
+
+
+COUNTED_BY = tuple(_COUNT)

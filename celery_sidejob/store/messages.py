@@ -1,0 +1,182 @@
+"""Rows of `messages`: what was or will be given to the broker and is not finished.
+
+A row of a job is the doorbell for its next run; a row with a `publication` is a continuation of an asking, removed
+once it was published. Changes here that are made without the job's lock touch only `published_at`, `look_at` and
+`look_after` of rows that no run holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+LONGEST_LOOK_S = 6 * 3600.0
+RESERVE_S = 30.0
+"""How long a sweeper that took a page of messages has to publish them, before another may."""
+
+_NO_WAIT_FOR_DISK = Statement("SET LOCAL synchronous_commit = off")
+
+_MARK = Statement("""
+UPDATE {messages} m SET published_at = now(), look_at = now() + m.look_after
+FROM (SELECT m2.task_id FROM {messages} m2
+      JOIN unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
+        ON m2.job_id = r.job_id AND m2.for_run = r.for_run
+      WHERE m2.published_at IS NULL AND m2.locked_by IS NULL
+      ORDER BY m2.job_id FOR UPDATE OF m2 SKIP LOCKED) free
+WHERE m.task_id = free.task_id""")
+
+
+def mark_published(executor: Executor, published: Iterable[tuple[int, int]]) -> None:
+    """Note that the messages of (job, run) pairs were given to the broker; a later ask's message is not touched.
+
+    A mark that is lost with a crash of Postgres only means one more publication, so it does not wait for the disk.
+    """
+    pairs = list(published)
+    executor.run(_NO_WAIT_FOR_DISK)
+    executor.run(_MARK, job_ids=[job for job, _ in pairs], for_runs=[run for _, run in pairs])
+
+
+_QUEUES = """
+WITH RECURSIVE q(queue) AS (
+  (SELECT queue FROM {messages} ORDER BY queue LIMIT 1)
+  UNION ALL SELECT (SELECT m.queue FROM {messages} m WHERE m.queue > q.queue ORDER BY m.queue LIMIT 1)
+  FROM q WHERE q.queue IS NOT NULL)"""
+
+_CANDIDATES = Statement(
+    _QUEUES
+    + """
+SELECT x.task_id FROM q CROSS JOIN LATERAL (
+  SELECT m.task_id, m.look_at FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
+  ORDER BY m.look_at LIMIT %(per_queue)s) x
+WHERE q.queue IS NOT NULL ORDER BY x.look_at"""
+)
+
+
+def candidates(executor: Executor, per_queue: int) -> list[str]:
+    """Read which messages should be looked at now, at most so many of each queue, without a lock."""
+    return [row.task_id for row in executor.run(_CANDIDATES, per_queue=per_queue)]
+
+
+_RESERVE = Statement("""
+UPDATE {messages} m SET published_at = NULL, look_at = now() + make_interval(secs => %(reserve_s)s),
+  look_after = CASE WHEN m.published_at IS NULL THEN m.look_after
+    ELSE least(m.look_after * 2, make_interval(secs => %(longest_s)s)) END
+FROM (SELECT task_id, published_at FROM {messages}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND due_at <= now() AND look_at <= now()
+      ORDER BY job_id FOR UPDATE SKIP LOCKED) free
+WHERE m.task_id = free.task_id
+RETURNING m.task_id, m.job_id, m.for_run, m.queue, m.publication, free.published_at IS NOT NULL AS missing,
+  extract(epoch FROM now() - m.due_at)::double precision AS waited_s,
+  (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task,
+  (SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id) AS priority,
+  (SELECT a.options::text FROM {askings} a WHERE a.task_id = m.task_id) AS options""")
+
+
+def reserve(executor: Executor, task_ids: Sequence[str]) -> Sequence[Any]:
+    """Take messages that are due for publication, or published and not heard of, for `RESERVE_S` seconds.
+
+    No row lock is held while they are published. If this process dies meanwhile, the next sweeper takes them.
+    """
+    return executor.run(_RESERVE, task_ids=list(task_ids), reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S)
+
+
+_READ = Statement("""
+SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
+FROM {messages} m LEFT JOIN {jobs} j ON j.id = m.job_id LEFT JOIN {askings} a ON a.task_id = m.task_id
+WHERE (m.job_id = ANY(%(job_ids)s::bigint[]) OR m.task_id = ANY(%(task_ids)s::text[]))
+  AND m.published_at IS NULL AND m.locked_by IS NULL AND m.due_at <= now()""")
+
+
+def unpublished(executor: Executor, *, job_ids: Iterable[int] = (), task_ids: Iterable[str] = ()) -> Sequence[Any]:
+    """Read messages that were just committed and are to be published now."""
+    return executor.run(_READ, job_ids=list(job_ids), task_ids=list(task_ids))
+
+
+_CONTINUE = Statement("""
+INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
+VALUES (%(task_id)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(look_after_s)s))
+ON CONFLICT (task_id) DO NOTHING""")
+
+
+def add_continuation(executor: Executor, *, task_id: str, queue: str, publication: str, look_after_s: float) -> None:
+    """Keep a publication that follows an asking's end until the broker has it."""
+    executor.run(_CONTINUE, task_id=task_id, queue=queue, publication=publication, look_after_s=look_after_s)
+
+
+_REMOVE = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND job_id IS NULL")
+
+
+def remove_continuations(executor: Executor, task_ids: Iterable[str]) -> None:
+    """Forget continuations that were published."""
+    executor.run(_REMOVE, task_ids=list(task_ids))
+
+
+_SET_ASIDE = Statement("""
+UPDATE {messages} SET look_at = now() + make_interval(secs => %(wait_s)s)
+WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NULL AND locked_by IS NULL RETURNING task_id""")
+
+
+def still_unpublished(executor: Executor, task_ids: Iterable[str], wait_s: float) -> int:
+    """Have those of the messages that were reserved and not published looked at again, and count them."""
+    return len(executor.run(_SET_ASIDE, task_ids=list(task_ids), wait_s=wait_s))
+
+
+_LOOK_NOW = Statement("""
+UPDATE {messages} m SET look_at = now(), published_at = NULL
+FROM (SELECT task_id FROM {messages}
+      WHERE published_at IS NOT NULL AND locked_by IS NULL AND look_at > now() AND job_id > %(after)s
+      ORDER BY job_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
+WHERE m.task_id = page.task_id RETURNING m.job_id""")
+
+
+def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
+    """Have a page of the published and unclaimed messages published again; returns the last job id, None at the end.
+
+    This is what follows an emptied broker.
+    """
+    found = [row.job_id for row in executor.run(_LOOK_NOW, after=after, limit=limit)]
+    return max(found) if found else None
+
+
+_HASTEN = Statement("""
+UPDATE {messages} SET published_at = NULL, look_at = now()
+WHERE job_id = %(id)s AND for_run = %(for_run)s AND locked_by IS NULL AND due_at <= now()""")
+
+
+def hasten(executor: Executor, job_id: int, for_run: int) -> None:
+    """Have one message published again now: the process that had received it died before its claim."""
+    executor.run(_HASTEN, id=job_id, for_run=for_run)
+
+
+_DEPTH = Statement("""
+SELECT queue, count(*) AS messages, count(*) FILTER (WHERE published_at IS NULL AND locked_by IS NULL) AS unpublished,
+  count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE locked_by IS NULL))::double precision AS oldest_due_s
+FROM {messages} GROUP BY queue ORDER BY queue""")
+
+
+def depth(executor: Executor) -> Sequence[Any]:
+    """Count the messages of each queue; reads the whole of `messages`."""
+    return executor.run(_DEPTH)
+
+
+_WAITING = Statement("""
+SELECT m.task_id, m.job_id, m.for_run, j.task FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
+WHERE m.job_id = ANY(%(job_ids)s::bigint[]) AND m.locked_by IS NULL AND m.due_at <= now() ORDER BY m.job_id""")
+
+
+def waiting(executor: Executor, job_ids: Iterable[int]) -> Sequence[Any]:
+    """Read the messages of these jobs whose run could begin now."""
+    return executor.run(_WAITING, job_ids=list(job_ids))
+
+
+_PENDING = Statement("""
+SELECT EXISTS (SELECT FROM {messages} m WHERE m.job_id = ANY(%(job_ids)s::bigint[]))
+  OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = ANY(%(job_ids)s::bigint[])) AS pending""")
+
+
+def pending(executor: Executor, job_ids: Iterable[int]) -> bool:
+    """Tell whether anything of these jobs is still to happen, now or later."""
+    return bool(executor.run(_PENDING, job_ids=list(job_ids))[0].pending)

@@ -1,0 +1,122 @@
+"""Rows of `packets`: the data on ports, in the order of their identity column.
+
+A packet of another job's port is *taken* for a run. It is free again when that run is no longer current: no UPDATE
+gives it back, because the one who took it may be dead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_INSERT = Statement("""
+INSERT INTO {packets} (port_id, value, context, options)
+SELECT r.port_id, r.value::json, r.context::json, r.options::json
+FROM json_to_recordset(%(rows)s::json) AS r(n int, port_id bigint, value text, context text, options text)
+JOIN {ports} p ON p.id = r.port_id ORDER BY r.n""")
+
+
+def write(executor: Executor, rows: Iterable[tuple[int, str, str | None, str | None]]) -> None:
+    """Append packets (port id, value, context, options), in this order; a port that is gone is passed over.
+
+    The port's job is locked, or the packets are a borrowed transaction's: identity order is then commit order per
+    port, or per writer.
+    """
+    records = [
+        {"n": n, "port_id": port_id, "value": value, "context": context, "options": options}
+        for n, (port_id, value, context, options) in enumerate(rows)
+    ]
+    executor.run(_INSERT, rows=json.dumps(records))
+
+
+_FREE = """(p.taken_by IS NULL OR NOT EXISTS (
+    SELECT FROM {jobs} t WHERE t.id = p.taken_by AND t.run_no = p.taken_run AND t.unit_no IS NOT NULL))"""
+
+_READ_AHEAD = Statement(f"""
+SELECT p.id, p.value::text AS value, p.context::text AS context, p.options::text AS options, p.written_at
+FROM {{packets}} p WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND {_FREE}
+ORDER BY p.id LIMIT %(limit)s""")
+
+
+def read_ahead(executor: Executor, port_id: int, *, seen: Sequence[int], limit: int) -> Sequence[Any]:
+    """Read the next packets of a port without removing or locking them.
+
+    By exclusion and not by position: a lower id may have been committed after a higher one.
+    """
+    return executor.run(_READ_AHEAD, port_id=port_id, seen=list(seen), limit=limit)
+
+
+_TAKE = Statement(f"""
+WITH free AS (
+  SELECT p.id FROM {{packets}} p WHERE p.port_id = %(port_id)s AND {_FREE}
+    AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
+  ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
+UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
+FROM free WHERE q.port_id = %(port_id)s AND q.id = free.id
+RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
+
+
+def take(executor: Executor, port_id: int, *, job_id: int, run_no: int, limit: int) -> list[Any]:
+    """Take free packets of another job's port for a run, oldest first."""
+    return sorted(
+        executor.run(_TAKE, port_id=port_id, job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
+    )
+
+
+_CONSUME = Statement("""
+DELETE FROM {packets} p USING unnest(%(port_ids)s::bigint[], %(ids)s::bigint[]) AS r(port_id, id)
+WHERE p.port_id = r.port_id AND p.id = r.id AND (
+  (p.taken_by = %(job_id)s AND p.taken_run = %(run_no)s)
+  OR (p.taken_by IS NULL OR NOT EXISTS (
+      SELECT FROM {jobs} t WHERE t.id = p.taken_by AND t.run_no = p.taken_run AND t.unit_no IS NOT NULL))
+    AND EXISTS (SELECT FROM {ports} o WHERE o.id = p.port_id AND o.job_id = %(job_id)s))
+RETURNING p.id""")
+
+
+def consume(executor: Executor, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
+    """Remove the packets a unit has read, (port id, packet id), and return how many were still the run's to remove."""
+    return len(
+        executor.run(
+            _CONSUME, port_ids=[port for port, _ in read], ids=[packet for _, packet in read], job_id=job_id,
+            run_no=run_no,
+        )
+    )  # fmt: skip
+
+
+_RELEASE = Statement("""
+UPDATE {packets} p SET taken_by = NULL, taken_run = NULL
+FROM {ports} o LEFT JOIN {jobs} j ON j.id = o.job_id
+WHERE p.taken_by = %(job_id)s AND p.taken_run = %(run_no)s AND o.id = p.port_id
+RETURNING CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader""")
+
+
+def release(executor: Executor, job_id: int, run_no: int) -> set[int]:
+    """Free what a run took and did not consume, and return the natural readers: they may have found nothing."""
+    return {row.reader for row in executor.run(_RELEASE, job_id=job_id, run_no=run_no)} - {None, job_id}
+
+
+_POP = Statement(f"""
+WITH free AS (
+  SELECT p.id FROM {{packets}} p WHERE p.port_id = %(port_id)s AND {_FREE}
+  ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
+DELETE FROM {{packets}} q USING free WHERE q.port_id = %(port_id)s AND q.id = free.id
+RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
+
+
+def pop(executor: Executor, port_id: int, limit: int) -> list[Any]:
+    """Read and remove the oldest free packets: a client's read, in a transaction of its own."""
+    return sorted(executor.run(_POP, port_id=port_id, limit=limit), key=lambda row: row.id)
+
+
+_COUNT = Statement(f"""
+SELECT count(*) AS packets FROM {{packets}} p
+WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND {_FREE}""")
+
+
+def count(executor: Executor, port_id: int, *, seen: Sequence[int] = ()) -> int:
+    """Count the packets that wait on a port."""
+    packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen))[0].packets
+    return packets

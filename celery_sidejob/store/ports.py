@@ -1,0 +1,69 @@
+"""Rows of `ports` and `subscriptions`: a job's mailboxes, their defaults and their channels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_INSERT = Statement("""
+WITH r AS (
+  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, default_value text,
+    channels text[])),
+p AS (
+  INSERT INTO {ports} (job_id, direction, name, default_value, channels)
+  SELECT job_id, direction, name, default_value::json, channels FROM r
+  ON CONFLICT (job_id, direction, name) DO UPDATE
+    SET default_value = excluded.default_value, channels = excluded.channels
+  RETURNING id, job_id, direction, name, channels),
+gone AS (
+  DELETE FROM {subscriptions} s USING p
+  WHERE s.port_id = p.id AND (p.direction = 'out' OR NOT s.channel = ANY(p.channels))),
+s AS (
+  INSERT INTO {subscriptions} (channel, port_id)
+  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
+SELECT id, job_id, direction, name FROM p""")
+
+
+def put(executor: Executor, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
+    """Create ports, or replace the options of those that exist; queued packets stay. Input channels subscribe."""
+    return executor.run(_INSERT, rows=json.dumps(list(rows)))
+
+
+_OF_JOBS = Statement("""
+SELECT id, job_id, direction, name, default_value::text AS default_value, channels
+FROM {ports} WHERE job_id = ANY(%(job_ids)s::bigint[]) ORDER BY job_id, direction, name""")
+
+
+def of_jobs(executor: Executor, job_ids: Iterable[int]) -> Sequence[Any]:
+    """Read all ports of jobs."""
+    return executor.run(_OF_JOBS, job_ids=sorted(set(job_ids)))
+
+
+_KEEP_ONLY = Statement("""
+DELETE FROM {ports} WHERE job_id = %(job_id)s AND NOT id = ANY(%(ids)s::bigint[])""")
+
+
+def keep_only(executor: Executor, job_id: int, ids: Iterable[int]) -> None:
+    """Remove the job's other ports with their packets."""
+    executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
+
+
+_SET_DEFAULT = Statement("UPDATE {ports} SET default_value = %(value)s::json WHERE id = %(id)s")
+
+
+def set_default(executor: Executor, port_id: int, value: str | None) -> None:
+    """Set what a read of the empty port returns; None clears it, the text `null` is a value."""
+    executor.run(_SET_DEFAULT, id=port_id, value=value)
+
+
+_SUBSCRIBERS = Statement("""
+SELECT s.port_id, p.job_id FROM {subscriptions} s JOIN {ports} p ON p.id = s.port_id
+WHERE s.channel = ANY(%(channels)s::text[]) GROUP BY s.port_id, p.job_id ORDER BY p.job_id""")
+
+
+def subscribers(executor: Executor, channels: Iterable[str]) -> Sequence[Any]:
+    """Read the input ports that subscribe to any of these channels, each once."""
+    return executor.run(_SUBSCRIBERS, channels=list(channels))

@@ -1,0 +1,45 @@
+"""Rows of `registry` and `meta`: tasks as workers serve them, and whose schema this is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from .statement import Executor, Statement
+
+_SERVE = Statement("""
+INSERT INTO {registry} (task, queue, options)
+SELECT r.task, r.queue, r.options::json
+FROM json_to_recordset(%(rows)s::json) AS r(task text, queue text, options text) ORDER BY r.task, r.queue
+ON CONFLICT (task, queue) DO UPDATE SET options = excluded.options, seen_at = now()""")
+
+
+def serve(executor: Executor, tasks: Iterable[dict[str, Any]]) -> None:
+    """Say which sidejob tasks this worker serves: {task, queue, options as JSON text}."""
+    executor.run(_SERVE, rows=json.dumps(list(tasks)))
+
+
+_SERVED = Statement("""
+SELECT task, queue, options::text AS options FROM {registry} WHERE task = %(task)s ORDER BY seen_at DESC LIMIT 1""")
+
+
+def served(executor: Executor, task: str) -> Any | None:
+    """Read how a task was served last, for a client that does not have its code."""
+    found = executor.run(_SERVED, task=task)
+    return found[0] if found else None
+
+
+_NOTE_META = Statement("""
+INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO NOTHING""")
+_READ_META = Statement("SELECT key, value FROM {meta}")
+
+
+def note_meta(executor: Executor, key: str, value: str) -> None:
+    """Record a fact about the schema, once."""
+    executor.run(_NOTE_META, key=key, value=value)
+
+
+def read_meta(executor: Executor) -> dict[str, str]:
+    """Read the recorded facts about the schema."""
+    return {row.key: row.value for row in executor.run(_READ_META)}

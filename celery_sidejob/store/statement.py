@@ -1,0 +1,76 @@
+"""One SQL statement, written once, rendered once per schema, run by any executor."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+_TABLE = re.compile(r"\{(\w+)\}")
+
+
+class Statement:
+    """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
+
+    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy.
+    """
+
+    __slots__ = ("_rendered", "text")
+
+    def __init__(self, text: str) -> None:
+        self.text = text.strip()
+        self._rendered: dict[str, str] = {}
+        STATEMENTS.append(self)
+
+    def render(self, schema: str) -> str:
+        """Return the text for one schema; the text is made once, so that drivers can recognise it."""
+        try:
+            return self._rendered[schema]
+        except KeyError:
+            return self._rendered.setdefault(schema, _TABLE.sub(rf'"{schema}".\1', self.text))
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """The names of the parameters."""
+        return frozenset(re.findall(r"%\((\w+)\)s", self.text))
+
+
+STATEMENTS: list[Statement] = []
+"""Every statement of the package; a test prepares each one against the migrated schema."""
+
+
+class Executor(Protocol):
+    """Runs statements in one transaction (or each in its own): ours, or one borrowed from the user."""
+
+    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
+        """Run one statement and return its rows as named tuples (none for a statement without a result)."""
+        ...
+
+
+class _Cursor(Protocol):
+    @property
+    def description(self) -> Any: ...
+
+    def fetchall(self) -> Sequence[Any]: ...
+
+
+def rows(cursor: _Cursor) -> list[Any]:
+    """Return what a DBAPI cursor holds as named tuples, whatever row factory its owner has set."""
+    if cursor.description is None:
+        return []
+    names = tuple(column[0] for column in cursor.description)
+    row = _row_type(names)
+    return [row(*_values(record, names)) for record in cursor.fetchall()]
+
+
+def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
+    if isinstance(record, dict):
+        return (record[name] for name in names)
+    return iter(record)
+
+
+@lru_cache(maxsize=512)
+def _row_type(names: tuple[str, ...]) -> Any:
+    return namedtuple("Row", names)

@@ -1,0 +1,133 @@
+"""Rows of `workers` and `leases`: who is alive, and who sweeps. Deadlines are the database's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
+"""The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
+
+_REGISTER = Statement("INSERT INTO {workers} (ident) VALUES (%(ident)s) RETURNING id")
+
+
+def register(executor: Executor, ident: str) -> int:
+    """Enter a process, and return the identity under which it claims runs."""
+    worker_id: int = executor.run(_REGISTER, ident=ident)[0].id
+    return worker_id
+
+
+_TAKE_LOCK = Statement("""
+SELECT pg_try_advisory_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)) AS taken""")
+_ANNOUNCE_LOCK = Statement("UPDATE {workers} SET locked = %(locked)s WHERE id = %(id)s")
+
+
+def take_lock(executor: Executor, worker_id: int, schema: str) -> bool:
+    """Take the liveness lock, for as long as this connection lives."""
+    return bool(executor.run(_TAKE_LOCK, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].taken)
+
+
+def announce_lock(executor: Executor, worker_id: int, locked: bool) -> None:
+    """Say whether the absence of the worker's lock means anything."""
+    executor.run(_ANNOUNCE_LOCK, id=worker_id, locked=locked)
+
+
+_BEAT = Statement("""
+UPDATE {workers} SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
+WHERE id = %(id)s AND dead_at IS NULL RETURNING id""")
+
+
+def beat(executor: Executor, worker_id: int) -> bool:
+    """Renew the worker's life; False if it was declared dead, for good."""
+    return bool(executor.run(_BEAT, id=worker_id))
+
+
+_LEAVE = Statement("UPDATE {workers} SET dead_at = now() WHERE id = %(id)s AND dead_at IS NULL")
+
+
+def leave(executor: Executor, worker_id: int) -> None:
+    """Declare oneself gone: a worker that stopped as planned claims nothing any more."""
+    executor.run(_LEAVE, id=worker_id)
+
+
+_FORGET = Statement("""
+DELETE FROM {workers} w WHERE w.dead_at IS NOT NULL
+  AND NOT EXISTS (SELECT FROM {messages} m WHERE m.locked_by = w.id) RETURNING w.id""")
+
+
+def forget_dead(executor: Executor) -> int:
+    """Remove dead workers that hold nothing any more; reads the whole of `messages` if there is a dead one."""
+    return len(executor.run(_FORGET))
+
+
+_LIVENESS = Statement("""
+SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
+  CASE WHEN w.locked AND w.dead_at IS NULL
+    THEN pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # w.id::int)) ELSE false END AS lock_free,
+  w.beat_at < now() - make_interval(secs => %(silence_s)s) AS silent,
+  now() - pg_postmaster_start_time() < interval '10 s' AS restarted
+FROM {workers} w ORDER BY w.id""")
+
+
+def liveness(executor: Executor, *, schema: str, silence_s: float) -> Sequence[Any]:
+    """Look at every worker: is its lock free, is it silent, is it suspected or dead."""
+    return executor.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
+
+
+_SUSPECT = Statement("""
+UPDATE {workers} SET suspect_at = clock_timestamp(), suspect_by = %(by)s
+WHERE id = %(id)s AND beat_at = %(seen)s AND suspect_at IS NULL AND dead_at IS NULL RETURNING id""")
+
+
+def suspect(executor: Executor, worker_id: int, *, by: str, seen: Any) -> bool:
+    """Suspect a worker whose beat is still the one that was seen; its next beat clears the suspicion."""
+    return bool(executor.run(_SUSPECT, id=worker_id, by=by, seen=seen))
+
+
+_DECLARE_DEAD = Statement("""
+UPDATE {workers} SET dead_at = now()
+WHERE id = %(id)s AND dead_at IS NULL AND beat_at < suspect_at
+  AND suspect_at < now() - make_interval(secs =>
+    CASE suspect_by WHEN 'lock' THEN %(lock_grace_s)s ELSE %(silence_s)s END)
+RETURNING id""")
+
+
+def declare_dead(executor: Executor, worker_id: int, *, lock_grace_s: float, silence_s: float) -> bool:
+    """Declare a suspected worker dead if it has not beaten since, irrevocably; only then may its runs be rescued."""
+    return bool(executor.run(_DECLARE_DEAD, id=worker_id, lock_grace_s=lock_grace_s, silence_s=silence_s))
+
+
+_HOLD_LEASE = Statement("""
+UPDATE {leases} SET holder = %(worker_id)s, expires_at = now() + make_interval(secs => %(lease_s)s)
+WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR holder IS NULL
+  OR EXISTS (SELECT FROM {workers} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
+       AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # w.id::int)))))
+RETURNING name""")
+
+
+def hold_sweeper_lease(executor: Executor, worker_id: int, *, schema: str, lease_s: float) -> bool:
+    """Become or stay the one sweeper of the schema.
+
+    A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
+    """
+    return bool(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s, lock_class=LOCK_CLASS))
+
+
+_DROP_LEASE = Statement(
+    "UPDATE {leases} SET holder = NULL, expires_at = now() WHERE name = 'sweeper' AND holder = %(id)s"
+)
+
+
+def drop_sweeper_lease(executor: Executor, worker_id: int) -> None:
+    """Let another sweep at once."""
+    executor.run(_DROP_LEASE, id=worker_id)
+
+
+_LIST = Statement("SELECT id, ident, locked, started_at, beat_at, suspect_at, dead_at FROM {workers} ORDER BY id")
+
+
+def list_all(executor: Executor) -> Sequence[Any]:
+    """Read every worker that is known."""
+    return executor.run(_LIST)

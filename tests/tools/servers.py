@@ -1,0 +1,157 @@
+"""Fixtures that give real servers: the machine's own where the environment names them, else throwaway ones.
+
+SIDEJOB_TEST_DATABASE_URL   a Postgres where we may create and drop databases (postgresql://user@host/database)
+SIDEJOB_TEST_REDIS_URL      a Redis or Valkey whose 16 databases we may EMPTY
+SIDEJOB_TEST_AMQP_URL       a RabbitMQ; without it the tests that need one are skipped
+SIDEJOB_TEST_RABBITMQCTL    how to administer that RabbitMQ, e.g. "docker exec rabbit rabbitmqctl"; by default
+                            rabbitmqctl of this machine if the RabbitMQ is on it
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from urllib.parse import quote, urlsplit
+
+import pytest
+import redis
+
+from celery_sidejob import embedded
+from tests.tools.databases import Databases, prepare_template
+from tests.tools.freezing import family, thaw
+
+REDIS_DATABASES = 16
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """An administrator's URL of this run's Postgres; tests use `database_url`."""
+    given = os.environ.get("SIDEJOB_TEST_DATABASE_URL")
+    if given:
+        yield given
+        return
+    with embedded.Postgres(durable=False) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def databases(postgres_url: str) -> Databases:
+    """Makes and drops databases on this run's Postgres."""
+    return Databases(postgres_url)
+
+
+@pytest.fixture(scope="session")
+def database_template(databases: Databases) -> Iterator[str]:
+    """The name of a database with our schema and nothing in it, which nobody may connect to but everybody clone."""
+    with databases.fresh() as name:
+        prepare_template(databases.url_of(name))
+        databases.close_for_cloning(name)
+        yield name
+
+
+@pytest.fixture
+def database_url(databases: Databases, database_template: str) -> Iterator[str]:
+    """A database of this test's own with our schema in it."""
+    with databases.fresh(template=database_template) as name:
+        yield databases.url_of(name)
+
+
+@pytest.fixture
+def empty_database_url(databases: Databases) -> Iterator[str]:
+    """A database of this test's own with nothing in it."""
+    with databases.fresh() as name:
+        yield databases.url_of(name)
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[embedded.Postgres]:
+    """A Postgres that this test may kill, restart or freeze; it has none of our schema."""
+    with embedded.Postgres(durable=False) as server:
+        yield server
+        _thaw(server)
+
+
+@pytest.fixture
+def own_valkey() -> Iterator[embedded.Valkey]:
+    """A Valkey that this test may kill, restart or freeze."""
+    with embedded.Valkey() as server:
+        yield server
+        _thaw(server)
+
+
+@pytest.fixture(scope="session")
+def redis_server_url() -> Iterator[str]:
+    """The URL of this run's Redis, with any database; tests use `redis_url`."""
+    given = os.environ.get("SIDEJOB_TEST_REDIS_URL")
+    if given:
+        yield given
+        return
+    with embedded.Valkey() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_database_numbers() -> Iterator[int]:
+    """The number of the next test's database: a late message of the last test meets nobody in it."""
+    return itertools.cycle(range(REDIS_DATABASES))
+
+
+@pytest.fixture
+def redis_url(redis_server_url: str, redis_database_numbers: Iterator[int]) -> str:
+    """An empty database of this run's Redis for this test."""
+    url = urlsplit(redis_server_url)._replace(path=f"/{next(redis_database_numbers)}").geturl()
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture(scope="session")
+def amqp_server_url() -> str:
+    """The URL of the RabbitMQ that we were given; tests use `amqp_url`."""
+    given = os.environ.get("SIDEJOB_TEST_AMQP_URL")
+    if not given:
+        pytest.skip("there is no RabbitMQ: set SIDEJOB_TEST_AMQP_URL, e.g. to amqp://guest:guest@127.0.0.1:5672//")
+    return given
+
+
+@pytest.fixture(scope="session")
+def rabbitmqctl(amqp_server_url: str) -> list[str] | None:
+    """The command that administers that RabbitMQ; None where we cannot."""
+    command = shlex.split(os.environ.get("SIDEJOB_TEST_RABBITMQCTL", ""))
+    if not command and shutil.which("rabbitmqctl") and urlsplit(amqp_server_url).hostname in LOOPBACK:
+        command = ["rabbitmqctl"]
+    if not command or subprocess.run([*command, "list_vhosts"], capture_output=True, check=False).returncode != 0:
+        return None
+    return command
+
+
+@pytest.fixture
+def amqp_url(amqp_server_url: str, rabbitmqctl: list[str] | None) -> Iterator[str]:
+    """A vhost of this test's own, or the one of the given URL where we cannot make any: name your queues uniquely."""
+    if rabbitmqctl is None:
+        yield amqp_server_url
+        return
+    vhost = f"sidejob_test_{secrets.token_hex(6)}"
+    parts = urlsplit(amqp_server_url)
+    subprocess.run([*rabbitmqctl, "add_vhost", vhost], check=True, capture_output=True)
+    try:
+        permissions = ["set_permissions", "-p", vhost, parts.username or "guest", ".*", ".*", ".*"]
+        subprocess.run([*rabbitmqctl, *permissions], check=True, capture_output=True)
+        yield parts._replace(path=f"/{quote(vhost, safe='')}").geturl()
+    finally:
+        subprocess.run([*rabbitmqctl, "delete_vhost", vhost], check=True, capture_output=True)
+
+
+def _thaw(server: embedded.Postgres | embedded.Valkey) -> None:
+    """A frozen server would not hear that it is to stop."""
+    try:
+        pid = server.pid
+    except embedded.ServerError:
+        return  # killed by the test
+    thaw(lambda: family(pid))

@@ -1,0 +1,303 @@
+"""Real `celery worker` and `celery beat` processes, started, killed and frozen by tests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+from tests.tools.freezing import freeze, is_alive, send_all, thaw
+from tests.tools.guard import Guard
+from tests.tools.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START")
+LOG_TAIL_LINES = 60
+READY_TIMEOUT_S = 30.0
+
+P = TypeVar("P", bound="Process")
+
+
+class Process:
+    """A process with a session of its own, whose output goes to a file.
+
+    Its "group" is everything in that session: itself, its pool children, and those of its children that outlive it.
+    """
+
+    def __init__(self, argv: Sequence[str], *, name: str, env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+        self.name = name
+        self.argv = list(argv)
+        self.log_path = log_path
+        with log_path.open("wb") as sink:
+            self._popen = subprocess.Popen(
+                self.argv,
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._popen.pid
+
+    def __repr__(self) -> str:
+        state = "alive" if self.alive else f"ended with {self._popen.returncode}"
+        return f"<{type(self).__name__} {self.name} pid={self.pid} {state}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the main process has not ended; a frozen one is alive."""
+        return self._popen.poll() is None
+
+    def log(self) -> str:
+        """All it has written, to standard output and standard error."""
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The last lines it has written."""
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def wait_for_log(self, text: str, timeout: float = 10.0, *, count: int = 1) -> None:
+        """Return once `text` has been written `count` times; AssertionError at once if the process ends before that."""
+
+        def outcome() -> str:
+            alive = self.alive  # before the log is read: what it wrote last must not be missed
+            if self.log().count(text) >= count:
+                return "written"
+            return "" if alive else "ended"
+
+        try:
+            how = wait_until(outcome, timeout=timeout, message=f"{self.name} to write {text!r}")
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}; its log ends with:\n{self.log_tail()}") from None
+        if how == "ended":
+            raise AssertionError(f"{self!r} before it wrote {text!r}; its log ends with:\n{self.log_tail()}")
+
+    def wait(self, timeout: float = 10.0) -> int:
+        """Return its exit code, or minus the signal that ended it, once the main process has ended."""
+        try:
+            return self._popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self!r} not ended within {timeout:g} s:\n{self.log_tail()}") from None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the main process: a worker's warm shutdown. Does not wait."""
+        self.send_signal(signal.SIGTERM)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send any signal to the main process; nothing when it has ended."""
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL the main process, and only that; when this returns it is gone, its children perhaps not.
+
+        On Linux the pool children of a prefork worker have asked to be killed at that moment (celery.platforms), and
+        are gone a little later even in the middle of a task.
+        """
+        self._popen.kill()
+        self._popen.wait(10)
+
+    def kill_group(self) -> None:
+        """SIGKILL everything in its session; when this returns all of it is gone."""
+
+        def all_gone() -> bool:
+            members = self.group()
+            send_all(members, signal.SIGKILL)
+            self._popen.poll()
+            return not members
+
+        wait_until(all_gone, message=f"all processes of {self!r} to be gone")
+        self._popen.wait(10)
+
+    def stop_signal(self) -> None:
+        """SIGSTOP everything in its session; when this returns all of it stands still."""
+        freeze(self.group)
+
+    def cont(self) -> None:
+        """SIGCONT everything in its session."""
+        thaw(self.group)
+
+    def children(self) -> list[int]:
+        """The direct children of the main process: a prefork worker's pool."""
+        try:
+            return [child.pid for child in psutil.Process(self.pid).children() if is_alive(child.pid)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def group(self) -> list[int]:
+        """Everything alive in its session, whether or not the main process still is."""
+        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid and is_alive(pid)]
+
+
+class WorkerProcess(Process):
+    """A `celery worker`."""
+
+    nodename: str
+    """The name it answers to in remote control."""
+
+
+class Processes:
+    """Starts processes for one test and ends all of them after it.
+
+    A process is given the few variables of KEPT_VARIABLES, a PYTHONPATH by which it imports what the tests import, and
+    the `env` of its call: nothing else of our own environment.
+    """
+
+    def __init__(self, directory: Path, guard: Guard) -> None:
+        self.started: list[Process] = []
+        self._directory = directory
+        self._guard = guard
+        self._numbers = itertools.count(1)
+        directory.mkdir(exist_ok=True)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        cwd: Path | None = None,
+    ) -> Process:
+        """Start any command; returns without waiting for anything."""
+        return self._start(Process, argv, env=env or {}, name=name or "process", cwd=cwd)
+
+    def start_python(
+        self,
+        source: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        cwd: Path | None = None,
+    ) -> Process:
+        """Start a Python program given as text: a client that is to die in the middle of something."""
+        return self.start([sys.executable, "-c", source, *arguments], env=env, name=name or "python", cwd=cwd)
+
+    def start_worker(
+        self,
+        app_module: str,
+        *,
+        env: Mapping[str, str],
+        pool: str = "prefork",
+        concurrency: int = 1,
+        queues: str | Sequence[str] | None = None,
+        extra: Sequence[str] = (),
+        name: str | None = None,
+        cwd: Path | None = None,
+        ready_timeout: float = READY_TIMEOUT_S,
+    ) -> WorkerProcess:
+        """Start a worker and return when it is ready to be given tasks."""
+        name = name or f"worker{next(self._numbers)}"
+        nodename = f"{name}@test"
+        argv = [
+            *_celery(app_module),
+            "worker",
+            "-n",
+            nodename,
+            "--loglevel=INFO",
+            "--without-gossip",
+            "--without-mingle",
+        ]
+        argv += [f"--pool={pool}", f"--concurrency={concurrency}"]
+        if queues:
+            argv += ["-Q", queues if isinstance(queues, str) else ",".join(queues)]
+        worker = self._start(WorkerProcess, [*argv, *extra], env=env, name=name, cwd=cwd)
+        worker.nodename = nodename
+        worker.wait_for_log(f"{nodename} ready.", ready_timeout)
+        return worker
+
+    def start_beat(
+        self,
+        app_module: str,
+        *,
+        env: Mapping[str, str],
+        extra: Sequence[str] = (),
+        name: str | None = None,
+        cwd: Path | None = None,
+        ready_timeout: float = READY_TIMEOUT_S,
+    ) -> Process:
+        """Start a beat with a schedule file of its own and return when it has begun."""
+        name = name or f"beat{next(self._numbers)}"
+        schedule = self._directory / f"{name}-schedule"
+        argv = [*_celery(app_module), "beat", "--loglevel=INFO", "--pidfile=", f"--schedule={schedule}", *extra]
+        beat = self._start(Process, argv, env=env, name=name, cwd=cwd)
+        beat.wait_for_log("beat: Starting...", ready_timeout)
+        return beat
+
+    def kill_all(self) -> list[int]:
+        """End all processes started here, with everything in their sessions; returns those that survived it."""
+        for process in self.started:
+            process.kill_group()
+            self._guard.forget(process.pid)
+        return [pid for process in self.started for pid in process.group()]
+
+    def _start(self, kind: type[P], argv: Sequence[str], *, env: Mapping[str, str], name: str, cwd: Path | None) -> P:
+        log_path = self._directory / f"{len(self.started):02}-{name}.log"
+        # Not in the tree: what lies there would come before an installed wheel.
+        process = kind(argv, name=name, env=environment(env), cwd=cwd or self._directory, log_path=log_path)
+        self._guard.watch(process.pid)
+        self.started.append(process)
+        return process
+
+
+def environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that a test starts."""
+    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    return {**kept, "PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **extra}
+
+
+def python_path() -> str:
+    """A PYTHONPATH by which a process imports the same package as we do, and `tests`.
+
+    The tree comes last, so that where a wheel is installed its processes do not take the folder instead.
+    """
+    return os.pathsep.join([*(entry or os.getcwd() for entry in sys.path), str(ROOT)])
+
+
+@pytest.fixture(scope="session")
+def process_guard() -> Iterator[Guard]:
+    """Kills the processes of this run if the run itself is killed."""
+    with Guard() as guard:
+        yield guard
+
+
+@pytest.fixture
+def processes(request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard) -> Iterator[Processes]:
+    """Starts processes for this test; they are gone after it, and when it fails their logs are shown."""
+    started = Processes(tmp_path / "processes", process_guard)
+    request.node.stash[_PROCESSES] = started
+    yield started
+    assert started.kill_all() == []
+
+
+_PROCESSES = pytest.StashKey[Processes]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the logs of a failed test's processes in its report."""
+    report = yield
+    started = item.stash.get(_PROCESSES, None)
+    if report.failed and started is not None:
+        report.sections += [(f"log of {process!r}", process.log_tail()) for process in started.started]
+    return report
+
+
+def _celery(app_module: str) -> list[str]:
+    return [sys.executable, "-m", "celery", "-A", app_module]
+
+
+def _session_of(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
