@@ -151,6 +151,12 @@ class OpenUnit:
         """Forget what was not committed: the run raised."""
         self.unit = Unit(took=self.unit.took)
 
+    def renew(self) -> None:
+        """Move the run's own deadline, and raise LeaseLostError if it is no longer the job's current run."""
+        hold = self.hold
+        claims.touch(self.runtime.connections, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        self.still_ours()
+
     def still_ours(self) -> None:
         """Raise LeaseLostError if the run is no longer the job's current one."""
         row = claims.outcome(self.runtime.connections, self.hold.job_id)

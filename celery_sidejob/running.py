@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -36,15 +36,12 @@ class RetryRun(BaseException):
 class RunningJob(Job):
     """The job whose run this is. Everything asked through this package inside the run belongs to its unit."""
 
-    __slots__ = ("_heartbeat", "_unit", "request")
+    __slots__ = ("_unit", "request")
 
-    def __init__(
-        self, unit: OpenUnit, row: Any, *, request: Any = None, heartbeat: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, unit: OpenUnit, row: Any, *, request: Any = None) -> None:
         super().__init__(unit.hold.job_id, runtime=unit.runtime, row=row)
         self._unit = unit
         self.request = request
-        self._heartbeat = heartbeat
 
     @property
     def run_no(self) -> int:
@@ -57,10 +54,11 @@ class RunningJob(Job):
         return self._unit.stopping()
 
     def heartbeat(self) -> None:
-        """Renew this worker's lease now; raises LeaseLostError if the run is no longer the job's current one."""
-        if self._heartbeat is not None:
-            self._heartbeat()
-        self._unit.still_ours()
+        """Say that the run makes progress: it moves the deadline of a task with ``lease_renewal="manual"``.
+
+        Raises LeaseLostError if the run is no longer the job's current one. With ``"auto"`` the worker renews.
+        """
+        self._unit.renew()
 
     def suspend(self) -> NoReturn:
         """End the run here, commit it and rest as suspended, until something is asked of the job."""

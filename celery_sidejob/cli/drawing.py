@@ -14,8 +14,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree as ET
+from xml.sax.saxutils import escape
 
 from ..model.errors import SideJobError
 from ..model.status import Status
@@ -33,19 +35,24 @@ COLOURS = {
 }
 """A colour for each status; anything else is `UNKNOWN`."""
 UNKNOWN = "#b8bec8"
-INK, FAINT, LINE, PAPER = "#1f2933", "#52606d", "#c3cad3", "#ffffff"
+INK, FAINT, LINE, PAPER = "#1f2933", "#52606d", "#cbd2da", "#ffffff"
 FONT = "Inter, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 
 TALLEST = 60
 """Rows up to which jobs are boxes from left to right."""
 LONGEST_LABEL = 40
 """Characters of a label in the drawing; the tooltip has all of them."""
+MANY = 400
+"""Jobs from which lines are thin."""
 MARGIN = 24.0
 WIDEST = 1600.0
-"""Pixels at which a viewer shows a larger picture at first; it is vectors, so one can zoom into it."""
+"""Pixels at which a viewer first shows rings that are larger: vectors can be zoomed into. Boxes are always legible."""
 
 BOX_FONT, BOX_HEIGHT, ROW, COLUMN_GAP = 13.0, 24.0, 34.0, 56.0
-DOT_FONT, DOT, SPOKE_GAP, RING_GAP = 9.0, 4.5, 12.0, 70.0
+DOT_FONT, DOT, SPOKE_GAP, RING_GAP = 10.0, 4.5, 12.0, 60.0
+LARGEST_RING = 600.0
+"""A ring that would have to be larger than this for all its labels is staggered instead."""
+SMALLEST_CROWDED_RING = 300.0
 
 
 class DrawingLibraryMissingError(SideJobError, ImportError):
@@ -71,8 +78,8 @@ def draw_tree(rows: Iterable[tuple[int, int | None, str, str]], path: str | os.P
     """
     igraph = require_igraph()
     nodes = _nodes(rows)
-    graph = igraph.Graph(len(nodes), [(node.parent, i) for i, node in enumerate(nodes) if node.parent is not None])
-    graph.to_directed("acyclic")
+    lines = [(node.parent, i) for i, node in enumerate(nodes) if node.parent is not None]
+    graph = igraph.Graph(len(nodes), lines, directed=True)
     roots = [i for i, node in enumerate(nodes) if node.parent is None]
     arranged = graph.layout_reingold_tilford(mode="out", root=roots).coords
     top, first = min(y for _, y in arranged), min(x for x, _ in arranged)
@@ -80,8 +87,8 @@ def draw_tree(rows: Iterable[tuple[int, int | None, str, str]], path: str | os.P
         node.rank, node.level = x - first, round(y - top)
     rings = max(node.rank for node in nodes) + 1 > TALLEST
     (_place_on_rings if rings else _place_in_columns)(nodes)
-    picture = _write(igraph, graph, nodes)
-    _dress(picture, nodes, rings)
+    picture = _write(igraph, graph, nodes, rings)
+    _dress(picture, graph, nodes, rings)
     _save(picture, path)
     return len(nodes)
 
@@ -101,6 +108,7 @@ class _Node:
     y: float = 0.0
     angle: float = 0.0
     """Direction of its spoke, in radians."""
+    is_labelled: bool = True
 
     @property
     def shown(self) -> str:
@@ -146,22 +154,44 @@ def _place_in_columns(nodes: Sequence[_Node]) -> None:
 
 
 def _place_on_rings(nodes: Sequence[_Node]) -> None:
-    """Bend the ranks to a full circle; each ring is as small as its closest neighbours and the labels inside allow."""
+    """Bend the ranks to a full circle, each level a ring around the last.
+
+    A level that needs more room than its ring has is staggered over several, without the labels of its leaves: else
+    the picture would grow with the number of jobs and not with its root, and be a thin line around nothing.
+    """
     turn = 2 * math.pi / (max(node.rank for node in nodes) + 1)
+    crowded = max(SMALLEST_CROWDED_RING, SPOKE_GAP * math.sqrt(len(nodes)))
     levels: list[list[_Node]] = [[] for _ in range(max(node.level for node in nodes) + 1)]
-    for node in nodes:
+    for node in sorted(nodes, key=lambda node: node.rank):
         levels[node.level].append(node)
-    radius = inner = 0.0
+    radius = 0.0 if len(levels[0]) == 1 else RING_GAP
     for level in levels:
-        ranks = sorted(node.rank for node in level)
-        closest = min((after - before for before, after in zip(ranks, ranks[1:], strict=False)), default=0.0)
-        needed = SPOKE_GAP / (turn * closest) if closest else 0.0
-        radius = max(needed, radius + inner)
-        for node in level:
-            node.angle = node.rank * turn - math.pi / 2
-            node.x, node.y = radius * math.cos(node.angle), radius * math.sin(node.angle)
-        longest = max((_text_width(node.shown, DOT_FONT) for node in level), default=0.0)
-        inner = RING_GAP + longest
+        longest = max((_text_width(node.shown, DOT_FONT) for node in level if not node.is_leaf), default=0.0)
+        if radius:
+            radius += longest  # the labels of those that have children point inwards
+        closest = min((b.rank - a.rank for a, b in pairwise(level)), default=math.inf)
+        needed = SPOKE_GAP / (turn * closest)
+        radius = max(radius, needed if needed <= LARGEST_RING else min(needed, crowded))
+        rings = max(1, math.ceil(needed / radius - 1e-6)) if radius else 1
+        for place, node in enumerate(level):
+            node.angle = node.rank * turn - math.pi / 2 if radius else 0.0
+            node.x, node.y = _polar(radius + place % rings * SPOKE_GAP, node.angle)
+            node.is_labelled = rings == 1
+        if rings > 1:
+            _label_some(level[::rings], turn * radius)
+        radius += (rings - 1) * SPOKE_GAP + RING_GAP
+
+
+def _label_some(innermost: Sequence[_Node], rank_width: float) -> None:
+    """Label those jobs on the innermost ring of a crowded level that have children, as far as there is room."""
+    labelled = -math.inf
+    for node in innermost:
+        if not node.is_leaf and (node.rank - labelled) * rank_width >= DOT_FONT:
+            node.is_labelled, labelled = True, node.rank
+
+
+def _polar(radius: float, angle: float) -> tuple[float, float]:
+    return radius * math.cos(angle), radius * math.sin(angle)
 
 
 def _text_width(text: str, size: float) -> float:
@@ -186,94 +216,93 @@ def _printable(text: str) -> str:
 # -- the drawing ------------------------------------------------------------------------------------------------------
 
 
-def _write(igraph: Any, graph: Any, nodes: Sequence[_Node]) -> ET.Element:
-    """Have igraph write the drawing, at its scale of one, and return its root element."""
+def _write(igraph: Any, graph: Any, nodes: Sequence[_Node], rings: bool) -> ET.Element:
+    """Have igraph write the drawing at its scale of one, with the nodes where we put them, and return its root."""
     layout = igraph.Layout([(node.x, node.y) for node in nodes])
-    box = layout.bounding_box()
+    box, size = layout.bounding_box(), DOT if rings else BOX_HEIGHT / 2
     written = io.StringIO()
     graph.write_svg(
         written,
         layout=layout,
-        width=box.width + 2,
-        height=box.height + 2,
-        vertex_size=1,
-        labels=[""] * len(nodes),  # igraph does not escape them
+        width=box.width + 2 * size,
+        height=box.height + 2 * size,
+        vertex_size=size,
+        labels=[escape(node.shown) for node in nodes],  # igraph writes them as they are
         colors=[node.colour for node in nodes],
+        shapes=[1 if rings else 2] * len(nodes),
         edge_colors=[LINE] * graph.ecount(),
+        edge_stroke_widths=[1.4] * graph.ecount(),
+        font_size=DOT_FONT if rings else BOX_FONT,
     )
     return ET.fromstring(written.getvalue())
 
 
-def _dress(picture: ET.Element, nodes: Sequence[_Node], rings: bool) -> None:
-    """Replace igraph's plain lines and discs, and add paper, tooltips and a legend."""
-    edges = [path for path in picture.iter(f"{{{SVG}}}path") if path.get("id", "").startswith("path")]
-    # Markers of arrows have such ids too; only lines say which nodes they join.
-    joined = [(_end(path, "start"), _end(path, "end")) for path in edges if _end(path, "start") is not None]
-    picture.clear()
-    lines = _add(picture, "g", fill="none", stroke=LINE, stroke_width=1.4)
-    for above, below in joined:
-        assert above is not None
-        assert below is not None
-        _add(lines, "path", d=_curve(nodes[above], nodes[below], rings))
-    size = DOT_FONT if rings else BOX_FONT
-    jobs = _add(picture, "g", font_family=FONT, font_size=size)
-    for node in nodes:
-        (_add_dot if rings else _add_box)(jobs, node)
+def _dress(picture: ET.Element, graph: Any, nodes: Sequence[_Node], rings: bool) -> None:
+    """Bend igraph's straight lines, label its nodes where there is room, add tooltips, paper and a legend."""
+    layers = picture.findall(f"{{{SVG}}}g")
+    picture.remove(picture[0])  # arrowheads: which of two jobs is the parent can be seen
+    lines, jobs = layers
+    _strip(picture), _strip(lines), _strip(jobs)
+    _set(lines, fill="none", stroke=LINE, stroke_width=1.4 if len(nodes) < MANY else 0.8)
+    for (above, below), line in zip(graph.get_edgelist(), lines, strict=True):
+        _strip(line)
+        _set(line, d=_curve(nodes[above], nodes[below], rings))
+    _set(jobs, font_family=FONT, font_size=DOT_FONT if rings else BOX_FONT)
+    for node, group in zip(nodes, jobs, strict=True):
+        shape, text = group
+        text.text = text[0].text
+        _strip(text), _strip(group)
+        text.remove(text[0])
+        _set(group, id=f"job{node.id}", transform=f"translate({node.x:.1f},{node.y:.1f})")
+        group.set("class", f"job {node.status}")
+        (_dress_dot if rings else _dress_box)(node, shape, text)
+        title = ET.Element(f"{{{SVG}}}title")
+        title.text = f"job {node.id}: {node.label} ({node.status})"
+        group.insert(0, title)
     _frame(picture, nodes, rings)
-
-
-def _end(path: ET.Element, which: str) -> int | None:
-    """Return the index of the node at an end of a line that igraph wrote."""
-    named = next((value for key, value in path.attrib.items() if key.endswith(f"}}connection-{which}")), None)
-    return None if named is None else int(named.removeprefix("#g"))
 
 
 def _curve(above: _Node, below: _Node, rings: bool) -> str:
     if not rings:
-        x, y, end = above.x + above.box_width, above.y, below.x
-        middle = (below.x + x) / 2 if below.x - x < COLUMN_GAP else below.x - COLUMN_GAP / 2
-        return f"M{x:.1f},{y:.1f} L{middle - COLUMN_GAP / 2:.1f},{y:.1f} " * (middle - COLUMN_GAP / 2 > x) + (
-            f"M{max(x, middle - COLUMN_GAP / 2):.1f},{y:.1f} "
-            f"C{middle:.1f},{y:.1f} {middle:.1f},{below.y:.1f} {end:.1f},{below.y:.1f}"
+        # Straight to the end of the parent's column, so that lines of siblings bend at one place.
+        start, bend = above.x + above.box_width, below.x - COLUMN_GAP
+        middle = bend + COLUMN_GAP / 2
+        return (
+            f"M{start:.1f},{above.y:.1f} H{bend:.1f} "
+            f"C{middle:.1f},{above.y:.1f} {middle:.1f},{below.y:.1f} {below.x:.1f},{below.y:.1f}"
         )
-    # Along the spokes at both ends, as in a radial dendrogram.
+    # Along the spokes at both ends; from the centre straight away.
     between = (math.hypot(above.x, above.y) + math.hypot(below.x, below.y)) / 2
-    x1, y1 = between * math.cos(above.angle), between * math.sin(above.angle)
-    x2, y2 = between * math.cos(below.angle), between * math.sin(below.angle)
-    if not above.x and not above.y:
-        x1, y1 = x2, y2
+    from_centre = not above.x and not above.y
+    x1, y1 = _polar(between, below.angle if from_centre else above.angle)
+    x2, y2 = _polar(between, below.angle)
     return f"M{above.x:.1f},{above.y:.1f} C{x1:.1f},{y1:.1f} {x2:.1f},{y2:.1f} {below.x:.1f},{below.y:.1f}"
 
 
-def _add_box(jobs: ET.Element, node: _Node) -> None:
-    group = _add_job(jobs, node)
-    top = node.y - BOX_HEIGHT / 2
-    _add(group, "rect", x=node.x, y=top, width=node.box_width, height=BOX_HEIGHT, rx=6, fill=node.colour)
-    middle = node.x + node.box_width / 2
-    _add(group, "text", node.shown, x=middle, y=node.y + BOX_FONT * 0.35, fill=PAPER, text_anchor="middle")
+def _dress_box(node: _Node, shape: ET.Element, text: ET.Element) -> None:
+    _strip(shape)
+    _set(shape, x=0, y=-BOX_HEIGHT / 2, width=node.box_width, height=BOX_HEIGHT, rx=6, fill=node.colour)
+    _set(text, x=node.box_width / 2, y=BOX_FONT * 0.35, fill=PAPER, text_anchor="middle")
 
 
-def _add_dot(jobs: ET.Element, node: _Node) -> None:
-    group = _add_job(jobs, node)
-    _add(group, "circle", cx=node.x, cy=node.y, r=DOT if node.is_leaf else DOT * 1.5, fill=node.colour)
+def _dress_dot(node: _Node, shape: ET.Element, text: ET.Element) -> None:
+    if not node.is_leaf:
+        _set(shape, r=DOT * 1.25)
+    if not node.is_labelled:
+        text.text = None
+        return
     # Leaves are labelled outwards, the others inwards, where fewer lines are; text is never upside down.
-    outwards, right = node.is_leaf, math.cos(node.angle) >= -1e-9
-    away = DOT * 2 if outwards == right else -DOT * 2
+    right = math.cos(node.angle) > -1e-9
+    forward = node.is_leaf == right
     degrees = math.degrees(node.angle) + (0 if right else 180)
-    text = _add(group, "text", node.shown, x=away, y=DOT_FONT * 0.35, fill=INK)
-    text.set("text-anchor", "start" if outwards == right else "end")
-    text.set("transform", f"translate({node.x:.1f},{node.y:.1f}) rotate({degrees:.2f})")
-
-
-def _add_job(jobs: ET.Element, node: _Node) -> ET.Element:
-    group = _add(jobs, "g", id=f"job{node.id}", **{"class": f"job {node.status}"})
-    _add(group, "title", f"job {node.id}: {node.label} ({node.status})")
-    return group
+    _set(text, x=DOT * 2 if forward else -DOT * 2, y=DOT_FONT * 0.35, fill=INK, transform=f"rotate({degrees:.2f})")
+    _set(text, text_anchor="start" if forward else "end")
 
 
 def _frame(picture: ET.Element, nodes: Sequence[_Node], rings: bool) -> None:
     """Put paper and a legend behind and above the drawing, and say how large it all is."""
-    reach = max(_text_width(node.shown, DOT_FONT) for node in nodes) + 3 * DOT if rings else BOX_HEIGHT / 2
+    labels = (_text_width(node.shown, DOT_FONT) for node in nodes if node.is_leaf and node.is_labelled)
+    reach = max(labels, default=0.0) + 3 * DOT if rings else BOX_HEIGHT / 2
     left = min(node.x for node in nodes) - (reach if rings else 0)
     right = max(node.x + (reach if rings else node.box_width) for node in nodes)
     top, bottom = min(node.y for node in nodes) - reach, max(node.y for node in nodes) + reach
@@ -282,13 +311,11 @@ def _frame(picture: ET.Element, nodes: Sequence[_Node], rings: bool) -> None:
     right = max(right, left + legend_width)
     x, y = left - MARGIN, top - MARGIN
     width, height = right - left + 2 * MARGIN, bottom - top + 2 * MARGIN
-    paper = ET.Element(f"{{{SVG}}}rect", _attributes(x=x, y=y, width=width, height=height, fill=PAPER))
+    paper = ET.Element(f"{{{SVG}}}rect")
+    _set(paper, x=x, y=y, width=width, height=height, fill=PAPER)
     picture.insert(0, paper)
-    shrunk = min(1.0, WIDEST / max(width, height))
-    for key, value in _attributes(
-        viewBox=f"{x:.1f} {y:.1f} {width:.1f} {height:.1f}", width=width * shrunk, height=height * shrunk
-    ).items():
-        picture.set(key, value)
+    shrunk = min(1.0, WIDEST / max(width, height)) if rings else 1.0
+    _set(picture, viewBox=f"{x:.1f} {y:.1f} {width:.1f} {height:.1f}", width=width * shrunk, height=height * shrunk)
 
 
 def _add_legend(
@@ -296,7 +323,8 @@ def _add_legend(
 ) -> tuple[float, float]:
     """Say above the drawing what the colours mean; returns (height, width). It grows with the picture."""
     size = max(13.0, extent / 90)
-    legend = _add(picture, "g", font_family=FONT, font_size=size)
+    legend = ET.SubElement(picture, f"{{{SVG}}}g")
+    _set(legend, font_family=FONT, font_size=size)
     middle = top - size * 1.6
     x = left
     total = f"{len(nodes)} job{'s' if len(nodes) > 1 else ''}"
@@ -313,17 +341,21 @@ def _add_legend(
     return size * 2.6, x - left
 
 
-def _add(parent: ET.Element, tag: str, text: str | None = None, /, **attributes: Any) -> ET.Element:
-    element = ET.SubElement(parent, f"{{{SVG}}}{tag}", _attributes(**attributes))
+def _add(parent: ET.Element, tag: str, text: str | None = None, /, **attributes: Any) -> None:
+    element = ET.SubElement(parent, f"{{{SVG}}}{tag}")
     element.text = text
-    return element
+    _set(element, **attributes)
 
 
-def _attributes(**values: Any) -> dict[str, str]:
-    return {
-        key.replace("_", "-"): f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
-        for key, value in values.items()
-    }
+def _set(element: ET.Element, **attributes: Any) -> None:
+    for name, value in attributes.items():
+        text = f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+        element.set(name if name == "viewBox" else name.replace("_", "-"), text)
+
+
+def _strip(element: ET.Element) -> None:
+    """Remove what igraph says to Inkscape, and styles, which would win over attributes."""
+    element.attrib.clear()
 
 
 def _save(picture: ET.Element, path: str | os.PathLike[str]) -> None:

@@ -200,7 +200,11 @@ class CeleryPublisher:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.Lock()
-            self._producer = None  # the parent's; its socket must not be spoken on from here
+            _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
+            self._producer = None
+
+
+_inherited: list[Producer | None] = []
 
 
 def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:

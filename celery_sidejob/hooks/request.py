@@ -39,7 +39,7 @@ class JobRequest(Request):
         self._key: Key | None = (header["job"], header["for_run"]) if header else None
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
-            heartbeat.runs.received(self._key)
+            heartbeat.runs.received(self._key, getattr(self._task, "lease", None))
 
     @property
     def request_dict(self) -> dict[str, Any]:

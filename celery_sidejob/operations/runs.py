@@ -89,7 +89,7 @@ def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hol
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            found = runtime.connections.transact("claim", work)
+            found = runtime.connections.transact("claim", work, single=True)
             break
         except StoreUnavailableError as error:
             uncertain = uncertain or isinstance(error, OutcomeUnknown)
@@ -214,7 +214,7 @@ def _end(
     changes = list(unit.changes) if unit is not None else []
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes)
     applied = Applied(runtime, executor, changes, own=hold.job_id)
-    applied.lock([hold.job_id])
+    applied.lock([hold.job_id], with_parents=True)
     job = applied.rows[hold.job_id]
     _check_fence(hold, job, any_unit=from_outside)
     if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
@@ -291,11 +291,11 @@ def close_asking(
     runtime: Runtime, executor: Executor, job: Any, *, outcome: Status, result: str, aftermath: Aftermath
 ) -> str | None:
     """Close the job's open asking, if it has one, together with the rows of its continuations."""
-    task_id = askings.current(executor, job.id)
-    if task_id is None:
+    unwanted = not runtime.results.wanted(job.task, None)
+    row = askings.close(executor, job.id, outcome=outcome, result=result, unwanted=unwanted)
+    if row is None:
         return None
-    row = askings.close(executor, job.id, outcome=outcome, result=result, stored=False)
-    assert row is not None
+    task_id: str = row.task_id
     options = json.loads(row.options) if row.options else None
     ended = Outcome(task_id, job.id, job.task, job.queue, outcome, result, options)
     for continuation in runtime.results.continuations(ended):
@@ -306,7 +306,7 @@ def close_asking(
         aftermath.continuations.append(continuation)
     if runtime.results.wanted(job.task, options):
         aftermath.outcomes.append(ended)
-    else:
+    elif options:
         askings.mark_stored(executor, [task_id])
     return task_id
 

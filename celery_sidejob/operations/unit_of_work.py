@@ -155,11 +155,12 @@ class Applied:
 
     # -- what is touched -----------------------------------------------------------------------------------------
 
-    def lock(self, also: Iterable[int] = ()) -> None:
+    def lock(self, also: Iterable[int] = (), *, with_parents: bool = False) -> None:
         """Find out which jobs the changes touch and lock them all, in one statement."""
         touched, upward, downward = self._touched()
         touched.update(also)
-        upward.update(also if self._own is not None else ())
+        if with_parents:
+            upward.update(also)
         executor = self._executor
         # What decides the set is read without locks; jobs that this transaction creates are not there yet.
         old = sorted((touched | upward) - self._new.keys())

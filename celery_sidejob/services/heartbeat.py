@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
-import select
+import signal
 import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..model.crash_points import reach
@@ -102,19 +103,15 @@ class Heartbeat:
         for task in tasks:
             task()
         given_back = self._reconcile() if self._reconcile_is_due() else 0
+        given_back += self._cancel_overdue()
         return Beat(beaten, orphans, given_back)
 
     def wait_s(self) -> float:
         """Return how long to wait; a liveness lock that drops ends the wait."""
-        if self._lock is not None:
-            try:
-                ready, _, _ = select.select([self._lock.connection.fileno()], [], [], WATCH_S)
-            except (OSError, ValueError):
-                ready = [0]
-            if ready:
-                self._lock_lost = True
-            return 0.0
-        return WATCH_S
+        if self._lock is None or self._lock_lost:
+            return WATCH_S
+        self._lock_lost = self._lock.dropped_within(WATCH_S)
+        return 0.0
 
     def close(self) -> None:
         """Close both connections; the lock falls with its own."""
@@ -188,6 +185,23 @@ class Heartbeat:
             messages.hasten(self.runtime.connections, job_id, run_no)
         self._look_again = True
         return rescued
+
+    def _cancel_overdue(self) -> int:
+        """Take back, as lost, runs whose body should have renewed their lease by itself, and end their process."""
+        leases = self.runs.own_leases()
+        if not leases:
+            return 0
+        taken = 0
+        for row in claims.overdue(self.runtime.connections, leases, worker_id=self.worker_id):
+            logger.warning("Run %d of job %d did not renew its lease in time", row.run_no, row.job_id)
+            taken += recovery.take_back(
+                self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
+            )
+            self.runs.over((row.job_id, row.run_no))
+            if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
+                with suppress(ProcessLookupError):
+                    os.kill(row.pid, signal.SIGKILL)
+        return taken
 
     def _reconcile_is_due(self) -> bool:
         # It reads the whole of `messages`, so only after a death here, and otherwise once per lease.

@@ -16,6 +16,7 @@ GRACE_S = 5.0
 @dataclass(slots=True)
 class _Entry:
     pid: int | None = None
+    lease_s: float | None = None
     over_at: float | None = None
 
 
@@ -26,10 +27,10 @@ class RunsHere:
         self._lock = threading.Lock()
         self._entries: dict[Key, _Entry] = {}
 
-    def received(self, key: Key) -> None:
-        """A delivery was received; its run may begin at any time."""
+    def received(self, key: Key, lease_s: float | None = None) -> None:
+        """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
         with self._lock:
-            self._entries[key] = _Entry()
+            self._entries[key] = _Entry(lease_s=lease_s)
 
     def accepted(self, key: Key, pid: int | None) -> None:
         """A process of the pool begins the run."""
@@ -50,6 +51,15 @@ class RunsHere:
             for key in gone:
                 del self._entries[key]
         return gone
+
+    def own_leases(self) -> dict[int, float]:
+        """Return the runs that renew their own lease, {job id: seconds}."""
+        with self._lock:
+            return {
+                job_id: entry.lease_s
+                for (job_id, _), entry in self._entries.items()
+                if entry.lease_s is not None and entry.pid is not None and entry.over_at is None
+            }
 
     def knows(self, key: Key) -> bool:
         """Tell whether the run may still be under way here, or has only just ended."""

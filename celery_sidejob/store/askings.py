@@ -23,13 +23,13 @@ def open_next(executor: Executor, job_id: int) -> str:
 
 _CLOSE = Statement("""
 UPDATE {askings} SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
-  stored_at = CASE WHEN %(stored)s THEN now() END
+  stored_at = CASE WHEN %(unwanted)s AND options IS NULL THEN now() END
 WHERE job_id = %(id)s AND closed_at IS NULL RETURNING task_id, options::text AS options""")
 
 
-def close(executor: Executor, job_id: int, *, outcome: str, result: str, stored: bool) -> Any | None:
-    """Close the job's open asking with its outcome; `stored` when no result backend wants the result."""
-    found = executor.run(_CLOSE, id=job_id, outcome=outcome, result=result, stored=stored)
+def close(executor: Executor, job_id: int, *, outcome: str, result: str, unwanted: bool) -> Any | None:
+    """Close the job's open asking with its outcome; `unwanted`: nobody waits for it, unless its options say so."""
+    found = executor.run(_CLOSE, id=job_id, outcome=outcome, result=result, unwanted=unwanted)
     return found[0] if found else None
 
 
@@ -54,15 +54,6 @@ ORDER BY a.closed_at LIMIT %(limit)s""")
 def unsent(executor: Executor, *, older_than_s: float, limit: int) -> Sequence[Any]:
     """Read closed askings whose result the backend does not have yet, oldest first."""
     return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit)
-
-
-_CURRENT = Statement("SELECT task_id FROM {askings} WHERE job_id = %(id)s AND closed_at IS NULL")
-
-
-def current(executor: Executor, job_id: int) -> str | None:
-    """Read the task id of the job's open asking."""
-    found = executor.run(_CURRENT, id=job_id)
-    return found[0].task_id if found else None
 
 
 _OUTCOME = Statement("""

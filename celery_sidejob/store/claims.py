@@ -7,7 +7,7 @@ a zombie's fence finds nothing (`run_no` alone would still match after a take-ba
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .jobs import FIRST_LOOK_S
@@ -25,7 +25,8 @@ WITH claimed AS (
     AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
   RETURNING id, run_no, run_kind, started),
 held AS (
-  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL
+  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL,
+    look_at = 'infinity'
   FROM claimed WHERE m.job_id = claimed.id),
 past AS (
   DELETE FROM {timers} t USING claimed
@@ -109,6 +110,30 @@ def end(
         retry=retry, error=error,
     )  # fmt: skip
     return found[0] if found else None
+
+
+_TOUCH = Statement("""
+UPDATE {messages} SET locked_at = now()
+WHERE job_id = %(id)s AND for_run = %(run_no)s AND locked_by = %(worker_id)s RETURNING job_id""")
+
+
+def touch(executor: Executor, job_id: int, *, run_no: int, worker_id: int) -> bool:
+    """Move the deadline of a run that renews its own lease; False if the run is no longer current."""
+    return bool(executor.run(_TOUCH, id=job_id, run_no=run_no, worker_id=worker_id))
+
+
+_OVERDUE = Statement("""
+SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid
+FROM {messages} m JOIN unnest(%(ids)s::bigint[], %(leases_s)s::double precision[]) AS r(job_id, lease_s)
+  ON m.job_id = r.job_id
+WHERE m.locked_by = %(worker_id)s AND m.locked_at < now() - make_interval(secs => r.lease_s)""")
+
+
+def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) -> Sequence[Any]:
+    """Read which of a worker's runs, {job id: lease in seconds}, have not renewed their own lease in time."""
+    return executor.run(
+        _OVERDUE, ids=list(leases), leases_s=[float(lease) for lease in leases.values()], worker_id=worker_id
+    )
 
 
 _OUTCOME = Statement("SELECT run_no, unit_no, worker_id, ended_run, status FROM {jobs} WHERE id = %(id)s")

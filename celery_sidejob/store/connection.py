@@ -7,6 +7,7 @@ connection. A connection that was idle for `IDLE_S` is closed.
 from __future__ import annotations
 
 import os
+import select
 import threading
 import time
 import weakref
@@ -51,24 +52,26 @@ class Connections:
         self._pid = os.getpid()
         _pools.add(self)
 
-    def transact(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+    def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
-        `work` is repeated whole after a deadlock or when it raises `Moved`, and once after a connection that had
-        died while idle; it must not have effects outside the transaction. Raises `OutcomeUnknown` when the
-        connection breaks during the commit, `StoreUnavailableError` when nothing was committed.
+        With `single` it is one statement, which needs no BEGIN and no COMMIT. `work` is repeated whole after a
+        deadlock or when it raises `Moved`, and once after a connection that had died while idle; it must not have
+        effects outside the transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
+        `StoreUnavailableError` when nothing was committed.
         """
         fresh = False
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(fresh)
             try:
-                result = executor.in_transaction(name, work)
+                result = executor.in_transaction(name, work, single)
             except (pg.DeadlockDetected, pg.SerializationFailure, Moved):
                 self._release(executor)
                 if attempt == ATTEMPTS:
                     raise
             except OutcomeUnknown:
                 executor.close()
+                self.close()  # the idle ones have probably died with it
                 raise
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 broken = executor.broken
@@ -92,8 +95,15 @@ class Connections:
         raise AssertionError("unreachable")
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
-        """Run one statement as a transaction of its own."""
-        return self.transact("read", lambda executor: executor.run(statement, **parameters))
+        """Run one statement that may be repeated, as a transaction of its own."""
+
+        def work(executor: OwnExecutor) -> list[Any]:
+            return executor.run(statement, **parameters)
+
+        try:
+            return self.transact("read", work, single=True)
+        except OutcomeUnknown:  # it had died while it was idle, or has just broken
+            return self.transact("read", work, single=True)
 
     def borrow(self, transaction: Any) -> Borrowed:
         """Return an executor over a transaction of the caller's, which must lead to this store's database."""
@@ -183,8 +193,10 @@ class OwnExecutor:
         self._cursor.execute(statement.render(self._schema), parameters or None)
         return rows(self._cursor)
 
-    def in_transaction(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
-        """Run `work` between BEGIN and COMMIT; roll back on any error."""
+    def in_transaction(self, name: str, work: Callable[[OwnExecutor], T], single: bool = False) -> T:
+        """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error."""
+        if single:
+            return self._as_one_statement(name, work)
         self._cursor.execute("BEGIN")
         try:
             result = work(self)
@@ -206,6 +218,31 @@ class OwnExecutor:
                 f"The connection broke while {name!r} was being committed: it may or may not have been applied."
             ) from error
         return result
+
+    def _as_one_statement(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        try:
+            reach(f"{name}:before-commit")
+        except AnswerLost as lost:
+            self.close()
+            raise StoreUnavailableError(str(lost)) from lost
+        try:
+            result = work(self)
+            reach(f"{name}:after-commit")
+        except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
+            if isinstance(error, psycopg.Error) and not self.broken:
+                raise  # Postgres answered: it failed
+            raise OutcomeUnknown(
+                f"The connection broke during {name!r}: it may or may not have been applied."
+            ) from error
+        return result
+
+    def dropped_within(self, timeout_s: float) -> bool:
+        """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
+        try:
+            ready, _, _ = select.select([self.connection.fileno()], [], [], timeout_s)
+        except (psycopg.Error, OSError, ValueError):
+            return True
+        return bool(ready)
 
     @property
     def broken(self) -> bool:

@@ -1,0 +1,9 @@
+"""A merge that nobody finished."""
+
+
+def answer():
+<<<<<<< ours
+    return 42
+=======
+    return 41 + 1
+>>>>>>> theirs

@@ -1,0 +1,176 @@
+"""A census of Python code by durable jobs: how many lines, functions, classes and imports there are below a path.
+
+A directory's job makes one child job for each of its sub-directories and files. A file's job parses it and sends what
+it counted to its parent's port; a directory adds up what its children send and hands the sum on, up to the root. What
+does not parse is announced on a channel, and one job collects it. Whatever dies meanwhile, each file counts once.
+
+    export SIDEJOB_DATABASE_URL=postgresql://localhost/census CELERY_BROKER_URL=redis://localhost:6379/0
+    celery -A code_census sidejob db upgrade
+    celery -A code_census worker --beat
+    python -c "import code_census; root, _ = code_census.start({'/usr/lib/python3': 1}); print(root.wait().state)"
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+from zlib import crc32
+
+from celery import Celery
+
+from celery_sidejob import Job, RunningJob, SideJob, sidejob_task
+
+app = Celery("census")
+app.conf.task_default_queue = os.environ.get("CENSUS_QUEUE", "census")
+sidejob = SideJob(app)
+
+COUNTED: dict[str, tuple[type[ast.AST], ...]] = {
+    "functions": (ast.FunctionDef, ast.AsyncFunctionDef),
+    "classes": (ast.ClassDef,),
+    "imports": (ast.Import, ast.ImportFrom),
+}
+SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages"})
+UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError)
+"""What `count` raises for a file that cannot be read or parsed."""
+CHANNEL = "/census/unreadable"
+
+
+def start(paths: dict[str, int]) -> tuple[Job, Job]:
+    """Begin a census of the paths, each with the n of "one file in n is counted"; returns its root and its collector.
+
+    When the root is completed, its state holds the totals. Then terminate the collector; once it is terminated, its
+    state holds what could not be read.
+    """
+    collector = collect.enqueue()  # first, so that it is subscribed before anybody announces anything
+    return census.enqueue((paths,)), collector
+
+
+# -- the jobs ---------------------------------------------------------------------------------------------------------
+
+
+@sidejob_task(inports=["counts"])
+def census(job: RunningJob, paths: dict[str, int]) -> None:
+    """Add up what the paths' jobs have counted; the root of all jobs."""
+    add_up(job)
+
+
+@census.on_startup
+def _(job: RunningJob) -> None:
+    split(job, [(Path(path), one_in) for path, one_in in job.args[0].items()])
+
+
+@sidejob_task(inports=["counts"])
+def count_directory(job: RunningJob, path: str, one_in: int) -> None:
+    """Add up what the children have counted, and hand the sum on."""
+    add_up(job)
+
+
+@count_directory.on_startup
+def _(job: RunningJob) -> None:
+    path, one_in = job.args
+    split(job, [(entry, one_in) for entry in entries(path, one_in)])
+
+
+@sidejob_task
+def count_file(job: RunningJob, path: str) -> None:
+    """Count one file, and send the counts to the parent; announce the file if it cannot be read."""
+    try:
+        counts = count(path)
+    except UNREADABLE as error:
+        counts = {"unreadable": 1}
+        sidejob.publish(CHANNEL, {"path": path, "error": f"{type(error).__name__}: {error}"})
+    send(job, {"files": 1, **counts})
+
+
+@sidejob_task(inports={"unreadable": {"channels": [CHANNEL]}})
+def collect(job: RunningJob) -> None:
+    """Keep what was announced so far, and wait for more."""
+    for found in job.for_inputs("unreadable"):
+        job.set({found["path"]: found["error"]})
+    job.suspend()
+
+
+@collect.on_shutdown
+def _(job: RunningJob) -> None:
+    for found in job.input("unreadable"):  # what came between the last run and the termination
+        job.set({found["path"]: found["error"]})
+
+
+# -- what they share --------------------------------------------------------------------------------------------------
+
+
+def split(job: RunningJob, parts: list[tuple[Path, int]]) -> None:
+    """Make a child job for each path, and note how many will send their counts. All are made by one commit."""
+    children = []
+    for path, one_in in parts:
+        task, args = (count_directory, (str(path), one_in)) if path.is_dir() else (count_file, (str(path),))
+        name = path.name if job.parent else str(path)[-255:]
+        children.append({"task": task, "args": args, "parent": job, "child_name": name})
+    sidejob.enqueue_many(children)
+    job.set(totals={}, waiting=len(children))
+    if not children:
+        send(job, {})
+
+
+def add_up(job: RunningJob) -> None:
+    """Add what has come since the last run; the last child's counts complete the job, others leave it suspended.
+
+    A turn's reading, its new totals and the packet for the parent are one commit, so each count is added exactly once,
+    and the sum is sent exactly once: in the turn in which nothing is left to wait for.
+    """
+    state = job.state
+    totals, waiting = Counter(state["totals"]), state["waiting"]
+    for counts in job.for_inputs("counts", commit_every=50):
+        totals.update(counts)
+        waiting -= 1
+        job.set(totals=totals, waiting=waiting)
+        if not waiting:
+            send(job, totals)
+    if waiting:
+        job.suspend()  # the next child's packet, or its end, asks for the next run
+
+
+def send(job: RunningJob, counts: dict[str, int]) -> None:
+    """Send counts to the parent's port; the root keeps its totals."""
+    if job.parent:
+        job.parent.input("counts").write(counts)
+
+
+# -- reading code -----------------------------------------------------------------------------------------------------
+
+
+def entries(directory: str | Path, one_in: int) -> list[Path]:
+    """Return a directory's sub-directories and Python files, of the files one in so many, by name."""
+    try:
+        found = sorted(Path(directory).iterdir())
+    except OSError:
+        return []
+    return [path for path in found if is_directory(path) or is_counted(path, one_in)]
+
+
+def is_directory(path: Path) -> bool:
+    """Tell whether a census goes into a directory; a link may lead in a circle."""
+    return path.name not in SKIPPED and path.is_dir() and not path.is_symlink() and is_text(path)
+
+
+def is_counted(path: Path, one_in: int) -> bool:
+    """Tell whether a path is a Python file and, if only one in so many is counted, among those: always the same."""
+    return path.suffix == ".py" and path.is_file() and is_text(path) and crc32(path.name.encode()) % one_in == 0
+
+
+def is_text(path: Path) -> bool:
+    """Tell whether the name is text, as a job's argument must be; a file's name may be any bytes."""
+    return path.name.isprintable()
+
+
+def count(path: str | Path) -> dict[str, int]:
+    """Parse a file and count what is in it; raises one of `UNREADABLE`."""
+    source = Path(path).read_bytes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on old code: invalid escapes
+        nodes = Counter(map(type, ast.walk(ast.parse(source))))
+    counts = {what: sum(nodes[kind] for kind in kinds) for what, kinds in COUNTED.items()}
+    return {"lines": len(source.splitlines()), **counts}
