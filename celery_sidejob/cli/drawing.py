@@ -24,7 +24,7 @@ from ..model.status import Status
 
 SVG = "http://www.w3.org/2000/svg"
 
-COLOURS = {
+COLOURS: dict[str, str] = {
     Status.QUEUED: "#8aa4c8",
     Status.RUNNING: "#1f78d1",
     Status.SUSPENDED: "#e3a008",
@@ -74,7 +74,7 @@ def draw_tree(rows: Iterable[tuple[int, int | None, str, str]], path: str | os.P
     """Draw jobs, given as (id, parent id, label, status), into an SVG file, and return how many they were.
 
     A job whose parent is not among the rows is a root; siblings keep the order of the rows. Raises ValueError without
-    any row, and OSError if the file cannot be written: an older one is then as it was.
+    any row, and OSError if the file cannot be written.
     """
     igraph = require_igraph()
     nodes = _nodes(rows)
@@ -116,7 +116,7 @@ class _Node:
 
     @property
     def colour(self) -> str:
-        return COLOURS.get(self.status, UNKNOWN)  # type: ignore[call-overload, no-any-return]  # a str is found as well
+        return COLOURS.get(self.status, UNKNOWN)
 
     @property
     def box_width(self) -> float:
@@ -210,7 +210,9 @@ def _text_width(text: str, size: float) -> float:
 
 def _printable(text: str) -> str:
     """Replace what XML cannot hold, and line breaks."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+    return "".join(
+        "\ufffd" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text
+    )
 
 
 # -- the drawing ------------------------------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ def _add_legend(
     counts = Counter(node.status for node in nodes)
     known = [str(status) for status in COLOURS if status in counts]
     for status in [*known, *sorted(counts.keys() - set(known))]:
-        colour = COLOURS.get(status, UNKNOWN)  # type: ignore[call-overload]  # as above
+        colour = COLOURS.get(status, UNKNOWN)
         _add(legend, "circle", cx=x + size * 0.4, cy=middle, r=size * 0.4, fill=colour)
         text = f"{counts[status]} {status}"
         _add(legend, "text", text, x=x + size * 1.2, y=middle + size * 0.35, fill=FAINT)

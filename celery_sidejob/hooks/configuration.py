@@ -7,12 +7,17 @@ from typing import Any
 
 from celery import Celery
 
+from ..model.errors import SettingsError
 from ..model.settings import Settings, read_settings
 
 
 def settings_of(app: Celery) -> Settings:
     """Read, check and freeze the settings of an app: its configuration, then the environment, then defaults."""
-    return read_settings(_ours(app), os.environ, namespace=app.namespace)
+    settings = read_settings(_ours(app), os.environ, namespace=app.namespace)
+    for name in ("durable_tasks", "failover_urls"):
+        if getattr(settings, name):  # a promise that is not kept yet must not look kept
+            raise SettingsError(f"sidejob_{name} is for durable tasks, which this version does not have yet")
+    return settings
 
 
 def _ours(app: Celery) -> dict[str, Any]:

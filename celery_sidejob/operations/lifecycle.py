@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
-from ..store import jobs
+from ..store import jobs, messages
 from ..store.connection import Moved
 from ..store.statement import Executor
 from .runtime import Runtime
@@ -17,6 +19,18 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     and zombies find no row.
     """
 
+    return _delete(runtime, job_id, frozenset({Status.TERMINATED}))
+
+
+def delete_finished(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
+    """Delete a job and everything below it if all rest in `statuses` and nothing is still to happen to any."""
+    try:
+        return _delete(runtime, job_id, statuses)
+    except JobNotFoundError:
+        return False
+
+
+def _delete(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
     def work(executor: Executor) -> bool:
         before = {row.id for row in jobs.subtree(executor, [job_id])}
         if not before:
@@ -24,7 +38,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
         locked = jobs.lock_exclusively(executor, before)
         if {row.id for row in jobs.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
-        if any(row.status != Status.TERMINATED for row in locked.values()):
+        if any(row.status not in statuses for row in locked.values()) or messages.pending(executor, before):
             return False
         jobs.delete(executor, before)
         return True

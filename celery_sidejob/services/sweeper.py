@@ -21,6 +21,7 @@ from ..operations import recovery
 from ..operations.runtime import Runtime, doorbell
 from ..operations.unit_of_work import apply_noted_asks
 from ..store import askings, asks, claims, messages, workers
+from .pruner import PRUNE_S, Pruner
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -66,6 +67,7 @@ class Sweeper:
         self._runtime = runtime
         self._settings = runtime.settings
         self._worker_id = worker_id
+        self._pruner = Pruner(runtime)
         self._sweeps = worker_id is None
         self._suspects = False
         self._trouble_at = float("-inf")
@@ -106,6 +108,8 @@ class Sweeper:
             self._publish(report)
         if self._is_time("results", RESULT_GRACE_S / 2):
             self._store_results(report)
+        if self._is_time("prune", PRUNE_S):
+            self._pruner.run_once()
         return report
 
     # -- workers -------------------------------------------------------------------------------------------------

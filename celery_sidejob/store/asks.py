@@ -125,3 +125,11 @@ GROUP BY job_id ORDER BY min(due_at)""")
 def due(executor: Executor, limit: int) -> list[int]:
     """Read the ids of jobs with due timers, those that have waited longest first."""
     return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
+
+
+_TIMERS_OF = Statement("SELECT due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s")
+
+
+def timers_of(executor: Executor, job_id: int, *, limit: int) -> Sequence[Any]:
+    """Read what the job will be asked, soonest first."""
+    return executor.run(_TIMERS_OF, id=job_id, limit=limit)

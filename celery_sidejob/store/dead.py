@@ -38,7 +38,19 @@ def bury(
 _COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
 _PAGE = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
+_OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
+
+
+_PRUNE = Statement("""
+DELETE FROM {dead} WHERE id IN (
+  SELECT id FROM {dead} WHERE died_at < now() - make_interval(secs => %(age_s)s) ORDER BY id LIMIT %(limit)s)
+RETURNING id""")
+
+
+def prune(executor: Executor, age_s: float, limit: int) -> int:
+    """Remove a page of the entries that are older than this; their jobs stay as they are."""
+    return len(executor.run(_PRUNE, age_s=age_s, limit=limit))
 
 
 def page(executor: Executor, *, after: int, limit: int) -> Sequence[Any]:
@@ -49,6 +61,12 @@ def page(executor: Executor, *, after: int, limit: int) -> Sequence[Any]:
 def get(executor: Executor, entry_id: int) -> Any | None:
     """Read one entry."""
     found = executor.run(_GET, id=entry_id)
+    return found[0] if found else None
+
+
+def of_job(executor: Executor, job_id: int) -> Any | None:
+    """Read a job's entry."""
+    found = executor.run(_OF_JOB, job_id=job_id)
     return found[0] if found else None
 
 

@@ -148,6 +148,24 @@ def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
     return executor.run(_SUBTREE, ids=list(ids))
 
 
+_NODE = """j.id, j.parent_id, j.name, j.task, j.status,
+  (SELECT count(*) FROM {jobs} c WHERE c.parent_id = j.id) AS children"""
+_NODE_OF = Statement(f"SELECT {_NODE} FROM {{jobs}} j WHERE j.id = %(id)s")
+_NODES_BELOW = Statement(f"""
+SELECT {_NODE} FROM {{jobs}} j WHERE j.parent_id = ANY(%(ids)s::bigint[]) ORDER BY j.parent_id, j.id LIMIT %(limit)s""")
+
+
+def node(executor: Executor, job_id: int) -> Any | None:
+    """Read a job as a tree shows it, with the number of its children."""
+    found = executor.run(_NODE_OF, id=job_id)
+    return found[0] if found else None
+
+
+def nodes_below(executor: Executor, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
+    """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them."""
+    return executor.run(_NODES_BELOW, ids=list(ids), limit=limit)
+
+
 _ANCESTORS = Statement("""
 WITH RECURSIVE up AS (
   SELECT id, parent_id FROM {jobs} WHERE id = %(id)s
@@ -174,6 +192,25 @@ _DELETE = Statement("DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 def delete(executor: Executor, ids: Iterable[int]) -> None:
     """Delete jobs with everything of theirs; the foreign key of children is checked at the statement's end."""
     executor.run(_DELETE, ids=list(ids))
+
+
+_OLD_ROOTS = Statement("""
+SELECT j.id FROM {jobs} j
+WHERE j.id > %(after)s AND j.id <= %(after)s + %(window)s AND j.parent_id IS NULL
+  AND j.status IN ('completed', 'terminated') AND j.ended_at < now() - make_interval(secs => %(age_s)s)
+ORDER BY j.id""")
+_LAST_ID = Statement("SELECT coalesce(max(id), 0) AS id FROM {jobs}")
+
+
+def old_roots(executor: Executor, *, after: int, window: int, age_s: float) -> Sequence[Any]:
+    """Read, among the next `window` ids, the jobs without a parent that finished longer ago than this."""
+    return executor.run(_OLD_ROOTS, after=after, window=window, age_s=age_s)
+
+
+def last_id(executor: Executor) -> int:
+    """Read the highest id there is."""
+    found: int = executor.run(_LAST_ID)[0].id
+    return found
 
 
 _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")

@@ -172,6 +172,17 @@ def waiting(executor: Executor, job_ids: Iterable[int]) -> Sequence[Any]:
     return executor.run(_WAITING, job_ids=list(job_ids))
 
 
+_OF_JOB = Statement("""
+SELECT m.task_id, m.for_run, m.queue, m.due_at, m.published_at, m.locked_at, w.ident AS locked_by
+FROM {messages} m LEFT JOIN {workers} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
+
+
+def of_job(executor: Executor, job_id: int) -> Any | None:
+    """Read the message of a job's present or next run, with the worker that holds it."""
+    found = executor.run(_OF_JOB, job_id=job_id)
+    return found[0] if found else None
+
+
 _PENDING = Statement("""
 SELECT EXISTS (SELECT FROM {messages} m WHERE m.job_id = ANY(%(job_ids)s::bigint[]))
   OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = ANY(%(job_ids)s::bigint[])) AS pending""")

@@ -120,3 +120,13 @@ def count(executor: Executor, port_id: int, *, seen: Sequence[int] = ()) -> int:
     """Count the packets that wait on a port."""
     packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen))[0].packets
     return packets
+
+
+_COUNT_BY_PORT = Statement(f"""
+SELECT o.id AS port_id, count(*) AS packets FROM {{ports}} o JOIN {{packets}} p ON p.port_id = o.id
+WHERE o.job_id = %(job_id)s AND {_FREE} GROUP BY o.id""")
+
+
+def count_by_port(executor: Executor, job_id: int) -> dict[int, int]:
+    """Count the packets that wait on each port of a job, {port id: packets}; empty ports are missing."""
+    return {row.port_id: row.packets for row in executor.run(_COUNT_BY_PORT, job_id=job_id)}

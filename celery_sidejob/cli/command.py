@@ -1,0 +1,51 @@
+"""What every command does: find the app's SideJob, and show our errors as one line with exit code 1."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import click
+
+from ..model.errors import SideJobError
+from .output import Output, one_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
+job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
+largest_id = 2**63 - 1
+
+
+class Failed(click.ClickException):
+    """Ends a command with one line, ``Error: …``, and exit code 1."""
+
+    def __init__(self, message: object) -> None:
+        super().__init__(one_line(str(message)))
+
+
+def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
+    """Call a command with the app's SideJob and where to print to, before its own parameters."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        context = click.get_current_context()
+        celery = context.find_root().obj
+        try:
+            return function(_sidejob_of(celery.app), Output(coloured=not celery.no_color), *args, **kwargs)
+        except SideJobError as error:
+            raise Failed(error) from error
+
+    return call
+
+
+def _sidejob_of(app: Any) -> Any:
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None:
+        raise Failed(
+            f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
+            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app)"
+        )
+    return sidejob

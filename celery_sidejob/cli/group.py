@@ -1,0 +1,23 @@
+"""The command group that Celery finds by the entry point `celery.commands`.
+
+It is imported by every `celery` command, before there is an app: nothing here may read configuration or connect.
+"""
+
+from __future__ import annotations
+
+import click
+
+from .database import db
+from .job import jobs, run, show, terminate
+from .stats import stats
+from .sweep import poll
+from .tree import tree
+
+
+@click.group()
+def sidejob() -> None:
+    """Look at durable jobs and their store, and set them going."""
+
+
+for _command in (jobs, show, tree, run, terminate, poll, stats, db):
+    sidejob.add_command(_command)

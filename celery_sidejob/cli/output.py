@@ -1,0 +1,120 @@
+"""Printing for people (tables) and for programs (one JSON document)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..model.status import Status
+
+STYLES: dict[str, str] = {
+    Status.QUEUED: "cyan",
+    Status.RUNNING: "bold blue",
+    Status.SUSPENDED: "yellow",
+    Status.COMPLETED: "green",
+    Status.FAILED: "bold red",
+    Status.TERMINATING: "magenta",
+    Status.TERMINATED: "bright_black",
+}
+LONGEST_VALUE = 200
+"""Characters of a value in a table; `--json` has all of them."""
+
+
+class Output:
+    """Prints to the standard output of a command."""
+
+    def __init__(self, *, coloured: bool) -> None:
+        self._coloured = coloured
+
+    def json(self, document: Any) -> None:
+        """Print one JSON document; times are ISO 8601, and other values as their text."""
+        click.echo(json.dumps(document, default=_plain, indent=2))
+
+    def show(self, *parts: RenderableType) -> None:
+        """Print tables, trees and texts, as wide as the terminal; to a file or a pipe as wide as they are."""
+        console = Console(
+            file=sys.stdout, no_color=not self._coloured or None, markup=False, highlight=False, emoji=False
+        )
+        if not console.is_terminal:
+            console.width = max([80, *(console.measure(part, options=console.options.update(width=10_000)).maximum
+                                       for part in parts)])  # fmt: skip
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text))
+
+    def note(self, message: str) -> None:
+        """Say something that is not part of the answer."""
+        click.echo(one_line(message), err=True)
+
+
+def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
+    """Return a table of texts; whatever is no text is shown as JSON, times as people write them."""
+    made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, name in zip(made.columns, columns, strict=True):
+        column.overflow = "fold"
+        if name in ("Job", "Status"):
+            column.no_wrap = True
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text | Table) else text(cell) for cell in row))
+    return made
+
+
+def facts(rows: Mapping[str, Any]) -> Table:
+    """Return a list of names and values without a frame; rows without a value are left out."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bright_black", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in rows.items():
+        if value is not None and value != "":
+            made.add_row(name, value if isinstance(value, Text) else text(value))
+    return made
+
+
+def text(value: Any) -> Text:
+    """Return a value for a cell, harmless and on one line."""
+    if value is None:
+        return Text("")
+    if isinstance(value, datetime):
+        return Text(value.astimezone().isoformat(" ", "seconds"))
+    return Text(printable(value) if isinstance(value, str) else shortened(value))
+
+
+def status(name: str) -> Text:
+    """Return a status in its colour."""
+    return Text(name, style=STYLES.get(name, ""))
+
+
+def shortened(value: Any) -> str:
+    """Return a value as JSON, cut where it is long."""
+    shown = printable(json.dumps(value, default=_plain, ensure_ascii=False))
+    return shown if len(shown) <= LONGEST_VALUE else shown[: LONGEST_VALUE - 1] + "…"
+
+
+def printable(value: str, *, keep: str = "") -> str:
+    """Escape control characters: a name or a traceback must not move the cursor of who reads it."""
+    return "".join(
+        character
+        if character in keep or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        else character.encode("unicode_escape").decode()
+        for character in value
+    )
+
+
+def one_line(message: str) -> str:
+    """Return a message as one line."""
+    return printable(" ".join(message.split()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return str(value)

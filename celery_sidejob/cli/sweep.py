@@ -1,0 +1,42 @@
+"""`poll`: sweeps once, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from .command import as_json, with_sidejob
+from .output import Output, table
+
+MEANINGS = {
+    "published": "messages given to the broker",
+    "missing": "of them published before and not heard of since",
+    "timers": "jobs asked by timers that were due",
+    "rescued": "lost runs rescued",
+    "declared_dead": "workers declared dead",
+    "results": "results brought to the result backend",
+    "unpublished": "messages the broker did not take; they are tried again",
+    "broker_emptied": "the broker had been emptied",
+}
+
+
+@click.command()
+@as_json
+@with_sidejob
+def poll(sidejob: Any, output: Output, as_json: bool) -> None:
+    """Sweep once: publish what is due or missing, apply timers, rescue lost runs. Workers do this by themselves."""
+    # Receivers of our signals and the tasks of continuations are in the app's modules, as in a worker.
+    sidejob.app.loader.import_default_modules()
+    report = asdict(sidejob.poll())
+    if as_json:
+        output.json(report)
+    elif any(report.values()):
+        rows = [
+            ("yes" if found is True else found, MEANINGS.get(what, what)) for what, found in report.items() if found
+        ]
+        output.show(table("", "", rows=rows))
+    else:
+        output.show(Text("All is well: nothing was due, missing or lost."))

@@ -1,0 +1,75 @@
+"""`tree`: a job and everything below it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+from rich.tree import Tree
+
+from ..inspection import Inspection, Node
+from .command import Failed, as_json, job_argument, largest_id, with_sidejob
+from .drawing import draw_tree, require_igraph
+from .output import Output, printable, status
+
+
+@click.command()
+@job_argument
+@click.option("--depth", type=click.IntRange(0, largest_id), help="At most so many levels below the job.")
+@click.option(
+    "--limit", type=click.IntRange(1, largest_id), default=1000, show_default=True, help="At most so many jobs."
+)
+@click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
+@as_json
+@with_sidejob
+def tree(
+    sidejob: Any, output: Output, job_id: str, depth: int | None, limit: int, svg: str | None, as_json: bool
+) -> None:
+    """Show a job and everything below it."""
+    if svg is not None:
+        require_igraph()
+    nodes = Inspection(sidejob.runtime).tree(sidejob.get(job_id), depth=depth, limit=limit)
+    if svg is not None:
+        _draw(nodes, svg)
+    if as_json:
+        output.json([asdict(node) for node in nodes])
+    elif svg is not None:
+        output.show(Text(f"Drew {len(nodes)} {'job' if len(nodes) == 1 else 'jobs'} into {printable(svg)}"))
+    else:
+        output.show(_grown(nodes))
+    if _left_out(nodes):
+        output.note(f"These are {len(nodes)} jobs; there are more below them: raise --limit or --depth.")
+
+
+def _draw(nodes: list[Node], path: str) -> None:
+    try:
+        draw_tree(((node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes), path)
+    except OSError as error:
+        raise Failed(f"Cannot write {path}: {error.strerror}.") from error
+
+
+def _grown(nodes: list[Node]) -> Tree:
+    left_out = _left_out(nodes)
+    trees: dict[int, Tree] = {}
+    for node in nodes:
+        line = Text.assemble((str(node.id), "bold"), f"  {printable(_label(node))}  ", status(node.status))
+        # A parent comes before its children; the first node's own is not here.
+        above = trees.get(node.parent) if node.parent is not None else None
+        trees[node.id] = above.add(line) if above is not None else Tree(line)
+    for job_id, count in left_out.items():
+        shown = len(trees[job_id].children)
+        trees[job_id].add(Text(f"… {count} more" if shown else f"… {count} below", style="bright_black"))
+    return trees[nodes[0].id]
+
+
+def _label(node: Node) -> str:
+    return node.task if node.child_name is None else f"{node.child_name}: {node.task}"
+
+
+def _left_out(nodes: list[Node]) -> dict[int, int]:
+    """Return how many children of each job are not shown."""
+    shown = Counter(node.parent for node in nodes[1:])
+    return {node.id: node.children - shown[node.id] for node in nodes if node.children > shown[node.id]}

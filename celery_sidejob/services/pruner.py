@@ -1,0 +1,53 @@
+"""Removes what has been finished for longer than the settings keep it, a bounded page at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..model.status import Status
+from ..operations.lifecycle import delete_finished
+from ..operations.runtime import Runtime
+from ..store import dead, jobs
+
+PRUNE_S = 60.0
+WINDOW = 5000
+"""How many ids one turn looks at; the next turn goes on behind them, and begins anew at the end."""
+PAGE = 1000
+
+KEPT_NO_LONGER = frozenset({Status.COMPLETED, Status.TERMINATED})
+"""Failed jobs are in the dead set: a person decides about them, or `sidejob_dead_retention`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What one turn removed."""
+
+    jobs: int = 0
+    dead: int = 0
+
+
+class Pruner:
+    """Prunes one schema; only its sweeper calls this."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._after = 0
+
+    def run_once(self) -> Pruned:
+        """Remove old entries of the dead set, and old finished jobs with everything below them."""
+        settings = self._runtime.settings
+        entries = trees = 0
+        if settings.dead_retention is not None:
+            entries = dead.prune(self._runtime.connections, settings.dead_retention.total_seconds(), PAGE)
+        if settings.retention is not None:
+            trees = self._prune_jobs(settings.retention.total_seconds())
+        return Pruned(trees, entries)
+
+    def _prune_jobs(self, age_s: float) -> int:
+        connections = self._runtime.connections
+        found = jobs.old_roots(connections, after=self._after, window=WINDOW, age_s=age_s)
+        removed = sum(delete_finished(self._runtime, row.id, KEPT_NO_LONGER) for row in found)
+        self._after += WINDOW
+        if self._after > jobs.last_id(connections):
+            self._after = 0
+        return removed

@@ -1,0 +1,21 @@
+"""`docs/lifecycle.md` is drawn from `MOVES`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from celery_sidejob.model.status import MOVES
+
+PAGE = Path(__file__).parent.parent / "docs" / "lifecycle.md"
+
+
+def drawing() -> str:
+    """Return the state diagram that `MOVES` says."""
+    lines = ["```mermaid", "stateDiagram-v2"]
+    for before, afters in MOVES.items():
+        lines += [f"    {before or '[*]'} --> {after}" for after in sorted(afters)]
+    return "\n".join([*lines, "```"])
+
+
+def test_the_page_shows_every_legal_move() -> None:
+    assert drawing() in PAGE.read_text(), f"docs/lifecycle.md must hold:\n{drawing()}"
