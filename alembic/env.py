@@ -11,7 +11,9 @@ schema = context.config.attributes["schema"]
 options = {"version_table": "alembic_version", "version_table_schema": schema, "transaction_per_migration": True}
 
 if context.is_offline_mode():
-    context.configure(dialect_name="postgresql", literal_binds=True, **options)
+    # "named", because the driver's own parameter style would double each % in the SQL that is written.
+    dialect = {"dialect_name": "postgresql", "dialect_opts": {"paramstyle": "named"}}
+    context.configure(literal_binds=True, **dialect, **options)
     with context.begin_transaction():
         context.run_migrations()
 else:

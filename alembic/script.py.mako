@@ -15,5 +15,5 @@ depends_on = None
 
 
 def upgrade() -> None:
-    schema = context.config.attributes["schema"]
+    schema = '"' + context.config.attributes["schema"].replace('"', '""') + '"'
     ${upgrades if upgrades else "pass"}

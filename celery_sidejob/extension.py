@@ -57,13 +57,12 @@ class SideJob:
 
     def init_app(self, app: Celery) -> None:
         """Install everything into the app: worker services, the beat entry, commands. Twice does no harm."""
-        if getattr(app, "sidejob", None) is self:
-            return
         if self._app is not None and self._app is not app:
             raise SettingsError("This SideJob belongs to another app already: make one for each app.")
-        if getattr(app, "sidejob", None) is not None:
-            self._app, self._runtime = app, None
-            raise SettingsError(f"The app {app.main!r} has a SideJob already: app.sidejob.")
+        first = getattr(app, "sidejob", None)
+        if first is not None:
+            self.__dict__ = first.__dict__  # a second one for the same app is the first
+            return
         self._app = app
         app.sidejob = self
         app.steps["worker"].add(SideJobStep)

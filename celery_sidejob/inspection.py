@@ -58,8 +58,8 @@ class Inspection:
     def details(self, job: Job) -> dict[str, Any]:
         """Return everything about a job that a person may want to see.
 
-        That is `info` and its aliases, state, ports with the number of packets that wait, the first `CHILDREN` children (and
-        how many there are), the message of its present or next run, timers, and its entry in the dead set.
+        That is `info` and its aliases, state, ports with the number of packets that wait, the first `CHILDREN`
+        children and how many there are, the message of its present or next run, timers, and its dead entry.
         """
 
         def work(executor: Executor) -> dict[str, Any]:

@@ -130,7 +130,8 @@ class _Turns:
             yield values
             turns += 1
             if turns >= self._every or (self._within is not None and time.monotonic() - since >= self._within):
-                self._job.checkpoint()
+                if not self._job._unit.unit.empty:  # the body may have committed the turn itself
+                    self._job.checkpoint()
                 turns, since = 0, time.monotonic()
         yield from self._only_defaults()
 

@@ -1,3 +1,3 @@
 """The fixtures that all tests share."""
 
-pytest_plugins = ["tests.tools.recorder", "tests.tools.servers", "tests.tools.workers"]
+pytest_plugins = ["tests.tools.in_process", "tests.tools.recorder", "tests.tools.servers", "tests.tools.workers"]

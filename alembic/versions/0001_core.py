@@ -10,6 +10,7 @@ Revises:
 from __future__ import annotations
 
 from alembic import context, op
+from sqlalchemy import text
 
 revision = "0001"
 down_revision = None
@@ -71,6 +72,7 @@ CREATE TABLE {s}.jobs (
   terminate_tree boolean NOT NULL DEFAULT false,
   losses int NOT NULL DEFAULT 0,
   max_losses int,
+  retention_s double precision,
   retries int NOT NULL DEFAULT 0,
   started boolean NOT NULL DEFAULT false,
   ran_at timestamptz,
@@ -200,8 +202,8 @@ STATUSES = ("queued", "running", "suspended", "completed", "failed", "terminatin
 
 
 def upgrade() -> None:
-    schema = context.config.attributes["schema"]
+    schema = '"' + context.config.attributes["schema"].replace('"', '""') + '"'
     statuses = ", ".join(f"'{status}'" for status in STATUSES)
     for statement in DDL.format(s=schema, statuses=statuses).split(";\n"):
         if statement.strip():
-            op.execute(statement.strip())
+            op.execute(text(statement.strip().replace(":", r"\:")))  # a bare `:word` would be a parameter

@@ -31,14 +31,18 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        context = click.get_current_context()
-        celery = context.find_root().obj
+        celery = click.get_current_context().obj
         try:
             return function(_sidejob_of(celery.app), Output(coloured=not celery.no_color), *args, **kwargs)
         except SideJobError as error:
             raise Failed(error) from error
 
     return call
+
+
+def load_modules(sidejob: Any) -> None:
+    """Import the app's modules, as its workers do: receivers of our signals are there, and what continuations call."""
+    sidejob.app.loader.import_default_modules()
 
 
 def _sidejob_of(app: Any) -> Any:

@@ -244,7 +244,8 @@ def _dress(picture: ET.Element, graph: Any, nodes: Sequence[_Node], rings: bool)
     layers = picture.findall(f"{{{SVG}}}g")
     picture.remove(picture[0])  # arrowheads: which of two jobs is the parent can be seen
     lines, jobs = layers
-    _strip(picture), _strip(lines), _strip(jobs)
+    for layer in (picture, lines, jobs):
+        _strip(layer)
     _set(lines, fill="none", stroke=LINE, stroke_width=1.4 if len(nodes) < MANY else 0.8)
     for (above, below), line in zip(graph.get_edgelist(), lines, strict=True):
         _strip(line)
@@ -253,8 +254,9 @@ def _dress(picture: ET.Element, graph: Any, nodes: Sequence[_Node], rings: bool)
     for node, group in zip(nodes, jobs, strict=True):
         shape, text = group
         text.text = text[0].text
-        _strip(text), _strip(group)
         text.remove(text[0])
+        _strip(text)
+        _strip(group)
         _set(group, id=f"job{node.id}", transform=f"translate({node.x:.1f},{node.y:.1f})")
         group.set("class", f"job {node.status}")
         (_dress_dot if rings else _dress_box)(node, shape, text)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import click
 
+from .asking import run, terminate
 from .database import db
-from .job import jobs, run, show, terminate
+from .jobs import jobs
+from .poll import poll
+from .show import show
 from .stats import stats
-from .sweep import poll
 from .tree import tree
 
 

@@ -41,14 +41,16 @@ class Output:
         click.echo(json.dumps(document, default=_plain, indent=2))
 
     def show(self, *parts: RenderableType) -> None:
-        """Print tables, trees and texts, as wide as the terminal; to a file or a pipe as wide as they are."""
+        """Print texts, tables and trees, a blank line between; to a file or a pipe as wide as they are."""
         console = Console(
             file=sys.stdout, no_color=not self._coloured or None, markup=False, highlight=False, emoji=False
         )
         if not console.is_terminal:
             console.width = max([80, *(console.measure(part, options=console.options.update(width=10_000)).maximum
                                        for part in parts)])  # fmt: skip
-        for part in parts:
+        for place, part in enumerate(parts):
+            if place:
+                console.print()
             console.print(part, soft_wrap=isinstance(part, Text))
 
     def note(self, message: str) -> None:
@@ -57,14 +59,14 @@ class Output:
 
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
-    """Return a table of texts; whatever is no text is shown as JSON, times as people write them."""
-    made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    """Return a table; a cell that is no text is shown by `text`."""
+    made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
     for column, name in zip(made.columns, columns, strict=True):
         column.overflow = "fold"
         if name in ("Job", "Status"):
             column.no_wrap = True
     for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text | Table) else text(cell) for cell in row))
+        made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     return made
 
 
@@ -80,12 +82,17 @@ def facts(rows: Mapping[str, Any]) -> Table:
 
 
 def text(value: Any) -> Text:
-    """Return a value for a cell, harmless and on one line."""
+    """Return a value for a cell, on one line and harmless: a time by `moment`, other values as JSON."""
     if value is None:
         return Text("")
     if isinstance(value, datetime):
-        return Text(value.astimezone().isoformat(" ", "seconds"))
+        return Text(moment(value))
     return Text(printable(value) if isinstance(value, str) else shortened(value))
+
+
+def moment(at: datetime) -> str:
+    """Return a time as people read it, in the time zone of their machine."""
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def status(name: str) -> Text:

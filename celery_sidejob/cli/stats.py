@@ -40,8 +40,8 @@ def _tables(found: dict[str, Any]) -> list[RenderableType]:
         ]
         shown.append(table("Queue", "Messages", "Running", "Not published", "Waiting for", rows=rows))
     if found["workers"]:
-        rows = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
-        shown.append(table("Worker", "Process", "", rows=rows))
+        lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
+        shown.append(table("Worker", "Process", "", rows=lives))
     else:
         shown.append(Text("No worker is known."))
     dead = found["dead"]

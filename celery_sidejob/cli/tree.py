@@ -41,7 +41,7 @@ def tree(
     else:
         output.show(_grown(nodes))
     if _left_out(nodes):
-        output.note(f"These are {len(nodes)} jobs; there are more below them: raise --limit or --depth.")
+        output.note("There are more jobs below these: raise --limit or --depth.")
 
 
 def _draw(nodes: list[Node], path: str) -> None:

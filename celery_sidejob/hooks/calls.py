@@ -87,7 +87,8 @@ class CeleryTasks:
             inports=known.parsed_inports,
             outports=known.parsed_outports,
             priority=_priority(priority if priority is not None else known.priority),
-            max_losses=known.max_losses,
+            max_losses=known.losses_allowed,
+            retention_s=known.retention_s,
             **self._asking(known, merged),
         )
 
@@ -113,6 +114,7 @@ class CeleryTasks:
             outports=parse_ports(served["outports"], where="outports"),
             priority=_priority(priority),
             max_losses=served.get("max_losses"),
+            retention_s=served.get("retention_s"),
             **self._asking(None, options),
         )
 
@@ -200,7 +202,8 @@ def _shown(task: Any) -> str:
         {
             "inports": options_of(task.parsed_inports),
             "outports": options_of(task.parsed_outports),
-            "max_losses": task.max_losses,
+            "max_losses": task.losses_allowed,
+            "retention_s": task.retention_s,
         }
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Retry
 from celery.worker.request import Request
+from celery.worker.state import task_ready
 
 from ..services.runs_here import Key
 from .publishing import HEADER
@@ -67,7 +68,8 @@ class JobRequest(Request):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if self._key is None:
             return super().on_failure(exc_info, send_failed_event, return_ok)
-        if isinstance(error, WorkerLostError):
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+            task_ready(self)
             self.acknowledge()
             if send_failed_event:
                 self.send_event("task-failed", exception=repr(error), traceback=None)

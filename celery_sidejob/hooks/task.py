@@ -7,6 +7,7 @@ app finalizes, from what was noted here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery, _state
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-OWN_OPTIONS = frozenset({"inports", "outports", "on_lost", "lease_renewal", "lease", "max_losses"})
-LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "retention", "capacity", "durable"})
+LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity", "durable"})
 
 
 class SideJobTask(Task):
@@ -46,6 +46,8 @@ class SideJobTask(Task):
     inports: Any = ()
     outports: Any = ()
     max_losses: int | None = None
+    on_lost = "requeue"
+    retention: float | timedelta | None = None
     lease_renewal = "auto"
     lease: float | None = None
 
@@ -58,6 +60,17 @@ class SideJobTask(Task):
     def parsed_outports(self) -> Mapping[str, PortOptions]:
         """The output ports every job of this task has."""
         return parse_ports(self.outports, where=f"outports of {self.name}")
+
+    @property
+    def losses_allowed(self) -> int | None:
+        """How many runs in a row may be lost before a job fails; ``on_lost="dead"`` allows none to be repeated."""
+        return 1 if self.on_lost == "dead" else self.max_losses
+
+    @property
+    def retention_s(self) -> float | None:
+        """How long finished jobs are kept, in seconds; None for the setting's time."""
+        kept = self.retention
+        return kept.total_seconds() if isinstance(kept, timedelta) else kept
 
     # -- what a class-based task overrides -----------------------------------------------------------------------
 
@@ -232,8 +245,9 @@ def sidejob_task(
 def sidejob_task(function: Any = None, /, **options: Any) -> Any:
     """Make a function (or a `SideJobTask` class) the body of durable jobs, for whatever app there is or will be.
 
-    Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `lease_renewal` with
-    `lease`. The function's first parameter is the running job; with ``bind=True`` the second.
+    Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `on_lost`,
+    `retention`, and `lease_renewal` with `lease`. The function's first parameter is the running job; with
+    ``bind=True`` the second.
     """
     return _shared(options)(function) if function is not None else _shared(options)
 
@@ -332,6 +346,10 @@ def _check(options: dict[str, Any]) -> dict[str, Any]:
     losses = options.get("max_losses")
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
         raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r}.")
-    if options.get("on_lost", "requeue") != "requeue":
-        raise SettingsError('on_lost of a sidejob task is always "requeue": a lost run is run again.')
-    return {key: value for key, value in options.items() if key != "on_lost"}
+    if options.get("on_lost", "requeue") not in ("requeue", "dead"):
+        raise SettingsError(f"on_lost is 'requeue' or 'dead', not {options['on_lost']!r}.")
+    kept = options.get("retention")
+    seconds = kept.total_seconds() if isinstance(kept, timedelta) else kept
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
+        raise SettingsError(f"retention is a timedelta or a number of seconds, not {kept!r}.")
+    return dict(options)

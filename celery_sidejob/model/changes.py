@@ -38,6 +38,7 @@ class NewJob:
     child_name: str | None = None
     created_by: str | None = None
     max_losses: int | None = None
+    retention_s: float | None = None
     options: str | None = None
     due_at: datetime | None = None
     wait_s: float | None = None

@@ -22,6 +22,7 @@ class Call:
     outports: Mapping[str, PortOptions] = field(default_factory=dict)
     priority: int | None = None
     max_losses: int | None = None
+    retention_s: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     """The Celery options of its first asking (link, chain, headers, …), as JSON values."""
     task_id: str | None = None

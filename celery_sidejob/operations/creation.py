@@ -60,6 +60,7 @@ def draft(
         child_name=child_name,
         created_by=created_by,
         max_losses=call.max_losses,
+        retention_s=call.retention_s,
         options=json.dumps(dict(call.options)) if call.options else None,
         due_at=due_at,
         wait_s=wait_s,

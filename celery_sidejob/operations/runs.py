@@ -50,6 +50,11 @@ class Unit:
     read: list[tuple[int, int]] = field(default_factory=list)
     took: bool = False
 
+    @property
+    def empty(self) -> bool:
+        """Whether a commit would only prove that the run is still the current one."""
+        return not self.changes and not self.read
+
     def copy(self) -> Unit:
         """Return a snapshot to go back to."""
         return Unit(list(self.changes), list(self.read), self.took)

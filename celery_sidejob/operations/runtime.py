@@ -72,9 +72,11 @@ class Runtime:
         continued = [message.task_id for message in sent if isinstance(message, Continuation)]
         try:
             if rung:
-                self.connections.transact("mark", lambda executor: messages.mark_published(executor, rung))
+                self.connections.transact("mark", lambda executor: messages.mark_published(executor, rung), single=True)
             if continued:
-                self.connections.transact("mark", lambda executor: messages.remove_continuations(executor, continued))
+                self.connections.transact(
+                    "mark", lambda executor: messages.remove_continuations(executor, continued), single=True
+                )
         except StoreUnavailableError as error:
             logger.warning("Published, but could not mark it; it will be published once more: %s", error)
         return len(sent)
@@ -84,7 +86,7 @@ class Runtime:
         stored = [outcome.task_id for outcome in outcomes if self.results.store(outcome)]
         if stored:
             try:
-                self.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored))
+                self.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored), single=True)
             except StoreUnavailableError as error:
                 logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
         return len(stored)

@@ -563,6 +563,7 @@ def _job_row(job: NewJob) -> dict[str, Any]:
         "name": job.child_name,
         "created_by": job.created_by,
         "max_losses": job.max_losses,
+        "retention_s": job.retention_s,
         "task_id": job.task_id or str(uuid.uuid4()),
         "options": job.options,
         "due_at": job.due_at.isoformat() if job.due_at else None,

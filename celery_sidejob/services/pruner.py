@@ -36,14 +36,13 @@ class Pruner:
     def run_once(self) -> Pruned:
         """Remove old entries of the dead set, and old finished jobs with everything below them."""
         settings = self._runtime.settings
-        entries = trees = 0
+        entries = 0
         if settings.dead_retention is not None:
             entries = dead.prune(self._runtime.connections, settings.dead_retention.total_seconds(), PAGE)
-        if settings.retention is not None:
-            trees = self._prune_jobs(settings.retention.total_seconds())
-        return Pruned(trees, entries)
+        age_s = settings.retention.total_seconds() if settings.retention is not None else None
+        return Pruned(self._prune_jobs(age_s), entries)
 
-    def _prune_jobs(self, age_s: float) -> int:
+    def _prune_jobs(self, age_s: float | None) -> int:
         connections = self._runtime.connections
         found = jobs.old_roots(connections, after=self._after, window=WINDOW, age_s=age_s)
         removed = sum(delete_finished(self._runtime, row.id, KEPT_NO_LONGER) for row in found)

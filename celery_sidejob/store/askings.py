@@ -33,13 +33,13 @@ def close(executor: Executor, job_id: int, *, outcome: str, result: str, unwante
     return found[0] if found else None
 
 
-_STORED = Statement("UPDATE {askings} SET stored_at = now() WHERE task_id = ANY(%(task_ids)s::text[])")
-_NO_WAIT_FOR_DISK = Statement("SET LOCAL synchronous_commit = off")
+_STORED = Statement("""
+UPDATE {askings} a SET stored_at = now() FROM unnest(%(task_ids)s::text[]) AS r(task_id)
+WHERE a.task_id = r.task_id""")
 
 
 def mark_stored(executor: Executor, task_ids: Iterable[str]) -> None:
-    """Note that the backend has the results; a lost mark only means storing them once more."""
-    executor.run(_NO_WAIT_FOR_DISK)
+    """Note that the backend has the results."""
     executor.run(_STORED, task_ids=list(task_ids))
 
 

@@ -80,7 +80,7 @@ class Connections:
                     fresh = True  # it had died while it was idle (a restart of Postgres): nothing was sent, try anew
                     continue
                 raise StoreUnavailableError(f"The store failed during {name!r}: {_first_line(error)}") from error
-            except pg.UndefinedTable as error:
+            except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn) as error:
                 self._release(executor)
                 raise SchemaError(
                     f"Schema {self.schema!r} is missing or incomplete ({_first_line(error)}). "

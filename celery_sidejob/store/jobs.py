@@ -28,11 +28,13 @@ def next_ids(executor: Executor, count: int) -> list[int]:
 _INSERT = Statement("""
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, task text, queue text, priority smallint, args text,
-    kwargs text, parent_id bigint, name text, created_by text, max_losses int, task_id text, options text,
+    kwargs text, parent_id bigint, name text, created_by text, max_losses int, retention_s double precision,
+    task_id text, options text,
     due_at timestamptz, wait_s double precision)),
 j AS (
-  INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses)
-  SELECT id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses
+  INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses,
+    retention_s)
+  SELECT id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses, retention_s
   FROM r ORDER BY id),
 a AS (
   INSERT INTO {askings} (task_id, job_id, options) SELECT task_id, id, options::json FROM r),
@@ -197,13 +199,16 @@ def delete(executor: Executor, ids: Iterable[int]) -> None:
 _OLD_ROOTS = Statement("""
 SELECT j.id FROM {jobs} j
 WHERE j.id > %(after)s AND j.id <= %(after)s + %(window)s AND j.parent_id IS NULL
-  AND j.status IN ('completed', 'terminated') AND j.ended_at < now() - make_interval(secs => %(age_s)s)
+  AND j.status IN ('completed', 'terminated') 
+  AND j.ended_at < now() - make_interval(secs => coalesce(j.retention_s, %(age_s)s))
 ORDER BY j.id""")
 _LAST_ID = Statement("SELECT coalesce(max(id), 0) AS id FROM {jobs}")
 
 
-def old_roots(executor: Executor, *, after: int, window: int, age_s: float) -> Sequence[Any]:
-    """Read, among the next `window` ids, the jobs without a parent that finished longer ago than this."""
+def old_roots(executor: Executor, *, after: int, window: int, age_s: float | None) -> Sequence[Any]:
+    """Read, among the next `window` ids, the jobs without a parent that finished longer ago than their task's
+    retention, or else than `age_s` (None: those are kept for ever).
+    """
     return executor.run(_OLD_ROOTS, after=after, window=window, age_s=age_s)
 
 
@@ -239,6 +244,12 @@ _LIST = _page("""
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
   AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
   AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)""")
+_LIST_QUEUED = _page("""
+  AND j.status = 'queued' AND j.queue = %(queue)s AND j.id IN (
+    SELECT m.job_id FROM {messages} m WHERE m.queue = %(queue)s UNION SELECT t.job_id FROM {timers} t)
+  AND (%(task)s::text IS NULL OR j.task = %(task)s)
+  AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
+  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)""")
 _LIST_FAILED = _page("""
   AND j.status = 'failed' AND j.id IN (SELECT d.job_id FROM {dead} d)
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
@@ -259,11 +270,13 @@ def page(
 ) -> Sequence[Any]:
     """Read the next `limit` jobs that match, by id.
 
-    Only failed jobs are found by an index (the dead set's); anything else walks the primary key.
+    Failed jobs and the queued ones of one queue are found by an index; anything else walks the primary key.
     """
     found: dict[str, Any] = {
         "task": task, "queue": queue, "created_by": created_by, "parent_id": parent_id, "after": after, "limit": limit,
     }  # fmt: skip
+    if statuses == ["queued"] and queue is not None:
+        return executor.run(_LIST_QUEUED, **found)
     if statuses == ["failed"]:
         return executor.run(_LIST_FAILED, **found)
     return executor.run(_LIST, statuses=statuses, **found)

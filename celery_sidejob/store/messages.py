@@ -16,11 +16,9 @@ LONGEST_LOOK_S = 6 * 3600.0
 RESERVE_S = 30.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
-_NO_WAIT_FOR_DISK = Statement("SET LOCAL synchronous_commit = off")
-
 _MARK = Statement("""
 UPDATE {messages} m SET published_at = now(), look_at = now() + m.look_after
-FROM (SELECT m2.task_id FROM {messages} m2
+FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
       JOIN unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
         ON m2.job_id = r.job_id AND m2.for_run = r.for_run
       WHERE m2.published_at IS NULL AND m2.locked_by IS NULL
@@ -34,7 +32,6 @@ def mark_published(executor: Executor, published: Iterable[tuple[int, int]]) -> 
     A mark that is lost with a crash of Postgres only means one more publication, so it does not wait for the disk.
     """
     pairs = list(published)
-    executor.run(_NO_WAIT_FOR_DISK)
     executor.run(_MARK, job_ids=[job for job, _ in pairs], for_runs=[run for _, run in pairs])
 
 

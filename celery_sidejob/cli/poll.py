@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from .command import as_json, with_sidejob
+from .command import as_json, load_modules, with_sidejob
 from .output import Output, table
 
 MEANINGS = {
@@ -28,8 +28,7 @@ MEANINGS = {
 @with_sidejob
 def poll(sidejob: Any, output: Output, as_json: bool) -> None:
     """Sweep once: publish what is due or missing, apply timers, rescue lost runs. Workers do this by themselves."""
-    # Receivers of our signals and the tasks of continuations are in the app's modules, as in a worker.
-    sidejob.app.loader.import_default_modules()
+    load_modules(sidejob)
     report = asdict(sidejob.poll())
     if as_json:
         output.json(report)

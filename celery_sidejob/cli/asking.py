@@ -1,0 +1,66 @@
+"""`run` and `terminate`: what one asks of a job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..job import Job
+from .command import Failed, as_json, job_argument, load_modules, with_sidejob
+from .output import Output, printable, status
+
+LONGEST_WAIT_S = 1e9
+
+
+@click.command()
+@job_argument
+@click.option("--force", is_flag=True, help="Also if it is failed, terminating or terminated; cuts a backoff short.")
+@click.option("--parent", is_flag=True, help="Ask its parent instead.")
+@click.option("--countdown", metavar="SECONDS", type=click.FloatRange(0, LONGEST_WAIT_S), help="Run it so much later.")
+@as_json
+@with_sidejob
+def run(
+    sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, countdown: float | None, as_json: bool
+) -> None:
+    """Ask that a job run at least once from its beginning, from now on."""
+    load_modules(sidejob)
+    job: Job = sidejob.get(job_id)
+    asked = job.run(force=force, parent=parent, countdown=countdown)
+    if asked is None:
+        reason, refused = _refusal(job, parent)
+        if as_json:
+            found = {"job": refused.id, "status": refused.status} if refused else {"job": None, "status": None}
+            output.json({**found, "asked": False, "reason": reason})
+        raise Failed(reason)
+    if as_json:
+        output.json({"job": asked.id, "status": asked.status, "asked": True, "reason": None})
+        return
+    when = f" in {countdown:g} s" if countdown else ""
+    said = f"Asked job {asked.id} ({printable(asked.task)}) to run{when}; it is "
+    output.show(Text.assemble(said, status(asked.status), "."))
+
+
+@click.command()
+@job_argument
+@click.option("--recursive", is_flag=True, help="With everything below it.")
+@as_json
+@with_sidejob
+def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, as_json: bool) -> None:
+    """Ask for a job's shutdown; a run in progress finishes first."""
+    load_modules(sidejob)
+    job: Job = sidejob.get(job_id).terminate(recursive=recursive)
+    if as_json:
+        output.json({"job": job.id, "status": job.status, "recursive": recursive})
+        return
+    what = f"job {job.id} ({printable(job.task)})" + (" and of everything below it" if recursive else "")
+    output.show(Text.assemble(f"Asked for the shutdown of {what}; the job is ", status(job.status), "."))
+
+
+def _refusal(job: Job, parent: bool) -> tuple[str, Job | None]:
+    """Say why nothing was asked, and of which job."""
+    refused = job.refresh().parent if parent else job.refresh()
+    if refused is None:
+        return f"Job {job.id} has no parent that could be asked to run.", None
+    return f"Job {refused.id} was not asked to run: it is {refused.status}. Force it with --force.", refused

@@ -1,0 +1,61 @@
+"""`jobs`: a list of jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..inspection import Inspection
+from ..job import Job
+from ..model.status import Status
+from .command import as_json, largest_id, with_sidejob
+from .output import Output, status, table
+
+
+@click.command()
+@click.option(
+    "--status",
+    "statuses",
+    type=click.Choice([str(one) for one in Status]),
+    multiple=True,
+    help="Only those with this status; may be repeated.",
+)
+@click.option("--task", metavar="NAME", help="Only those of this task.")
+@click.option("--queue", metavar="NAME", help="Only those of this queue.")
+@click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
+@click.option("--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many.")
+@click.option("--after", metavar="ID", type=click.IntRange(0, largest_id), default=0, help="Only those after this id.")
+@as_json
+@with_sidejob
+def jobs(
+    sidejob: Any,
+    output: Output,
+    statuses: tuple[str, ...],
+    task: str | None,
+    queue: str | None,
+    parent: str | None,
+    limit: int,
+    after: int,
+    as_json: bool,
+) -> None:
+    """List jobs by their ids, oldest first."""
+    found: list[Job] = sidejob.jobs(
+        status=statuses or None, task=task, queue=queue, parent=parent, limit=limit, after=after
+    )
+    if as_json:
+        inspection = Inspection(sidejob.runtime)
+        output.json([inspection.info(job) for job in found])
+        return
+    rows = [
+        (job.id, status(job.status), job.task, job.queue, parent_of(job.info), job.created_at, job.ran_at)
+        for job in found
+    ]
+    output.show(table("Job", "Status", "Task", "Queue", "Parent", "Created", "Last run", rows=rows))
+    if len(found) == limit:
+        output.note(f"There may be more: --after {found[-1].id}")
+
+
+def parent_of(info: dict[str, Any]) -> str:
+    """Return a job's parent and its own name there."""
+    return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"

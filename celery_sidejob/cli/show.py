@@ -1,0 +1,106 @@
+"""`show`: everything about one job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..inspection import Inspection
+from .command import as_json, job_argument, with_sidejob
+from .jobs import parent_of
+from .output import Output, facts, moment, printable, shortened, status, table
+
+
+@click.command()
+@job_argument
+@as_json
+@with_sidejob
+def show(sidejob: Any, output: Output, job_id: str, as_json: bool) -> None:
+    """Show everything about one job."""
+    details = Inspection(sidejob.runtime).details(sidejob.get(job_id))
+    if as_json:
+        output.json(details)
+        return
+    head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
+    sections = [_state, _ports, _children, _trouble]
+    output.show(head + status(details["status"]), _facts(details), *(part for one in sections for part in one(details)))
+
+
+def _facts(details: dict[str, Any]) -> RenderableType:
+    message = details["message"]
+    return facts(
+        {
+            "queue": details["queue"],
+            "priority": details["priority"],
+            "arguments": shortened(details["args"]),
+            "keywords": shortened(details["kwargs"]) if details["kwargs"] else None,
+            "parent": parent_of(details),
+            "aliases": ", ".join(details["aliases"]),
+            "created": details["created_at"],
+            "created by": details["created_by"],
+            "last run": details["ran_at"],
+            "ended": details["ended_at"],
+            "task id": details["task_id"],
+            "runs begun": details["run_no"],
+            "asked again": "yes, since this run began" if details["asked_again"] and details["in_run"] else None,
+            "losses": details["losses"] or None,
+            "retries": details["retries"] or None,
+            "message": message and _message(message),
+            "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
+        }
+    )
+
+
+def _message(message: dict[str, Any]) -> str:
+    """Say where the message of the present or next run is."""
+    run = f"for run {message['for_run']}"
+    if message["locked_at"] is not None:
+        return f"{run}: running since {moment(message['locked_at'])} in {message['locked_by'] or 'a lost worker'}"
+    published = message["published_at"]
+    where = "not published yet" if published is None else f"published {moment(published)}"
+    return f"{run}: due {moment(message['due_at'])}, {where}"
+
+
+def _state(details: dict[str, Any]) -> list[RenderableType]:
+    rows = [(key, shortened(value)) for key, value in details["state"].items()]
+    return [table("Key", "Value", title="State", rows=rows)] if rows else []
+
+
+def _ports(details: dict[str, Any]) -> list[RenderableType]:
+    rows = [
+        (
+            direction,
+            name,
+            port["packets"],
+            shortened(port["default"]) if "default" in port else None,
+            ", ".join(port["channels"]),
+        )
+        for direction in ("in", "out")
+        for name, port in details[f"{direction}ports"].items()
+    ]
+    return [table("", "Port", "Packets", "Default", "Channels", title="Ports", rows=rows)] if rows else []
+
+
+def _children(details: dict[str, Any]) -> list[RenderableType]:
+    children, count = details["children"], details["children_count"]
+    rows = [(name, child["id"], status(child["status"]), child["task"]) for name, child in children.items()]
+    title = f"Children ({count})" if count == len(rows) else f"Children (the first {len(rows)} of {count})"
+    return [table("Name", "Job", "Status", "Task", title=title, rows=rows)] if rows else []
+
+
+def _trouble(details: dict[str, Any]) -> list[RenderableType]:
+    dead, error = details["dead"] or {}, details["error"] or {}
+    shown: list[RenderableType] = []
+    if dead:
+        found = {"reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"], "error": dead["error"]}
+        shown += [Text(f"Entry {dead['id']} of the dead set", style="bold red"), facts(found)]
+    elif error:
+        line = f"Error of the last run: {error['type']}: {error['message']}"
+        shown.append(Text(printable(line), style="red"))
+    traceback = dead.get("traceback") or error.get("traceback")
+    if traceback:
+        shown.append(Text(printable(str(traceback), keep="\n\t").rstrip(), style="bright_black"))
+    return shown

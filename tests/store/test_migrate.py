@@ -1,0 +1,533 @@
+"""A schema is made, brought up to date and told apart from others' by `migrate`, whoever else does the same."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from psycopg import sql
+
+from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
+from celery_sidejob.store import migrate
+from celery_sidejob.store.connection import Connections
+from tests.tools.waiting import wait_until
+
+OWNER = {"app": "shop", "broker": "redis 0"}
+
+# All that a schema is, as rows of text; two schemas of one name in two databases can be compared.
+CATALOGUE = {
+    "columns": """
+        SELECT c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
+          pg_get_expr(d.adbin, d.adrelid)
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+          LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+        WHERE c.relnamespace = to_regnamespace(%(schema)s) ORDER BY 1, 2""",
+    "relations": """
+        SELECT relname, relkind, reloptions, obj_description(oid, 'pg_class') FROM pg_class
+        WHERE relnamespace = to_regnamespace(%(schema)s) ORDER BY 1""",
+    "constraints": """
+        SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = to_regnamespace(%(schema)s) ORDER BY 1, 2""",
+    "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %(schema)s ORDER BY 1",
+}
+
+SECOND = '''
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade():
+    op.execute("ALTER TABLE sidejob.jobs ADD COLUMN colour text")
+'''
+
+CONCURRENT_INDEX = '''
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+
+def upgrade():
+    with op.get_context().autocommit_block():
+        op.execute("CREATE INDEX CONCURRENTLY jobs_task_idx ON sidejob.jobs (task)")
+'''
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the migrations that this test may add to."""
+    copy = tmp_path / "100% scripts"  # a name that an ini file would have to escape
+    shutil.copytree(migrate._scripts(), copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(migrate, "_scripts", lambda: copy)
+    return copy
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is lost with waiting for locks that are not given up."""
+    monkeypatch.setattr(migrate, "UPGRADE_WAIT_S", 0.2)
+    monkeypatch.setattr(migrate, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(migrate, "LOCK_ATTEMPTS", 2)
+    monkeypatch.setattr(migrate, "LOCK_PAUSE_S", 0.0)
+
+
+def add_migration(scripts: Path, text: str) -> None:
+    (scripts / "versions" / "0002_second.py").write_text(text)
+
+
+def execute(url: str, statement: str, *parameters: object) -> list[tuple[object, ...]]:
+    with psycopg.connect(url, autocommit=True) as connection:
+        cursor = connection.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
+
+
+def catalogue(url: str, schema: str = "sidejob") -> dict[str, list[tuple[object, ...]]]:
+    with psycopg.connect(url) as connection:
+        return {part: connection.execute(query, {"schema": schema}).fetchall() for part, query in CATALOGUE.items()}
+
+
+def facts(url: str) -> dict[object, object]:
+    return dict(execute(url, "SELECT key, value FROM sidejob.meta"))
+
+
+# --- the migrations themselves ------------------------------------------------------------------------------------
+
+
+def test_revisions_are_numbers_without_gaps() -> None:
+    revisions = [script.revision for script in ScriptDirectory(str(migrate._scripts())).walk_revisions()]
+
+    assert sorted(revisions) == [f"{number:04}" for number in range(1, len(revisions) + 1)]
+
+
+def test_head_follows_the_scripts(scripts: Path) -> None:
+    assert migrate.head() == ScriptDirectory(str(scripts)).get_current_head()
+
+    add_migration(scripts, SECOND)
+    assert migrate.head() == "0002"
+
+
+def test_the_wheel_and_the_checkout_have_the_same_place_for_them() -> None:
+    assert (migrate._scripts() / "env.py").is_file()
+    assert not (migrate._scripts() / "__init__.py").exists()  # it would hide the library of the same name
+    assert Config is not None
+
+
+# --- upgrade ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spelling", ["postgresql://", "postgresql+psycopg://"])
+def test_an_empty_database_gets_the_schema(empty_database_url: str, spelling: str) -> None:
+    url = empty_database_url.replace("postgresql://", spelling)
+    assert migrate.current(url) is None
+
+    assert migrate.upgrade(url, owner=OWNER) == migrate.head()
+
+    assert migrate.current(url) == migrate.head()
+    assert facts(empty_database_url) == {**OWNER, "format": "1"}
+    migrate.check(url, owner=OWNER)
+
+
+@pytest.mark.parametrize("schema", ["jobs_of_mine", "order", 'Strange "Name: 100%:x'])
+def test_the_schema_has_any_name(empty_database_url: str, schema: str) -> None:
+    migrate.upgrade(empty_database_url, schema)
+
+    assert execute(empty_database_url, "SELECT nspname FROM pg_namespace WHERE nspname = %s", schema)
+    assert execute(empty_database_url, "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace "
+                   "AND relname = 'jobs'", sql.Identifier(schema).as_string(None)) == [("jobs",)]  # fmt: skip
+
+
+def test_two_schemas_live_in_one_database(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, "one", owner={"app": "one", "broker": "redis 0"})
+    migrate.upgrade(empty_database_url, "two", owner={"app": "two", "broker": "redis 1"})
+
+    assert catalogue(empty_database_url, "one")["columns"] == catalogue(empty_database_url, "two")["columns"]
+
+
+def test_twice_does_no_harm(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    before = catalogue(empty_database_url)
+
+    assert migrate.upgrade(empty_database_url, owner=OWNER) == migrate.head()
+
+    assert catalogue(empty_database_url) == before
+    assert facts(empty_database_url) == {**OWNER, "format": "1"}
+
+
+def test_the_owner_is_recorded_when_it_is_first_told(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url)
+    assert facts(empty_database_url) == {"format": "1"}
+    migrate.check(empty_database_url, owner=OWNER)
+
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    assert facts(empty_database_url) == {**OWNER, "format": "1"}
+
+
+def test_a_schema_that_somebody_else_made_is_filled_without_the_right_to_make_one(empty_database_url: str) -> None:
+    with a_role(empty_database_url) as (role, url):
+        execute(empty_database_url, f"CREATE SCHEMA sidejob AUTHORIZATION {role}")
+
+        assert migrate.upgrade(url, owner=OWNER) == migrate.head()
+        migrate.check(url, owner=OWNER)
+
+
+def test_several_processes_upgrade_at_once(empty_database_url: str) -> None:
+    program = "import sys; from celery_sidejob.store.migrate import upgrade; print(upgrade(sys.argv[1]))"
+    upgrades = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, empty_database_url],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        for _ in range(3)
+    ]
+
+    said = [upgrade.communicate(timeout=60) for upgrade in upgrades]
+
+    assert said == [(f"{migrate.head()}\n", "")] * 3
+
+
+def test_upgrades_of_one_schema_take_turns(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as other, ThreadPoolExecutor() as threads:
+        other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
+        upgrading = threads.submit(migrate.upgrade, empty_database_url)
+        wait_until(lambda: any("pg_try_advisory" in query for query in queries_of_upgrades(empty_database_url)))
+        assert migrate.upgrade(empty_database_url, "another") == migrate.head()
+        assert migrate.current(empty_database_url) is None
+
+        other.commit()
+        assert upgrading.result(30) == migrate.head()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_an_upgrade_does_not_wait_for_ever_for_another(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url) as other:
+        other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
+
+        with pytest.raises(SchemaError, match=r"Another upgrade of schema 'sidejob' .* nothing was changed"):
+            migrate.upgrade(empty_database_url)
+    assert execute(empty_database_url, "SELECT to_regnamespace('sidejob')") == [(None,)]
+
+
+def test_a_second_migration_is_applied_to_what_is_there(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    execute(empty_database_url, "INSERT INTO sidejob.jobs (task, queue) VALUES ('t', 'q')")
+    add_migration(scripts, SECOND)
+
+    assert migrate.upgrade(empty_database_url, owner=OWNER) == "0002"
+
+    assert execute(empty_database_url, "SELECT task, colour FROM sidejob.jobs") == [("t", None)]
+
+
+def test_a_migration_that_fails_leaves_the_revision_before_it(empty_database_url: str, scripts: Path) -> None:
+    add_migration(scripts, SECOND + '    op.execute("SELECT 1 / 0")\n')
+
+    with pytest.raises(Exception, match="division by zero"):
+        migrate.upgrade(empty_database_url, owner=OWNER)
+
+    assert migrate.current(empty_database_url) == "0001"
+    assert not execute(empty_database_url, "SELECT 1 FROM pg_attribute WHERE attname = 'colour'")
+
+
+def test_a_migration_waits_for_a_table_that_is_in_use(
+    empty_database_url: str, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(empty_database_url)
+    add_migration(scripts, SECOND)
+    monkeypatch.setattr(migrate, "LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(migrate, "LOCK_ATTEMPTS", 1000)
+    paused = threading.Event()
+    monkeypatch.setattr(migrate.time, "sleep", lambda seconds: paused.set())
+
+    with psycopg.connect(empty_database_url) as reader, ThreadPoolExecutor() as threads:
+        reader.execute("SELECT count(*) FROM sidejob.jobs")
+        upgrading = threads.submit(migrate.upgrade, empty_database_url)
+        assert paused.wait(10)  # it has tried, and let others pass
+        reader.commit()
+        assert upgrading.result(30) == "0002"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_table_that_stays_in_use_is_named(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url)
+    add_migration(scripts, SECOND)
+
+    with psycopg.connect(empty_database_url) as reader:
+        reader.execute("SELECT count(*) FROM sidejob.jobs")
+        with pytest.raises(SchemaError, match=r"could not be migrated, 2 times \(.*lock timeout\).*end that trans"):
+            migrate.upgrade(empty_database_url)
+
+    assert migrate.current(empty_database_url) == "0001"
+    assert migrate.upgrade(empty_database_url) == "0002"
+
+
+def test_an_index_is_built_concurrently_while_another_upgrade_waits(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url)
+    add_migration(scripts, CONCURRENT_INDEX)
+
+    with psycopg.connect(empty_database_url) as writer, ThreadPoolExecutor() as threads:
+        writer.execute("INSERT INTO sidejob.jobs (task, queue) VALUES ('t', 'q')")
+        upgrades = [threads.submit(migrate.upgrade, empty_database_url) for _ in range(2)]
+        wait_until(lambda: len(queries_of_upgrades(empty_database_url)) >= 3)  # two gates, and one builds
+        wait_until(lambda: any("CONCURRENTLY" in query for query in queries_of_upgrades(empty_database_url)))
+        writer.commit()
+        assert [upgrade.result(30) for upgrade in upgrades] == ["0002", "0002"]
+
+    index = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('sidejob.jobs_task_idx')"
+    assert execute(empty_database_url, index) == [(True,)]
+
+
+# --- what is refused ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_a_missing_schema_is_refused(empty_database_url: str, made: bool) -> None:
+    if made:
+        execute(empty_database_url, "CREATE SCHEMA sidejob")
+
+    with pytest.raises(SchemaError) as refused:
+        migrate.check(empty_database_url)
+
+    assert str(refused.value) == (
+        "Schema 'sidejob' is missing, or it has no tables of ours: run `celery -A <app> sidejob db upgrade`."
+    )
+
+
+def test_an_older_schema_is_refused(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url)
+    add_migration(scripts, SECOND)
+
+    with pytest.raises(SchemaError) as refused:
+        migrate.check(empty_database_url)
+
+    assert str(refused.value) == (
+        "Schema 'sidejob' is at revision 0001, older than this version of celery_sidejob needs (0002): "
+        "run `celery -A <app> sidejob db upgrade`."
+    )
+
+
+@pytest.mark.parametrize("act", [migrate.check, migrate.upgrade])
+def test_a_newer_schema_is_refused(empty_database_url: str, act) -> None:
+    migrate.upgrade(empty_database_url)
+    execute(empty_database_url, "UPDATE sidejob.alembic_version SET version_num = '9999'")
+
+    with pytest.raises(SchemaError) as refused:
+        act(empty_database_url)
+
+    assert str(refused.value) == (
+        f"Schema 'sidejob' is at revision 9999, newer than this version of celery_sidejob knows ({migrate.head()}): "
+        "upgrade the package celery-sidejob here."
+    )
+
+
+def test_neighbouring_revisions_are_accepted_once_they_are_supported(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    migrate.upgrade(empty_database_url)
+    monkeypatch.setattr(migrate, "SUPPORTED", range(-1, 2))
+    for distance, accepted in ((-2, False), (-1, True), (0, True), (1, True), (2, False)):
+        there = int(migrate.head()) + distance
+        execute(empty_database_url, "UPDATE sidejob.alembic_version SET version_num = %s", f"{max(there, 0):04}")
+        monkeypatch.setattr(migrate, "_distance", lambda revision, distance=distance: distance)
+        if accepted:
+            migrate.check(empty_database_url)
+        else:
+            with pytest.raises(SchemaError, match="older" if distance < 0 else "newer"):
+                migrate.check(empty_database_url)
+
+
+BOTH_RECORDED = (
+    "One schema serves one app and one broker: set sidejob_schema to another name and run "
+    "`celery -A <app> sidejob db upgrade`, or correct "
+)
+THE_APP = "the app's name, as in Celery('shop')"
+THE_BROKER = "the broker (the family, virtual host or database number of broker_url, and its global_keyprefix)"
+OTHERS = {
+    "app": (
+        {"app": "blog", "broker": "redis 0"},
+        f"the app 'shop', but here is the app 'blog'. {BOTH_RECORDED}{THE_APP}.",
+    ),
+    "broker": (
+        {"app": "shop", "broker": "amqp /"},
+        f"the broker 'redis 0', but here is the broker 'amqp /'. {BOTH_RECORDED}{THE_BROKER}.",
+    ),
+    "both": (
+        {"app": "blog", "broker": "redis 1"},
+        "the app 'shop' and the broker 'redis 0', but here is the app 'blog' and the broker 'redis 1'. "
+        f"{BOTH_RECORDED}{THE_APP} and {THE_BROKER}.",
+    ),
+}
+
+
+@pytest.mark.parametrize("act", [migrate.check, migrate.upgrade])
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_owner_is_refused(empty_database_url: str, act, other: str) -> None:
+    owner, said = OTHERS[other]
+    migrate.upgrade(empty_database_url, owner=OWNER)
+
+    with pytest.raises(SchemaError) as refused:
+        act(empty_database_url, owner=owner)
+
+    assert str(refused.value) == f"Schema 'sidejob' belongs to {said}"
+    assert facts(empty_database_url) == {**OWNER, "format": "1"}
+
+
+def test_another_owner_migrates_nothing(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    add_migration(scripts, SECOND)
+
+    with pytest.raises(SchemaError, match="belongs to the app 'shop'"):
+        migrate.upgrade(empty_database_url, owner={**OWNER, "app": "blog"})
+
+    assert migrate.current(empty_database_url) == "0001"
+
+
+@pytest.mark.parametrize("act", [migrate.check, migrate.upgrade])
+def test_another_format_is_refused(empty_database_url: str, act) -> None:
+    migrate.upgrade(empty_database_url)
+    execute(empty_database_url, "UPDATE sidejob.meta SET value = '2' WHERE key = 'format'")
+
+    with pytest.raises(SchemaError, match="holds rows of format 2, this version of celery_sidejob reads 1: upgrade"):
+        act(empty_database_url)
+
+
+@pytest.mark.parametrize("revision", ["1975ea83b712", "0001"])
+@pytest.mark.parametrize("act", [migrate.current, migrate.check, migrate.upgrade])
+def test_another_programs_migrations_are_left_alone(empty_database_url: str, act, revision: str) -> None:
+    execute(empty_database_url, "CREATE TABLE public.alembic_version (version_num varchar(32) NOT NULL)")
+    execute(empty_database_url, "INSERT INTO public.alembic_version VALUES (%s)", revision)
+
+    with pytest.raises(SchemaError, match=rf"'public' holds another program's migrations \(revision '{revision}'\)"):
+        act(empty_database_url, "public")
+
+
+def test_another_programs_tables_are_left_alone(empty_database_url: str) -> None:
+    execute(empty_database_url, "CREATE TABLE public.jobs (mine int)")
+
+    with pytest.raises(SchemaError, match=r"'public' holds tables of something else \(relation \"jobs\" already"):
+        migrate.upgrade(empty_database_url, "public")
+
+    assert migrate.current(empty_database_url, "public") is None
+    assert execute(empty_database_url, "SELECT to_regclass('public.meta')") == [(None,)]
+
+
+@pytest.mark.parametrize("act", [migrate.check, migrate.upgrade])
+def test_a_missing_right_is_named(empty_database_url: str, act) -> None:
+    migrate.upgrade(empty_database_url)
+
+    with a_role(empty_database_url) as (_, url):
+        with pytest.raises(SchemaError, match=r"lacks a right .*\(permission denied for schema sidejob\): grant it"):
+            act(url)
+
+
+@pytest.mark.parametrize("act", [migrate.current, migrate.check, migrate.upgrade])
+def test_a_store_that_is_away_is_no_matter_of_the_schema(empty_database_url: str, act) -> None:
+    with pytest.raises(StoreUnavailableError, match="does not exist"):
+        act(empty_database_url + "_gone")
+
+
+def test_check_uses_connections_that_are_there(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    connections = Connections(empty_database_url, "sidejob")
+    try:
+        migrate.check(connections, "sidejob", owner=OWNER)
+        with pytest.raises(SchemaError, match="belongs to"):
+            migrate.check(connections, "sidejob", owner={**OWNER, "app": "blog"})
+    finally:
+        connections.close()
+
+
+# --- offline ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sql_for_a_dba_makes_the_same_schema(databases, empty_database_url: str) -> None:
+    written = io.StringIO()
+    migrate.upgrade_sql("sidejob", written, owner=OWNER)
+    with databases.fresh() as name:
+        by_hand = databases.url_of(name)
+        execute(by_hand, written.getvalue())
+        migrate.upgrade(empty_database_url, owner=OWNER)
+
+        migrate.check(by_hand, owner=OWNER)
+        assert catalogue(by_hand) == catalogue(empty_database_url)
+        assert facts(by_hand) == facts(empty_database_url)
+        rows = "SELECT * FROM sidejob.leases"
+        assert [row[:2] for row in execute(by_hand, rows)] == [row[:2] for row in execute(empty_database_url, rows)]
+
+
+def test_the_sql_needs_no_database_and_names_no_owner_unless_told(capsys: pytest.CaptureFixture[str]) -> None:
+    written = io.StringIO()
+    migrate.upgrade_sql("sidejob", written)
+
+    assert written.getvalue().startswith('CREATE SCHEMA IF NOT EXISTS "sidejob";\n')
+    assert "'app'" not in written.getvalue()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_looks_like_a_parameter_in_ddl_is_none(databases, empty_database_url: str, scripts: Path) -> None:
+    remark = "100% of %s, %(name)s :name '':x'' a::b 12:30"
+    core = scripts / "versions" / "0001_core.py"
+    last = "CREATE INDEX aliases_job_id_idx ON {s}.aliases (job_id);\n"
+    assert last in core.read_text()
+    core.write_text(core.read_text().replace(last, f"{last}COMMENT ON TABLE {{s}}.jobs IS '{remark}';\n"))
+    written = io.StringIO()
+
+    migrate.upgrade(empty_database_url)
+    migrate.upgrade_sql("sidejob", written)
+    with databases.fresh() as name:
+        execute(databases.url_of(name), written.getvalue())
+
+        for url in (empty_database_url, databases.url_of(name)):
+            comment = execute(url, "SELECT obj_description('sidejob.jobs'::regclass, 'pg_class')")
+            assert comment == [(remark.replace("''", "'"),)]
+
+
+def test_upgrading_says_nothing(
+    empty_database_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    migrate.upgrade(empty_database_url)
+    migrate.check(empty_database_url)
+
+    assert capfd.readouterr() == ("", "")
+    assert [record for record in caplog.records if record.levelname != "INFO"] == []
+
+
+# --- tools --------------------------------------------------------------------------------------------------------
+
+
+def queries_of_upgrades(url: str) -> list[str]:
+    """What each of our connections to this database does or has done last."""
+    found = execute(
+        url,
+        "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'celery_sidejob'",
+    )
+    return [str(query) for (query,) in found]
+
+
+class a_role:  # noqa: N801  used as a function
+    """A user without rights in this database, for the block: its name and its URL."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._name = f"sidejob_test_{url.rpartition('_')[2]}"
+
+    def __enter__(self) -> tuple[str, str]:
+        execute(self._url, f"CREATE ROLE {self._name} LOGIN PASSWORD 'secret'")
+        scheme, rest = self._url.split("://")
+        return self._name, f"{scheme}://{self._name}:secret@{rest.rpartition('@')[2]}"
+
+    def __exit__(self, *_: object) -> None:
+        execute(self._url, f"DROP OWNED BY {self._name} CASCADE")
+        execute(self._url, f"DROP ROLE {self._name}")

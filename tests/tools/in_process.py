@@ -1,0 +1,196 @@
+"""Runs of jobs in the process of the test, one step at a time: what a worker does, without a worker."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import Ignore, Retry
+
+from celery_sidejob import Job, RunningJob, SideJob
+from celery_sidejob.hooks.run import run_claimed
+from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import Hold
+from celery_sidejob.operations.unit_of_work import apply_noted_asks
+from celery_sidejob.store import asks, messages, workers
+from tests.tools.databases import SCHEMA
+
+ALL_PORTS = {"inports": ["*"], "outports": ["*"]}
+
+
+class Stage:
+    """An app with a store, whose jobs run when the test says so.
+
+    The broker is kombu's in memory unless a URL is given: nobody listens to it, and `drain` finds what is due in the
+    store, as a worker would in the broker.
+    """
+
+    def __init__(self, database_url: str, *, broker: str = "memory://", **settings: Any) -> None:
+        self.database_url = database_url
+        self.app = Celery("stage", broker=broker, set_as_current=False)
+        self.app.conf.update(sidejob_database_url=database_url, **settings)
+        self.sidejob = SideJob(self.app)
+        self.raised: dict[int, BaseException] = {}
+        """What bodies raised last, by the job's id."""
+        self._bodies: dict[int, Callable[..., Any]] = {}
+        self._numbers = itertools.count(1)
+        self.call = self.sidejob.task(self._call, name="stage.call", **ALL_PORTS)
+        self.idle = self.sidejob.task(self._idle, name="stage.idle", **ALL_PORTS)
+        self.runtime = self.sidejob.runtime
+        self.worker_id = self.new_worker()
+
+    def close(self) -> None:
+        """Close what is open."""
+        self.runtime.connections.close()
+
+    # -- making and running jobs ---------------------------------------------------------------------------------
+
+    def task(self, function: Any = None, **options: Any) -> Any:
+        """`@sidejob.task` of this app."""
+        return self.sidejob.task(function, **options)
+
+    def job(self, body: Callable[[RunningJob], Any] | None = None, **options: Any) -> Job:
+        """Make a job with this body, which may have any port; without a body one that does nothing."""
+        if body is None:
+            return self.sidejob.enqueue(self.idle, **options)
+        number = next(self._numbers)
+        self._bodies[number] = body
+        return self.sidejob.enqueue(self.call, (number,), **options)
+
+    def inside(self, body: Callable[[RunningJob], Any], **options: Any) -> Job:
+        """Run `body` as a run of a job of its own, raise what it raised, and return its job."""
+        job = self.job(body, **options)
+        self.run(job)
+        return job.refresh()
+
+    def run(self, job: Job) -> str:
+        """Do the run that the job's message announces, raise what its body raised, and return the job's status."""
+        hold = self.claim(job)
+        assert hold is not None, f"{job!r} has no message whose run could begin"
+        self.perform(hold)
+        if job.id in self.raised:
+            raise self.raised[job.id]
+        return str(job.refresh().status)
+
+    def claim(self, job: Job, *, worker_id: int | None = None, for_run: int | None = None) -> Hold | None:
+        """Begin a run as a worker does; by default the one that is owed now."""
+        if for_run is None:
+            due = messages.waiting(self.runtime.connections, [job.id])
+            if not due:
+                return None
+            for_run = due[0].for_run
+        return runs.claim(self.runtime, job.id, for_run=for_run, worker_id=worker_id or self.worker_id)
+
+    def perform(self, hold: Hold) -> Any:
+        """Run what was claimed and return the body's value; what it raised is in `raised`."""
+        self.raised.pop(hold.job_id, None)
+        task = self.app.tasks[Job(hold.job_id, runtime=self.runtime).task]
+        try:
+            return run_claimed(task, self.runtime, hold, Context({"id": str(uuid.uuid4()), "called_directly": False}))
+        except (Ignore, Retry):
+            return None
+        except Exception as error:
+            self.raised[hold.job_id] = error
+            return None
+
+    def drain(self, most: int = 1000) -> int:
+        """Run whatever is due until nothing is, and return how many runs that took."""
+        done = 0
+        while True:
+            apply_noted_asks(self.runtime, asks.due(self.runtime.connections, 100))
+            due = self.sql("SELECT job_id FROM messages WHERE locked_by IS NULL AND due_at <= now() ORDER BY due_at")
+            if not due:
+                return done
+            for (job_id,) in due:
+                hold = self.claim(Job(job_id, runtime=self.runtime))
+                if hold is not None:
+                    self.perform(hold)
+                    done += 1
+                assert done <= most, "this does not come to rest"
+
+    def new_worker(self) -> int:
+        """Enter a worker, and return the identity under which it claims."""
+        return workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
+
+    # -- looking at the store ------------------------------------------------------------------------------------
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run SQL in our schema on a connection of its own and return the rows."""
+        with self.connect() as connection:
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def connect(self, **options: Any) -> Iterator[psycopg.Connection[Any]]:
+        """A connection of the test's own; autocommit."""
+        with psycopg.connect(
+            self.database_url, autocommit=True, options=f"-c search_path={SCHEMA}", **options
+        ) as connection:
+            yield connection
+
+    def row_counts(self) -> dict[str, int]:
+        """How many rows each of our tables has."""
+        tables = self.sql("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", SCHEMA)
+        return {name: self.sql(f'SELECT count(*) FROM "{name}"')[0][0] for (name,) in tables}
+
+    def broken_rules(self) -> list[str]:
+        """Which rules of the protocol that span several rows are broken; none, whenever it is asked."""
+        return [name for name, statement in RULES.items() if self.sql(statement)]
+
+    # -- bodies --------------------------------------------------------------------------------------------------
+
+    def _call(self, job: RunningJob, number: int) -> Any:
+        return self._bodies[number](job)
+
+    @staticmethod
+    def _idle(job: RunningJob) -> None:
+        pass
+
+
+RULES = {
+    "a run in progress has a message, locked by the same worker": """
+        SELECT j.id FROM jobs j LEFT JOIN messages m ON m.job_id = j.id
+        WHERE j.unit_no IS NOT NULL AND m.locked_by IS DISTINCT FROM j.worker_id""",
+    "a queued job without a run has a message or a timer": """
+        SELECT id FROM jobs j WHERE status = 'queued' AND unit_no IS NULL
+          AND NOT EXISTS (SELECT FROM messages m WHERE m.job_id = j.id)
+          AND NOT EXISTS (SELECT FROM timers t WHERE t.job_id = j.id)""",
+    "a terminating job without a run has a message": """
+        SELECT id FROM jobs j WHERE status = 'terminating' AND unit_no IS NULL
+          AND NOT EXISTS (SELECT FROM messages m WHERE m.job_id = j.id)""",
+    "a job at rest has no message": """
+        SELECT j.id FROM jobs j JOIN messages m ON m.job_id = j.id
+        WHERE j.status IN ('suspended', 'completed', 'failed', 'terminated')""",
+    "a terminated job has no timer that was accepted": """
+        SELECT j.id FROM jobs j JOIN timers t ON t.job_id = j.id WHERE j.status = 'terminated' AND t.accepted""",
+    "a message that no run holds is for the next run": """
+        SELECT j.id FROM jobs j JOIN messages m ON m.job_id = j.id
+        WHERE m.locked_by IS NULL AND m.for_run <> j.run_no + 1""",
+    "a message that a run holds is for that run": """
+        SELECT j.id FROM jobs j JOIN messages m ON m.job_id = j.id
+        WHERE m.locked_by IS NOT NULL AND m.for_run <> j.run_no""",
+    "an owed run's task id is that of the open asking": """
+        SELECT j.id FROM jobs j JOIN messages m ON m.job_id = j.id JOIN askings a ON a.job_id = j.id
+        WHERE a.closed_at IS NULL AND j.status <> 'terminating' AND a.task_id <> m.task_id""",
+    "a failed job is in the dead set": """
+        SELECT id FROM jobs j WHERE status = 'failed' AND NOT EXISTS (SELECT FROM dead d WHERE d.job_id = j.id)""",
+}
+"""What no CHECK can say, because it spans rows; from the protocol's section 3."""
+
+
+@pytest.fixture
+def stage(database_url: str) -> Iterator[Stage]:
+    """An app of this test's own, whose jobs run in this process when the test says so; its rows keep the rules."""
+    made = Stage(database_url)
+    yield made
+    try:
+        assert made.broken_rules() == []
+    finally:
+        made.close()
