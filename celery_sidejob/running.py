@@ -49,6 +49,11 @@ class RunningJob(Job):
         return self._unit.hold.run_no
 
     @property
+    def info(self) -> dict[str, Any]:
+        """Everything about the job as the store has it now; of this run only committed units are seen there."""
+        return Job(self.id, runtime=self._runtime).info
+
+    @property
     def stopping(self) -> bool:
         """Whether the worker wants to stop: commit what is done and end soon, or the run is begun again elsewhere."""
         return self._unit.stopping()

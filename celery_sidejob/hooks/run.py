@@ -24,7 +24,6 @@ from ..operations.runs import Ending, Hold, InputsMovedError
 from ..operations.runtime import Runtime
 from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
-from ..store import claims
 from .publishing import HEADER
 from .stopping import worker_is_stopping
 from .task import SideJobTask, hook_of
@@ -71,9 +70,7 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
 
 def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:
     """Run what was claimed, and end the run whatever happens."""
-    row = claims.read_claimed(runtime.connections, hold.job_id)
-    if row is None:
-        raise Ignore(f"job {hold.job_id} was deleted")
+    row = hold.row
     unit = OpenUnit(runtime, hold)
     unit.stopping = worker_is_stopping
     job = RunningJob(unit, row)

@@ -40,6 +40,8 @@ class Hold:
     kind: str
     unit_no: int = 0
     started: bool = False
+    row: Any = None
+    """The job and its asking as they were claimed."""
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hol
             found = claims.read_claimed(runtime.connections, job_id)
     if found is None:
         return None
-    return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started)
+    return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started, row=found)
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:

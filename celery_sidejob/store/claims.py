@@ -13,7 +13,13 @@ from typing import Any
 from .jobs import FIRST_LOOK_S
 from .statement import Executor, Statement
 
-_CLAIM = Statement("""
+_RUN = """j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
+  j.created_by, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries,
+  j.started, j.terminate_tree, a.task_id, a.options::text AS options"""
+"""What a run needs to know of its job and its asking."""
+
+_CLAIM = Statement(
+    """
 WITH claimed AS (
   UPDATE {jobs} SET run_no = run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
@@ -23,7 +29,7 @@ WITH claimed AS (
   WHERE id = %(id)s AND status IN ('queued', 'terminating') AND unit_no IS NULL AND run_no = %(for_run)s - 1
     AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = {jobs}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
     AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
-  RETURNING id, run_no, run_kind, started),
+  RETURNING *),
 held AS (
   UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL,
     look_at = 'infinity'
@@ -31,11 +37,15 @@ held AS (
 past AS (
   DELETE FROM {timers} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force'))
-SELECT id, run_no, run_kind, started FROM claimed""")
+SELECT """
+    + _RUN
+    + """
+FROM claimed j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL"""
+)
 
 
 def claim(executor: Executor, job_id: int, *, for_run: int, worker_id: int) -> Any | None:
-    """Begin run `for_run` of the job for this worker, unless the delivery is stale.
+    """Begin run `for_run` of the job for this worker, unless the delivery is stale; returns what the run needs.
 
     Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
     message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
@@ -45,15 +55,13 @@ def claim(executor: Executor, job_id: int, *, for_run: int, worker_id: int) -> A
     return found[0] if found else None
 
 
-_READ_CLAIMED = Statement("""
-SELECT j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
-  j.created_by, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries,
-  j.started, j.terminate_tree, a.task_id, a.options::text AS options
-FROM {jobs} j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
+_READ_CLAIMED = Statement(f"""
+SELECT {_RUN}
+FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
 
 
 def read_claimed(executor: Executor, job_id: int) -> Any | None:
-    """Read what a run needs, after its claim: everything that was asked before is then visible."""
+    """Read again what `claim` returned: its answer was lost, or its process is gone."""
     found = executor.run(_READ_CLAIMED, id=job_id)
     return found[0] if found else None
 

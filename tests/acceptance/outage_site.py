@@ -134,8 +134,8 @@ def site_of(directory: Path, processes: Processes, record: Record, **configurati
         site.close()
 
 
-@pytest.fixture
-def site(
+@pytest.fixture(name="site")
+def site_fixture(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
 ) -> Iterator[Site]:
     """A site on this run's servers, with results in its Redis."""

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
+from celery.exceptions import TaskRevokedError
 
-from tests.acceptance.outage_site import Site, site  # noqa: F401 - the fixture
+from celery_sidejob.hooks.outside import end_from_outside
+from celery_sidejob.job import Job
+from celery_sidejob.model.errors import LeaseLostError
+from celery_sidejob.model.status import Status
+from celery_sidejob.operations import runs
+from celery_sidejob.operations.runs import Ending, Unit
+from celery_sidejob.services.heartbeat import Heartbeat
+from tests.acceptance.outage_site import Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.tools.waiting import wait_until
 
 POOLS = pytest.mark.parametrize("pool", ["prefork", "solo"])
-WARM_S = 45.0
+STOP_S = 45.0
 """Celery's own warm shutdown of a prefork pool takes half a minute now and then."""
+
+
+# -- stops ---------------------------------------------------------------------------------------------------------
 
 
 @POOLS
@@ -23,6 +36,221 @@ def test_a_warm_stop_lets_the_job_finish(site: Site, pool: str) -> None:
     worker.wait_for_log("Warm shutdown")
     site.open("gate")
 
-    assert worker.wait(WARM_S) == 0
+    assert worker.wait(STOP_S) == 0
     assert site.wait_for(job, "completed")["run_no"] == 1
     site.nothing_lost()
+
+
+@POOLS
+def test_a_job_may_see_that_the_worker_wants_to_stop(site: Site, pool: str) -> None:
+    job = site.sidejob.enqueue("outage.obey")
+    worker = site.start_worker(pool=pool)
+    site.record.wait_for("holding", job=job.id)
+
+    worker.terminate()
+
+    assert worker.wait(STOP_S) == 0
+    assert len(site.record.of("stopping", job=job.id)) == 1
+    assert site.wait_for(job, "completed")["run_no"] == 1
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT]], ids=["cold", "warm, cold"])
+@POOLS
+def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[signal.Signals]) -> None:
+    running = site.hold("gate", [1, 2])
+    waiting = site.hold("gate", [3])
+    worker = site.start_worker(pool=pool)
+    site.record.wait_for("holding", job=running.id)
+
+    for number, text in zip(signals, ["shutdown (MainProcess)"] * 2, strict=False):
+        worker.send_signal(number)
+        if number == signal.SIGTERM:
+            worker.wait_for_log("Warm " + text)
+    worker.wait(STOP_S)
+
+    row = site.wait_for(running, "queued")
+    assert (row["run_no"], row["losses"]) == (1, 0)
+    site.quiet()
+
+    site.open("gate")
+    site.start_worker(pool=pool, name="elsewhere")
+    assert site.wait_for(running, "completed")["run_no"] == 2
+    site.wait_for(waiting, "completed")
+    assert [line["read"] for line in site.record.of("passed", job=running.id)] == [[1, 2]]
+    site.nothing_lost()
+
+
+def test_a_run_that_was_given_back_keeps_the_options_of_its_asking(site: Site) -> None:
+    job = site.hold("gate", soft_time_limit=1000, time_limit=2000)
+    worker = site.start_worker()
+    site.record.wait_for("holding", job=job.id)
+    worker.send_signal(signal.SIGQUIT)
+    worker.wait(STOP_S)
+
+    site.start_worker(name="elsewhere")
+    site.record.wait_for("holding", job=job.id, run_no=2)
+    (running,) = next(iter(site.app.control.inspect(timeout=2).active().values()))
+    assert running["time_limit"] if "time_limit" in running else True
+    site.open("gate")
+    site.wait_for(job, "completed")
+
+
+# -- processes that are replaced -----------------------------------------------------------------------------------
+
+
+def test_processes_replaced_after_each_task_lose_nothing(site: Site) -> None:
+    jobs = [site.sidejob.enqueue("outage.note") for _ in range(12)]
+    site.start_worker(concurrency=2, extra=["--max-tasks-per-child=1"])
+
+    for job in jobs:
+        assert site.wait_for(job, "completed")["run_no"] == 1
+    assert len({line["pid"] for line in site.record.of("ran")}) == len(jobs)
+    site.nothing_lost()
+
+
+def test_processes_replaced_for_their_memory_lose_nothing(site: Site) -> None:
+    jobs = [site.sidejob.enqueue("outage.swell", (200,)) for _ in range(4)]
+    worker = site.start_worker(extra=["--max-memory-per-child=150000"])
+
+    for job in jobs:
+        assert site.wait_for(job, "completed")["run_no"] == 1
+    assert len({line["pid"] for line in site.record.of("ran")}) == len(jobs)
+    assert worker.alive
+    site.nothing_lost()
+
+
+# -- revocation ----------------------------------------------------------------------------------------------------
+
+
+def test_revoking_a_running_job_ends_this_asking(site: Site) -> None:
+    job = site.hold("gate", [1, 2])
+    result = job.result
+    site.start_worker()
+    (begun,) = site.record.wait_for("holding", job=job.id)
+
+    site.app.control.revoke(job.task_id, terminate=True)
+
+    assert_ended_as_revoked(site, job, result, run_no=1)
+    assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
+    assert site.record.of("holding", job=job.id, run_no=2)[0]["pid"] != begun["pid"]
+
+
+def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
+    """More often than `sidejob_max_losses`, since a death of a process might count as a loss if it came first."""
+    site.start_worker()
+    job = site.hold("gate")
+    for run_no in range(1, 6):
+        site.record.wait_for("holding", job=job.id, run_no=run_no)
+        task_id = job.refresh().task_id
+        site.app.control.revoke(task_id, terminate=True, signal="SIGKILL" if run_no % 2 else "SIGTERM")
+        row = site.wait_for(job, "failed")
+        assert (row["run_no"], row["losses"]) == (run_no, 0)
+        job.run(force=True)
+    site.open("gate")
+    site.wait_for(job, "completed")
+
+
+def test_revoking_a_job_that_waits_in_the_worker_ends_this_asking(site: Site) -> None:
+    first, second = site.hold("gate"), site.hold("gate", [1])
+    result = second.result
+    worker = site.start_worker()
+    site.record.wait_for("holding", job=first.id)
+    worker.wait_for_log(f"outage.hold[{second.task_id}] received")
+
+    site.app.control.revoke(second.task_id)
+    worker.wait_for_log("Tasks flagged as revoked")
+    site.open("gate")
+
+    assert_ended_as_revoked(site, second, result, run_no=1)
+    assert site.record.of("holding", job=second.id) == []
+    assert site.wait_for(first, "completed")["run_no"] == 1
+    assert_runs_again_when_asked(site, second, [1], run_no=2)
+
+
+# -- limits --------------------------------------------------------------------------------------------------------
+
+
+def test_a_soft_time_limit_is_a_run_that_raised(site: Site) -> None:
+    job = site.hold("gate", [1, 2], soft_time_limit=1)
+    site.start_worker()
+
+    row = site.wait_for(job, "failed")
+
+    assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "SoftTimeLimitExceeded")
+    assert site.rows("SELECT reason FROM dead") == [{"reason": "failed"}]
+    assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
+
+
+def test_a_hard_time_limit_is_a_run_that_raised(site: Site) -> None:
+    job = site.hold("gate", [1, 2], task="outage.deaf", soft_time_limit=1, time_limit=2)
+    result = job.result
+    other = site.sidejob.enqueue("outage.note")
+    site.start_worker()
+
+    row = site.wait_for(job, "failed")
+
+    assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "TimeLimitExceeded")
+    assert len(site.record.of("warned", job=job.id)) == 1
+    assert site.rows("SELECT reason FROM dead") == [{"reason": "failed"}]
+    wait_until(lambda: result.state == "FAILURE", message="the result to be stored")
+    site.wait_for(other, "completed")
+    assert_runs_again_when_asked(site, job, [1, 2], run_no=2, event="holding")
+
+
+def test_what_a_process_commits_after_its_run_was_ended_is_refused(site: Site) -> None:
+    runtime = site.sidejob.runtime
+    job = site.hold("gate", [1])
+    heartbeat = Heartbeat(runtime)
+    heartbeat.register()
+    try:
+        hold = runs.claim(runtime, job.id, for_run=1, worker_id=heartbeat.worker_id)
+        assert hold is not None
+        runs.commit(runtime, hold, Unit())
+
+        end_from_outside(heartbeat, (job.id, 1), "TimeLimitExceeded", "The run took longer than 1 second.", "failed")
+
+        assert site.job_row(job)["status"] == "failed"
+        with pytest.raises(LeaseLostError):
+            runs.commit(runtime, hold, Unit())
+        with pytest.raises(LeaseLostError):
+            runs.end(runtime, hold, Unit(), Ending(Status.COMPLETED))
+    finally:
+        heartbeat.leave()
+        heartbeat.close()
+    assert site.job_row(job)["status"] == "failed"
+    assert len(job.input("numbers")) == 1
+
+
+@POOLS
+def test_an_asking_that_expired_before_it_began_is_revoked(site: Site, pool: str) -> None:
+    job = site.hold("gate", [1], expires=0.01)
+    result = job.result
+    site.start_worker(pool=pool)
+
+    assert_ended_as_revoked(site, job, result, run_no=1)
+    assert site.record.of("holding", job=job.id) == []
+    assert_runs_again_when_asked(site, job, [1], run_no=2)
+
+
+# -- what is checked -----------------------------------------------------------------------------------------------
+
+
+def assert_ended_as_revoked(site: Site, job: Job, result: Any, *, run_no: int) -> None:
+    """The asking ended as failed, and its result says REVOKED."""
+    row = site.wait_for(job, "failed")
+    assert (row["run_no"], row["losses"], row["error"]["type"]) == (run_no, 0, "TaskRevokedError")
+    assert site.rows("SELECT reason FROM dead WHERE job_id = %s", job.id) == [{"reason": "revoked"}]
+    wait_until(lambda: result.state == "REVOKED", message="the result to be stored")
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=5)
+
+
+def assert_runs_again_when_asked(
+    site: Site, job: Job, numbers: list[int], *, run_no: int, event: str = "passed"
+) -> None:
+    """A later asking runs, and finds the inputs as they were."""
+    assert job.run(force=True) is not None
+    site.open("gate")
+    assert site.wait_for(job, "completed")["run_no"] == run_no
+    assert [line["read"] for line in site.record.of(event, job=job.id, run_no=run_no)] == [numbers]
+    assert site.rows("SELECT id FROM dead WHERE job_id = %s", job.id) == []

@@ -1,0 +1,203 @@
+"""The app of the acceptance tests. Every effect that is to happen exactly once is a row of `ledger`.
+
+A row is written in the transaction of the unit it belongs to (`job.unit(transaction=…)`), so it is there once for each
+unit that counts, whatever dies. What merely happened, any number of times, is noted in the test's record.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import Celery
+from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.pool import NullPool
+
+from celery_sidejob import RunningJob, SideJob
+from tests.tools.recorder import Record
+
+_ENTRY = "INSERT INTO ledger (job, run, what, value) VALUES (:job, :run, :what, :value)"
+HOLDING_S = 60.0
+"""How long a body that is to be killed stays, if it is not."""
+
+app = Celery("acceptance", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
+app.conf.update(
+    task_default_queue="acceptance",
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+    worker_hijack_root_logger=False,
+)
+sidejob = SideJob(app)
+
+engine = create_engine(
+    os.environ["SIDEJOB_DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool
+)
+
+
+def note(event: str, job: RunningJob, **data: Any) -> None:
+    """Note what a body does."""
+    Record.from_env().note(event, job=job.id, run=job.run_no, **data)
+
+
+@contextmanager
+def committed(job: RunningJob) -> Iterator[Connection]:
+    """Commit the job's unit and the block's SQL together."""
+    with engine.begin() as connection:
+        with job.unit(transaction=connection):
+            yield connection
+
+
+def enter(connection: Connection, job: RunningJob, what: str, value: int) -> None:
+    """Write a row that must be there exactly once."""
+    connection.execute(text(_ENTRY), {"job": job.id, "run": job.run_no, "what": what, "value": value})
+
+
+# -- the workload of the walk through the crash points ----------------------------------------------------------------
+
+
+@sidejob.task(name="acceptance.adder", inports=["a", "b"], outports=["sum"])
+def adder(job: RunningJob) -> None:
+    """Add up pairs; each sum goes into the ledger and to the parent in one commit."""
+    note("adder", job)
+    for a, b in job.for_inputs("a", "b"):
+        with committed(job) as connection:
+            enter(connection, job, "sum", a + b)
+            job.output("sum").write(a + b)
+
+
+@adder.on_startup
+def _start_adder(job: RunningJob) -> None:
+    job.set(starts=job.get("starts", 0) + 1)
+
+
+@adder.on_shutdown
+def _shut_adder_down(job: RunningJob) -> None:
+    with committed(job) as connection:
+        enter(connection, job, "shutdown", 0)
+
+
+@sidejob.task(name="acceptance.family")
+def family(job: RunningJob, children: int, pairs: int) -> int:
+    """Give children numbers to add, collect their sums, have them terminated, return the total."""
+    note("family", job)
+    if not job.get("made"):
+        for number in range(children):
+            child = job.enqueue(adder, child_name=f"adder{number}")
+            child.input("a").write_many([number * 1000 + pair for pair in range(pairs)])
+            child.input("b").write_many([0] * pairs)
+        job.set(made=True, total=0, got=0)
+        job.checkpoint()
+    for child in job.children.values():
+        for value in child.output("sum"):
+            job.set(total=job.get("total") + value, got=job.get("got") + 1)
+            with committed(job) as connection:
+                enter(connection, job, "collected", value)
+    if job.get("got") < children * pairs:
+        job.suspend()
+    for child in job.children.values():
+        child.terminate()
+    total: int = job.get("total")
+    return total
+
+
+@sidejob.task(name="acceptance.linked")
+def linked(job: RunningJob, total: int) -> None:
+    """What follows a family, as its callback."""
+    note("linked", job)
+    with committed(job) as connection:
+        enter(connection, job, "linked", total)
+
+
+@sidejob.task(name="acceptance.stepper", outports=["steps"])
+def stepper(job: RunningJob, steps: int) -> None:
+    """Write numbers, a checkpoint after each, and go on where the last run came to."""
+    note("stepper", job)
+    for step in range(job.get("step", 0), steps):
+        job.output("steps").write(step)
+        job.set(step=step + 1)
+        job.checkpoint()
+
+
+@sidejob.task(name="acceptance.patient", max_retries=None)
+def patient(job: RunningJob) -> None:
+    """Be retried once, then set a timer and suspend, then complete."""
+    note("patient", job)
+    if job.request.retries == 0 and not job.get("asked"):
+        raise job.retry(countdown=0.2)
+    if not job.get("asked"):
+        job.set(asked=True)
+        job.run(countdown=0.2)
+        job.suspend()
+    with committed(job) as connection:
+        enter(connection, job, "patient", 1)
+
+
+# -- bodies that are killed, frozen or in the way ---------------------------------------------------------------------
+
+
+@sidejob.task(name="acceptance.holder", inports=["in"])
+def holder(job: RunningJob, turns_before: int = 0) -> None:
+    """Read a packet, note it and hold on, until another packet says "go" or the record does.
+
+    With `turns_before` so many packets are read and committed first in each run.
+    """
+    for _ in range(turns_before):
+        job.input("in").read()
+        job.checkpoint()
+    value = job.input("in").read()
+    note("holding", job, value=value)
+    _hold(job)
+    with committed(job) as connection:
+        enter(connection, job, "held", value)
+    note("held", job)
+
+
+def _hold(job: RunningJob) -> None:
+    record = Record.from_env()
+    deadline = time.monotonic() + HOLDING_S
+    while time.monotonic() < deadline and not record.of("go", job=job.id):
+        time.sleep(0.02)
+
+
+@sidejob.task(name="acceptance.zombie")
+def zombie(job: RunningJob) -> None:
+    """Open a transaction, hold on, and commit the user's row, packet and unit in it; the body survives a refusal."""
+    note("holding", job)
+    _hold(job)
+    try:
+        with committed(job) as connection:
+            enter(connection, job, "effect", 1)
+    except Exception as error:
+        note("refused", job, error=type(error).__name__)
+        raise
+    note("done", job)
+
+
+@sidejob.task(name="acceptance.stubborn")
+def stubborn(job: RunningJob, seconds: float) -> None:
+    """Sleep in C without letting go of the interpreter, so that no other thread of this process runs."""
+    note("stubborn", job)
+    ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))
+    with committed(job) as connection:
+        enter(connection, job, "stubborn", 1)
+
+
+@sidejob.task(name="acceptance.leaver")
+def leaver(job: RunningJob, code: int, times: int) -> None:
+    """Leave the process with an exit code, the first so many runs."""
+    note("leaver", job)
+    if job.run_no <= times:
+        sys.exit(code)
+
+
+@sidejob.task(name="acceptance.slow", time_limit=1)
+def slow(job: RunningJob) -> None:
+    """Take longer than the hard time limit."""
+    note("slow", job)
+    time.sleep(HOLDING_S)
+

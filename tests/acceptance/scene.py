@@ -1,0 +1,144 @@
+"""A scene: a store, a broker, a record, workers that share them, and a client in the test's own process."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from celery import Celery
+
+from celery_sidejob import Job, SideJob
+from tests.acceptance import checker
+from tests.tools.recorder import Record
+from tests.tools.workers import Processes, WorkerProcess
+
+APP = "tests.acceptance.jobs"
+LEDGER = """
+CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, run bigint, what text, value bigint)"""
+QUICK = {
+    "SIDEJOB_LEASE": "6",
+    "SIDEJOB_HEARTBEAT_INTERVAL": "1",
+    "SIDEJOB_LOST_AFTER": "4",
+    "SIDEJOB_MAX_LOSSES": "100",
+}
+"""Shorter times than the defaults, and no giving up, where many deaths are wanted."""
+
+
+class Scene:
+    """Starts workers on a store, a broker and a record of its own, and asks things of them as a client does."""
+
+    def __init__(self, database_url: str, broker_url: str, record: Record, processes: Processes) -> None:
+        self.database_url = database_url
+        self.broker_url = broker_url
+        self.record = record
+        self.processes = processes
+        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
+        self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
+        self.app.conf.update(sidejob_database_url=database_url, task_default_queue="acceptance")
+        self.sidejob = SideJob(self.app)
+        with psycopg.connect(database_url, autocommit=True) as connection:
+            connection.execute(LEDGER)
+
+    def close(self) -> None:
+        """Close what the client has open."""
+        self.sidejob.runtime.connections.close()
+        self.app.close()
+
+    def worker(self, *, pool: str = "prefork", concurrency: int = 1, queues: str | None = None, name: str | None = None,
+               **env: str) -> WorkerProcess:  # fmt: skip
+        """Start a worker, with further variables; it is ready when this returns."""
+        return self.processes.start_worker(
+            APP, env={**self.env, **env}, pool=pool, concurrency=concurrency, queues=queues, name=name
+        )
+
+    def ledger(self) -> list[tuple[int, int, str, int]]:
+        """What was entered, (job, run, what, value), in order."""
+        with psycopg.connect(self.database_url, autocommit=True) as connection:
+            return connection.execute("SELECT job, run, what, value FROM ledger ORDER BY id").fetchall()
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        """Run SQL in the schema of sidejob and return the rows."""
+        with psycopg.connect(
+            self.database_url, autocommit=True, options="-c search_path=sidejob", row_factory=psycopg.rows.namedtuple_row
+        ) as connection:
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def row(self, job: Job) -> Any:
+        """The job's row."""
+        return self.sql("SELECT * FROM jobs WHERE id = %s", job.id)[0]
+
+    def sweeper(self) -> int | None:
+        """The process id of the worker that sweeps."""
+        rows = self.sql(
+            "SELECT w.ident FROM leases l JOIN workers w ON w.id = l.holder WHERE l.name = 'sweeper' AND w.dead_at IS NULL"
+        )
+        return int(rows[0].ident.split(":")[1]) if rows else None
+
+    def go(self, *jobs: Job) -> None:
+        """Let the bodies of these jobs that hold on go on."""
+        for job in jobs:
+            self.record.note("go", job=job.id)
+
+    def settle(self, timeout: float) -> None:
+        """Wait until everything is quiet, and judge the store."""
+        checker.wait_quiet(self.database_url, timeout)
+        assert checker.violations(self.database_url, at_rest=True) == []
+
+    def enqueue(self, task: str, args: Sequence[Any] = (), **options: Any) -> Job:
+        """Make a job of one of the tasks of `jobs`."""
+        return self.sidejob.enqueue(f"acceptance.{task}", args, **options)
+
+
+CHILDREN, PAIRS, STEPS = 2, 3, 4
+
+
+@dataclass
+class Workload:
+    """One of everything, and what must have come of it, whatever died meanwhile."""
+
+    scene: Scene
+    family: Job
+    stepper: Job
+    patient: Job
+    borrowed: Job
+
+    @classmethod
+    def start(cls, scene: Scene) -> Workload:
+        """Ask for everything; the client of this process survives."""
+        link = scene.app.signature("acceptance.linked")
+        family = scene.enqueue("family", (CHILDREN, PAIRS), link=link)
+        stepper = scene.enqueue("stepper", (STEPS,))
+        patient = scene.enqueue("patient")
+        with psycopg.connect(scene.database_url) as connection:
+            borrowed = scene.enqueue("adder", inports=["a", "b"], transaction=connection)
+            borrowed.input("a").write(7, transaction=connection)
+            borrowed.input("b").write(8, transaction=connection)
+            connection.commit()
+        return cls(scene, family, stepper, patient, borrowed)
+
+    def judge(self) -> None:
+        """Compare with what there must be now that everything is quiet."""
+        total = sum(child * 1000 + pair for child in range(CHILDREN) for pair in range(PAIRS))
+        entries = Counter((what, value) for _, _, what, value in self.scene.ledger())
+        sums = [child * 1000 + pair for child in range(CHILDREN) for pair in range(PAIRS)]
+        wanted = Counter({("sum", value): 1 for value in sums})
+        wanted.update({("collected", value): 1 for value in sums})
+        wanted.update({("shutdown", 0): CHILDREN, ("linked", total): 1, ("patient", 1): 1, ("sum", 15): 1})
+        assert entries == wanted, {"too many": entries - wanted, "too few": wanted - entries}
+
+        statuses = {job.id: str(job.refresh().status) for job in self._jobs()}
+        assert set(statuses.values()) == {"completed"}, statuses
+        children = self.scene.sidejob.jobs(parent=self.family)
+        assert [str(child.status) for child in children] == ["terminated"] * CHILDREN
+        assert [child.get("starts") for child in children] == [1] * CHILDREN
+        assert [packet.value for packet in self.stepper.output("steps").peek()] == list(range(STEPS))
+        assert [packet.value for packet in self.borrowed.output("sum").peek()] == [15]
+        assert len(self.scene.sidejob.dead) == 0
+
+
+    def _jobs(self) -> list[Job]:
+        return [self.family, self.stepper, self.patient, self.borrowed]
