@@ -126,12 +126,14 @@ class SideJob:
 
     def enqueue_many(self, items: Iterable[Signature | Mapping[str, Any]], *, transaction: Any = None) -> list[Job]:
         """Make many jobs, all or none, in order: signatures, or mappings of `enqueue`'s parameters."""
+        if transaction is not None:
+            transaction = self.runtime.connections.borrow(transaction)
         drafts = []
         for place, item in enumerate(items):
             if isinstance(item, Signature):
-                drafts.append(jobs_of.prepare(self.runtime, item))
+                drafts.append(jobs_of.prepare(self.runtime, item, executor=transaction))
             elif isinstance(item, Mapping) and "task" in item:
-                drafts.append(jobs_of.prepare(self.runtime, **item))
+                drafts.append(jobs_of.prepare(self.runtime, **item, executor=transaction))
             else:
                 raise InvalidValueError(
                     f"items[{place}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -28,16 +29,17 @@ from .model.channel import job as channel_of_job
 from .model.errors import (
     AliasTakenError,
     ChildNameTakenError,
+    HasParentError,
     IllegalMoveError,
     InvalidAliasError,
     InvalidValueError,
     JobNotFoundError,
     NotAChildError,
 )
-from .model.names import check_alias, check_child_name
+from .model.names import check_alias, check_child_name, why_not_storable
 from .model.status import FINISHED, Status
 from .model.tasks import Call
-from .open_unit import OpenUnit, active
+from .open_unit import OpenUnit, active, unstored
 from .operations.creation import check_key, create, draft, port_rows, when
 from .operations.lifecycle import delete
 from .operations.runtime import Runtime
@@ -47,6 +49,7 @@ from .scopes import current_context
 from .store import aliases as alias_rows
 from .store import jobs, ports
 from .store import state as state_rows
+from .store.statement import Executor
 
 
 class Job:
@@ -204,7 +207,9 @@ class Job:
             unit.add(ask)
             return asked
         done = carry_out(self._runtime, "run", [ask], transaction)
-        return None if asked.id in done.refused else asked._forget()
+        if done.refused & {asked.id, self.id}:
+            return None
+        return asked if transaction is not None else asked._forget()
 
     def terminate(self, *, recursive: bool = False, transaction: Any = None) -> Job:
         """Ask for the job's shutdown, with `recursive` for everything below it too. It supersedes earlier asks.
@@ -212,7 +217,7 @@ class Job:
         A run in progress finishes first. The ask survives whatever happens; only `run(force=True)` revives the job.
         """
         self._do("terminate", Terminate(self.id, tree=recursive), transaction)
-        return self._forget()
+        return self if transaction is not None else self._forget()
 
     @property
     def terminated(self) -> bool:
@@ -257,6 +262,8 @@ class Job:
             for change in reversed(unit.unit.changes):
                 if isinstance(change, Adopt) and change.child_id == self.id:
                     return Job(change.parent_id, runtime=self._runtime)
+                if isinstance(change, Disown) and change.child == self.id:
+                    return None
                 if isinstance(change, NewJob) and change.id == self.id and change.parent_id is not None:
                     return Job(change.parent_id, runtime=self._runtime)
         parent_id = self._read().parent_id
@@ -288,16 +295,21 @@ class Job:
         check_child_name(name)
         if not isinstance(job, Job):
             raise InvalidValueError(f"adopt() takes a job, not {type(job).__name__}.")
-        unit = active()
-        if unit is not None and name in self.children:
-            raise ChildNameTakenError(f"Job {self.id} has a child {name!r} already: job {self.children[name].id}.")
+        if active() is not None:
+            _check_child_name_is_free(self._runtime, self.id, name)
+            above = job.parent
+            if above is not None:
+                raise HasParentError(f"Job {job.id} is a child of job {above.id}; disown it there first.")
         self._do("adopt", Adopt(self.id, job.id, name))
 
     def disown(self, name_or_job: str | Job) -> None:
         """Make a child a job without a parent."""
         child = name_or_job.id if isinstance(name_or_job, Job) else name_or_job
-        if active() is not None and not any(child in (name, job.id) for name, job in self.children.items()):
-            raise NotAChildError(f"Job {self.id} has no child {child!r}; see job.children.")
+        if active() is not None:
+            found = [job.id for name, job in self.children.items() if child in (name, job.id)]
+            if not found:
+                raise NotAChildError(f"Job {self.id} has no child {child!r}; see job.children.")
+            child = found[0]
         self._do("disown", Disown(self.id, child))
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -412,6 +424,11 @@ class Job:
             self._row = found[0]
         return self._row
 
+    def _ports_made(self) -> dict[tuple[str, str], Any]:
+        """Return the ports of a job that only the caller's transaction can see yet; they are not stored for us."""
+        made = getattr(self._row, "ports", ())
+        return {(port.direction, port.name): unstored(self.id, port) for port in made}
+
     def _forget(self) -> Job:
         """Return this handle with its row unread: what was asked has changed it."""
         return Job(self.id, runtime=self._runtime)
@@ -442,19 +459,22 @@ class Job:
             carry_out(self._runtime, name, [change], transaction)
 
 
-def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
+def find(runtime: Runtime, id_or_alias: int | str | Job, executor: Executor | None = None) -> Job | None:
     """Return the job of this id or alias; None only if there is none."""
     unit = active()
+    executor = executor if executor is not None else runtime.connections
     if isinstance(id_or_alias, Job):
         id_or_alias = id_or_alias.id
     if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
+        if why_not_storable(id_or_alias):
+            return None
         if unit is not None:
             given, taken = unit.aliases()
             if id_or_alias in given:
                 return Job(given[id_or_alias], runtime=runtime)
             if id_or_alias in taken:
                 return None
-        row = jobs.find_by_alias(runtime.connections, id_or_alias)
+        row = jobs.find_by_alias(executor, id_or_alias)
     else:
         if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
             raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
@@ -463,7 +483,7 @@ def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
             return Job(job_id, runtime=runtime)
         if not -(2**63) <= job_id < 2**63:
             return None
-        found = jobs.find(runtime.connections, [job_id])
+        found = jobs.find(executor, [job_id])
         row = found[0] if found else None
     return None if row is None else Job(row.id, runtime=runtime, row=row)
 
@@ -489,10 +509,12 @@ def enqueue(
     **apply_async_options: Any,
 ) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
+    if transaction is not None:
+        transaction = runtime.connections.borrow(transaction)
     new = prepare(
         runtime, task, args, kwargs, queue=queue, parent=parent, child_name=child_name, eta=eta, countdown=countdown,
         created_by=created_by, inports=inports, outports=outports, aliases=aliases, state=state, priority=priority,
-        **apply_async_options,
+        executor=transaction, **apply_async_options,
     )  # fmt: skip
     return make(runtime, [new], transaction)[0]
 
@@ -514,9 +536,13 @@ def prepare(
     aliases: Iterable[str] = (),
     state: Mapping[str, Any] | None = None,
     priority: int | None = None,
+    executor: Executor | None = None,
     **apply_async_options: Any,
 ) -> NewJob:
-    """Check everything a new job is made of, and return it without an id; nothing is written."""
+    """Check everything a new job is made of, and return it without an id; nothing is written.
+
+    The parent is looked for by `executor`: it may have been made in the caller's transaction.
+    """
     if eta is not None:
         apply_async_options["eta"] = eta
     if countdown is not None:
@@ -524,32 +550,64 @@ def prepare(
     call = runtime.tasks.call(task, args, kwargs, queue=queue, priority=priority, options=apply_async_options)
     parent_id = None
     if parent is not None:
-        above = find(runtime, parent)
+        above = find(runtime, parent, executor)
         if above is None:
             raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {call.task!r}.")
         parent_id = above.id
-        unit = active()
-        if unit is not None and child_name in unit.family(parent_id)[0]:
-            raise ChildNameTakenError(f"Job {parent_id} has a child {child_name!r} already, in this very unit.")
+        if active() is not None and child_name is not None:
+            _check_child_name_is_free(runtime, parent_id, check_child_name(child_name))
     unit = active()
     if created_by is None and unit is not None:
         created_by = f"job:{unit.hold.job_id}"
+    if unit is not None and not isinstance(aliases, str):
+        aliases = list(aliases)
+        for name in aliases:
+            if (owner := find(runtime, check_alias(name))) is not None:
+                raise AliasTakenError(f"Alias {name!r} belongs to job {owner.id}, so a new job cannot have it.")
     return draft(
         runtime, call, parent_id=parent_id, child_name=child_name, created_by=created_by, inports=inports,
         outports=outports, aliases=aliases, state=state,
     )  # fmt: skip
 
 
+def _check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> None:
+    """Refuse at the call, inside a run, what its commit would refuse."""
+    unit = active()
+    assert unit is not None
+    gained, gone = unit.family(parent_id)
+    other = gained.get(name)
+    if other is None and parent_id not in unit.new_jobs():
+        other = jobs.child(runtime.connections, parent_id, name)
+    if other is not None and (name in gained or other not in gone):
+        raise ChildNameTakenError(f"Job {parent_id} has a child {name!r} already: job {other}. Choose another name.")
+
+
 def make(runtime: Runtime, drafts: list[NewJob], transaction: Any = None) -> list[Job]:
     """Make prepared jobs, all or none: in the run's unit, the caller's transaction or one of ours."""
     unit: OpenUnit | None = active()
+    _check_names_among(drafts)
     if unit is not None and transaction is None:
         ids = jobs.next_ids(runtime.connections, len(drafts))
         for new, job_id in zip(drafts, ids, strict=True):
             unit.add(replace(new, id=job_id))
     else:
         ids = create(runtime, drafts, transaction)
-    return [Job(job_id, runtime=runtime) for job_id in ids]
+    if transaction is None:
+        return [Job(job_id, runtime=runtime) for job_id in ids]
+    # Only the caller's transaction can see them: until its commit the handles show what was written there.
+    made = zip(drafts, ids, strict=True)
+    return [Job(job_id, runtime=runtime, row=_row_of(replace(new, id=job_id))) for new, job_id in made]
+
+
+def _check_names_among(drafts: list[NewJob]) -> None:
+    """Refuse names that two of the new jobs want to have."""
+    children = Counter((new.parent_id, new.child_name) for new in drafts if new.child_name is not None)
+    for (parent_id, child), times in children.items():
+        if times > 1:
+            raise ChildNameTakenError(f"{times} new children of job {parent_id} want to be {child!r}; name them apart.")
+    for alias, times in Counter(alias for new in drafts for alias in new.aliases).items():
+        if times > 1:
+            raise AliasTakenError(f"{times} new jobs want the alias {alias!r}; it can belong to one of them.")
 
 
 def _row_of(new: NewJob) -> Any:
@@ -558,7 +616,7 @@ def _row_of(new: NewJob) -> Any:
         id=new.id, task=new.task, queue=new.queue, priority=new.priority, status=Status.QUEUED, args=new.args,
         kwargs=new.kwargs, parent_id=new.parent_id, name=new.child_name, created_by=new.created_by, created_at=None,
         ran_at=None, ended_at=None, run_no=0, unit_no=None, run_kind=None, worker_id=None, losses=0, retries=0,
-        asked_again=False, error=None, task_id=new.task_id,
+        asked_again=False, error=None, task_id=new.task_id, ports=new.ports,
     )  # fmt: skip
 
 

@@ -7,7 +7,8 @@ commit will make of the store. One thread runs one job at a time; the unit belon
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +34,7 @@ from .operations import runs
 from .operations.runs import Hold, Unit
 from .operations.runtime import Runtime
 from .store import claims, packets, ports, state
-from .store.borrowed import Borrowed
+from .store.borrowed import Borrowed, is_open
 
 READ_AHEAD = 100
 
@@ -51,6 +52,15 @@ class _Buffer:
     def seen(self) -> list[int]:
         """The ids of the packets this unit has read."""
         return [row.id for row in self.read]
+
+
+@dataclass(frozen=True, slots=True)
+class _Lent:
+    """A unit in the caller's transaction: what to go back to if that is rolled back."""
+
+    borrowed: Borrowed
+    number: int
+    before: Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +85,15 @@ class OpenUnit:
         self._buffers: dict[int, _Buffer] = {}
         self._ports: dict[int, dict[tuple[str, str], Any]] = {}
         self._fresh_ports: set[int] = set()
-        self._lent: tuple[Borrowed, Unit] | None = None
+        self._lent: _Lent | None = None
 
     # -- committing ----------------------------------------------------------------------------------------------
 
     def commit(self) -> None:
         """Apply the unit, and begin the next."""
         self.settle()
-        runs.commit(self.runtime, self.hold, self.unit)
+        with outside_of_runs():  # what follows the commit, such as receivers of signals, is no part of the next unit
+            runs.commit(self.runtime, self.hold, self.unit)
         self._begin_next()
 
     def commit_with(self, transaction: Any, before: Unit | None = None) -> None:
@@ -91,44 +102,47 @@ class OpenUnit:
         After a rollback the run goes on from `before` the block (by default from what is there now).
         """
         self.settle()
+        before = before or self.unit.copy()
         borrowed = self.runtime.connections.borrow(transaction)
-        self._lent = (borrowed, before or self.unit.copy())
         try:
-            runs.commit_with(self.runtime, self.hold, self.unit, borrowed, self._committed, self._rolled_back)
+            if borrowed.autocommit:
+                raise IllegalMoveError(
+                    f"job.unit() or checkpoint() of job {self.hold.job_id} was given a connection in autocommit: begin "
+                    "a transaction on it, so that your rows and the unit can commit together."
+                )
+            number = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
         except BaseException:
-            self._lent = None
+            self.go_back(before)
             raise
+        self._lent = _Lent(borrowed, number, before)
 
     def settle(self) -> None:
         """Learn what became of a unit that was written into the caller's transaction.
 
-        Raises IllegalMoveError while that transaction is still open: its lock on the job would hold up the run.
+        Raises IllegalMoveError while that transaction is still open: its lock on the job would hold up the run. What
+        hooks tell is not enough: a savepoint may have been rolled back, or a session's commit may not be the outermost.
         """
-        if self._lent is None:
+        lent = self._lent
+        if lent is None:
             return
-        borrowed = self._lent[0]
-        if not borrowed.settled:
+        if is_open(self.runtime.connections, lent.number):
             raise IllegalMoveError(
                 f"The transaction given to job.unit() or checkpoint() of job {self.hold.job_id} is still open: commit "
                 "or roll it back before the run goes on."
             )
-        if runs.is_applied(self.runtime, self.hold):
-            self._committed()
-        else:
-            self._rolled_back()
-
-    def _committed(self) -> None:
-        if self._lent is not None:
-            self._lent = None
+        applied = runs.is_applied(self.runtime, self.hold)
+        self._lent = None
+        if applied:
             self.hold.unit_no += 1
             self.hold.started = True
             self._begin_next()
+        else:
+            self.go_back(lent.before)
 
-    def _rolled_back(self) -> None:
-        if self._lent is not None:
-            before = self._lent[1]
-            self._lent = None
-            self.go_back(before)
+    def _settle_if_over(self) -> None:
+        """Settle before a look at the store: while the transaction is open, the unit is still all there is to see."""
+        if self._lent is not None and not is_open(self.runtime.connections, self._lent.number):
+            self.settle()
 
     def _begin_next(self) -> None:
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
@@ -148,7 +162,14 @@ class OpenUnit:
             kept.read = [row for row in kept.read if row.id not in unread]
 
     def discard(self) -> None:
-        """Forget what was not committed: the run raised."""
+        """Forget what was not committed: the run raised.
+
+        A transaction that the body left open, with the unit and the lock on the job in it, is rolled back: the run
+        could not be ended otherwise.
+        """
+        if self._lent is not None and is_open(self.runtime.connections, self._lent.number):
+            self._lent.borrowed.give_up()
+        self.settle()
         self.unit = Unit(took=self.unit.took)
 
     def renew(self) -> None:
@@ -179,6 +200,7 @@ class OpenUnit:
 
     def state(self, job_id: int, key: str | None = None) -> dict[str, str]:
         """Return a job's state as this unit leaves it, {key: JSON text}."""
+        self._settle_if_over()
         new = self.new_jobs().get(job_id)
         found = dict(new.state) if new else state.read(self.runtime.connections, job_id, key)
         for change in self.unit.changes:
@@ -191,6 +213,7 @@ class OpenUnit:
 
     def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
         """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
+        self._settle_if_over()
         gained: dict[str, int] = {}
         gone: set[Any] = set()
         for change in self.unit.changes:
@@ -208,6 +231,7 @@ class OpenUnit:
 
     def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
         """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
+        self._settle_if_over()
         given: dict[str, int] = {}
         taken: set[str] = set()
         for change in self.unit.changes:
@@ -225,10 +249,11 @@ class OpenUnit:
 
     def ports(self, job_id: int, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         """Return a job's ports as this unit leaves them, {(direction, name): row}; a row not yet stored has no id."""
+        self._settle_if_over()
         new = self.new_jobs().get(job_id)
         if new is not None:
             known: dict[tuple[str, str], Any] = {
-                (port.direction, port.name): _unstored(job_id, port) for port in new.ports
+                (port.direction, port.name): unstored(job_id, port) for port in new.ports
             }
         else:
             if job_id not in self._ports or (fresh and job_id not in self._fresh_ports):
@@ -269,6 +294,7 @@ class OpenUnit:
 
     def peek(self, key: PortKey, port_id: int | None, limit: int) -> list[Written]:
         """Return the next packets without reading them."""
+        self._settle_if_over()
         found: list[Written] = []
         if port_id is not None:
             kept = self._buffers.get(port_id, _Buffer())
@@ -284,6 +310,7 @@ class OpenUnit:
 
     def count(self, key: PortKey, port_id: int | None) -> int:
         """Return how many packets wait on a port."""
+        self._settle_if_over()
         waiting = sum(len(write.packets) for write in self._writes(key))
         if port_id is None:
             return waiting
@@ -293,6 +320,7 @@ class OpenUnit:
 
     def has_packet(self, key: PortKey, port_id: int | None) -> bool:
         """Tell whether a read would find a packet."""
+        self._settle_if_over()
         if port_id is not None and self._ahead(key, port_id, many=False).ahead:
             return True
         return any(write.packets for write in self._writes(key))
@@ -356,12 +384,13 @@ class _PortView:
     channels: Sequence[str]
 
 
-def _unstored(job_id: int, port: PortRow) -> _PortView:
+def unstored(job_id: int, port: PortRow) -> _PortView:
+    """Return a port as it will be stored."""
     return _PortView(None, job_id, port.direction, port.name, port.default, port.channels)
 
 
 def _over(row: Any, job_id: int, port: PortRow) -> _PortView:
-    return replace(_unstored(job_id, port), id=row.id if row is not None else None)
+    return replace(unstored(job_id, port), id=row.id if row is not None else None)
 
 
 def _amend(known: dict[Any, Any], direction: str, name: str, job_id: int, **changed: Any) -> None:
@@ -383,6 +412,16 @@ def _amend(known: dict[Any, Any], direction: str, name: str, job_id: int, **chan
 
 ACTIVE: ContextVar[OpenUnit | None] = ContextVar("celery_sidejob_open_unit", default=None)
 """The unit of the run that this thread (or greenlet) is in."""
+
+
+@contextmanager
+def outside_of_runs() -> Iterator[None]:
+    """Within the block no run is in progress here: what is asked happens at once."""
+    token = ACTIVE.set(None)
+    try:
+        yield
+    finally:
+        ACTIVE.reset(token)
 
 
 def active() -> OpenUnit | None:

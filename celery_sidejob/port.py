@@ -186,8 +186,9 @@ class Port:
     def _rows(self, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         unit = active()
         if unit is not None:
-            return unit.ports(self.job.id, fresh=fresh)
-        return {(row.direction, row.name): row for row in ports.of_jobs(self._runtime.connections, [self.job.id])}
+            return unit.ports(self.job.id, fresh=fresh) or self.job._ports_made()
+        stored = {(row.direction, row.name): row for row in ports.of_jobs(self._runtime.connections, [self.job.id])}
+        return stored or self.job._ports_made()
 
     def _find(self) -> Any:
         rows = self._rows()

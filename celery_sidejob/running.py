@@ -156,14 +156,23 @@ class _Turns:
         if any(value is NO_DATA for value in defaults):
             return
         key = ",".join(port.name for port in self._ports)
-        now = [self._job._unit.ports(self._job.id)["in", port.name].default_value for port in self._ports]
-        memo: dict[str, Any] = json.loads(jobs.inputs_memo(self._job._runtime.connections, self._job.id) or "{}")
+        now = [port._read_row().default_value for port in self._ports]
+        memo = self._memo()
         if memo.get(key) == now:
             return
         with port_options(set_default=True):
             yield self._shape(defaults)
         memo[key] = now
         self._job._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
+
+    def _memo(self) -> dict[str, Any]:
+        """Return with which defaults the body was called already, as this unit leaves it."""
+        text = jobs.inputs_memo(self._job._runtime.connections, self._job.id)
+        for change in self._job._unit.unit.changes:
+            if isinstance(change, RememberInputs):
+                text = change.memo
+        memo: dict[str, Any] = json.loads(text or "{}")
+        return memo
 
     def _shape(self, values: list[Any]) -> Any:
         return values[0] if len(self._ports) == 1 else tuple(values)

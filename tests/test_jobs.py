@@ -144,7 +144,7 @@ def test_enqueue_many_makes_jobs_in_order(stage: Stage) -> None:
     assert [job.id for job in made] == sorted(job.id for job in made)
     assert parent.children == {"kid": made[1]}
     assert [job.created_by for job in made[2:]] == ["0", "1", "2"]
-    assert stage.drain() == 6
+    assert stage.drain() == 7  # the parent is asked once more by its child's end
     assert stage.sidejob.enqueue_many([]) == []
 
 
@@ -177,7 +177,6 @@ def test_enqueue_many_draws_ids_and_inserts_once_per_batch(stage: Stage) -> None
 
     assert [job.id for job in made] == list(range(made[0].id, made[0].id + 1000))
     assert stage.row_counts()["messages"] == 1000
-    stage.sql("TRUNCATE jobs CASCADE")
 
 
 # -- finding ---------------------------------------------------------------------------------------------------------
@@ -327,7 +326,8 @@ def test_run_is_allowed_from_each_status_as_the_moves_say(
     assert asked is not None
     expected = {"terminating": "terminating", "running": "running" if when else "queued"}.get(status, "queued")
     assert asked.status == expected
-    assert moves[-1][2] == expected
+    if expected != status:
+        assert moves[-1][1:] == (status, expected)
     if when:
         assert stage.row_counts()["timers"] == 1
     else:
@@ -849,7 +849,7 @@ def test_the_signals_tell_what_happened_and_a_raising_receiver_stops_nothing(sta
 
     for signal in (job_status_changed, task_buried, task_lost, task_recovered):
         signal.connect(receiver, weak=False)
-    job = stage.job(lambda job: 1 / 0, max_losses=1) if False else stage.job(lambda job: 1 / 0)
+    job = stage.job(lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         stage.run(job)
     assert told == [

@@ -81,7 +81,8 @@ CREATE TABLE {s}.jobs (
   inputs_memo json,
   CONSTRAINT jobs_parent_id_name_key UNIQUE (parent_id, name),
   CONSTRAINT jobs_status_check CHECK (status IN ({statuses})),
-  CONSTRAINT jobs_in_run_check CHECK ((unit_no IS NULL) = (worker_id IS NULL) AND (unit_no IS NULL) = (run_kind IS NULL)),
+  CONSTRAINT jobs_in_run_check
+    CHECK ((unit_no IS NULL) = (worker_id IS NULL) AND (unit_no IS NULL) = (run_kind IS NULL)),
   CONSTRAINT jobs_run_kind_check CHECK (run_kind IN ('run', 'shutdown')),
   CONSTRAINT jobs_unit_no_check CHECK (unit_no IS NULL OR (unit_no >= 0 AND run_no > 0)),
   CONSTRAINT jobs_in_run_status_check CHECK (unit_no IS NULL OR status IN ('running', 'queued', 'terminating')),
@@ -96,7 +97,8 @@ CREATE TABLE {s}.jobs (
 
 CREATE TABLE {s}.messages (
   task_id text CONSTRAINT messages_pkey PRIMARY KEY,
-  job_id bigint CONSTRAINT messages_job_id_key UNIQUE CONSTRAINT messages_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
+  job_id bigint CONSTRAINT messages_job_id_key UNIQUE
+    CONSTRAINT messages_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
   for_run bigint,
   queue text NOT NULL,
   publication text,
@@ -108,7 +110,8 @@ CREATE TABLE {s}.messages (
   locked_by bigint,
   locked_at timestamptz,
   locked_pid int,
-  CONSTRAINT messages_job_check CHECK ((job_id IS NULL) = (for_run IS NULL) AND (job_id IS NULL) = (publication IS NOT NULL)),
+  CONSTRAINT messages_job_check
+    CHECK ((job_id IS NULL) = (for_run IS NULL) AND (job_id IS NULL) = (publication IS NOT NULL)),
   CONSTRAINT messages_lock_check CHECK ((locked_by IS NULL) = (locked_at IS NULL)),
   CONSTRAINT messages_missing_check CHECK (locked_by IS NULL OR missing_at IS NULL)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
@@ -135,7 +138,8 @@ CREATE TABLE {s}.askings (
   result json,
   stored_at timestamptz,
   CONSTRAINT askings_outcome_check CHECK (outcome IN ('completed', 'failed', 'terminated')),
-  CONSTRAINT askings_closed_check CHECK ((closed_at IS NULL) = (outcome IS NULL) AND (stored_at IS NULL OR closed_at IS NOT NULL))
+  CONSTRAINT askings_closed_check
+    CHECK ((closed_at IS NULL) = (outcome IS NULL) AND (stored_at IS NULL OR closed_at IS NOT NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX askings_job_id_idx ON {s}.askings (job_id);
 CREATE UNIQUE INDEX askings_open_idx ON {s}.askings (job_id) WHERE closed_at IS NULL;

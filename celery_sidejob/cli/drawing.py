@@ -159,8 +159,10 @@ def _place_on_rings(nodes: Sequence[_Node]) -> None:
     A level that needs more room than its ring has is staggered over several, without the labels of its leaves: else
     the picture would grow with the number of jobs and not with its root, and be a thin line around nothing.
     """
-    turn = 2 * math.pi / (max(node.rank for node in nodes) + 1)
     crowded = max(SMALLEST_CROWDED_RING, SPOKE_GAP * math.sqrt(len(nodes)))
+    widest = max(node.rank for node in nodes) + 1
+    # Where the circle closes there is a gap for as many as may stand behind one another.
+    turn = 2 * math.pi / (widest + math.ceil(widest * SPOKE_GAP / (2 * math.pi * crowded)))
     levels: list[list[_Node]] = [[] for _ in range(max(node.level for node in nodes) + 1)]
     for node in sorted(nodes, key=lambda node: node.rank):
         levels[node.level].append(node)
@@ -172,22 +174,24 @@ def _place_on_rings(nodes: Sequence[_Node]) -> None:
         closest = min((b.rank - a.rank for a, b in pairwise(level)), default=math.inf)
         needed = SPOKE_GAP / (turn * closest)
         radius = max(radius, needed if needed <= LARGEST_RING else min(needed, crowded))
-        rings = max(1, math.ceil(needed / radius - 1e-6)) if radius else 1
-        for place, node in enumerate(level):
-            node.angle = node.rank * turn - math.pi / 2 if radius else 0.0
-            node.x, node.y = _polar(radius + place % rings * SPOKE_GAP, node.angle)
-            node.is_labelled = rings == 1
-        if rings > 1:
-            _label_some(level[::rings], turn * radius)
+        rings = _place_level(level, radius, turn)
         radius += (rings - 1) * SPOKE_GAP + RING_GAP
 
 
-def _label_some(innermost: Sequence[_Node], rank_width: float) -> None:
-    """Label those jobs on the innermost ring of a crowded level that have children, as far as there is room."""
-    labelled = -math.inf
-    for node in innermost:
-        if not node.is_leaf and (node.rank - labelled) * rank_width >= DOT_FONT:
-            node.is_labelled, labelled = True, node.rank
+def _place_level(level: Sequence[_Node], radius: float, turn: float) -> int:
+    """Put each job on the innermost ring where it has room, and return how many rings that took."""
+    last: list[float] = []  # the last rank on each ring
+    for node in level:
+        fits = ((node.rank - rank) * turn * radius > SPOKE_GAP - 1e-6 for rank in last)
+        ring = next((ring for ring, has_room in enumerate(fits) if has_room), len(last))
+        last[ring : ring + 1] = [node.rank]
+        node.angle = node.rank * turn - math.pi / 2 if radius else 0.0
+        node.x, node.y = _polar(radius + ring * SPOKE_GAP, node.angle)
+        node.is_labelled = ring == 0
+    if len(last) > 1:
+        for node in level:
+            node.is_labelled &= not node.is_leaf
+    return len(last)
 
 
 def _polar(radius: float, angle: float) -> tuple[float, float]:

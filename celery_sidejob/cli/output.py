@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import date, datetime, time
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich import box
@@ -42,9 +42,8 @@ class Output:
 
     def show(self, *parts: RenderableType) -> None:
         """Print texts, tables and trees, a blank line between; to a file or a pipe as wide as they are."""
-        console = Console(
-            file=sys.stdout, no_color=not self._coloured or None, markup=False, highlight=False, emoji=False
-        )
+        colours: Literal["auto"] | None = "auto" if self._coloured else None
+        console = Console(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
         if not console.is_terminal:
             console.width = max([80, *(console.measure(part, options=console.options.update(width=10_000)).maximum
                                        for part in parts)])  # fmt: skip

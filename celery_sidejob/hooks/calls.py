@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import make_aware
 from kombu.utils.json import dumps as kombu_dumps
 
 from ..model import values
@@ -175,8 +175,8 @@ class CeleryTasks:
         ]
 
     def localize(self, eta: datetime) -> datetime:
-        """Give a naive `eta` the app's time zone, as Celery does."""
-        aware: datetime = maybe_make_aware(eta, self._app.timezone)
+        """Give a naive `eta` the app's time zone."""
+        aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
         return aware
 
     def result(self, task_id: str) -> Any:

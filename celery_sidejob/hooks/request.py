@@ -8,11 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from billiard.exceptions import WorkerLostError
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Retry, WorkerTerminate
+from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import task_ready
 
-from ..services.runs_here import Key
+from ..services.runs_here import ENDED, GIVEN_BACK, Delivery, Key
 from .publishing import HEADER
 from .run import WORKER
 
@@ -39,8 +40,9 @@ class JobRequest(Request):
         header = self._request_dict.get(HEADER)
         self._key: Key | None = (header["job"], header["for_run"]) if header else None
         heartbeat = self._heartbeat
+        self._delivery: Delivery | None = None
         if heartbeat is not None and self._key is not None:
-            heartbeat.runs.received(self._key, getattr(self._task, "lease", None))
+            self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None))
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -53,15 +55,33 @@ class JobRequest(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""
-        if self._heartbeat is not None and self._key is not None:
-            self._heartbeat.runs.accepted(self._key, pid)
+        if self._heartbeat is not None and self._delivery is not None:
+            self._heartbeat.runs.accepted(self._delivery, pid)
         super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
         if not soft:
+            self._plan(ENDED)
             self._end_from_outside("TimeLimitExceeded", f"The run took longer than {timeout} seconds.", "failed")
         super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Revoked while it runs: the death of its process is then no loss."""
+        self._plan(ENDED)
+        super().terminate(pool, signal)
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """Cut off by a cold stop: the death of its process is then no loss.
+
+        Solo and threads cannot stop a task, and Celery would raise that into the body or the event loop: there the
+        whole worker ends now, and gives back what it holds.
+        """
+        self._plan(GIVEN_BACK)
+        try:
+            super().cancel(pool, *args, **options)
+        except NotImplementedError:
+            raise WorkerTerminate(EX_OK) from None
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
@@ -93,11 +113,15 @@ class JobRequest(Request):
         if heartbeat is not None and self._key is not None:
             key = self._key
             heartbeat.soon(lambda: end_from_outside(heartbeat, key, kind, message, reason))
-            heartbeat.runs.over(key)
+            heartbeat.runs.stopped(key)
+
+    def _plan(self, plan: str) -> None:
+        if self._heartbeat is not None and self._key is not None:
+            self._heartbeat.runs.planned(self._key, plan)
 
     def _over(self) -> None:
-        if self._heartbeat is not None and self._key is not None:
-            self._heartbeat.runs.over(self._key)
+        if self._heartbeat is not None and self._delivery is not None:
+            self._heartbeat.runs.over(self._delivery)
 
     @property
     def _heartbeat(self) -> Any:

@@ -18,9 +18,9 @@ from ..job import enqueue
 from ..model import values
 from ..model.errors import LeaseLostError, StoreUnavailableError, TaskRevokedError
 from ..model.status import Status
-from ..open_unit import ACTIVE, OpenUnit
+from ..open_unit import ACTIVE, OpenUnit, outside_of_runs
 from ..operations import recovery, runs
-from ..operations.runs import Ending, Hold, InputsMovedError
+from ..operations.runs import Ending, Hold, InputsMovedError, Unit
 from ..operations.runtime import Runtime
 from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
@@ -88,9 +88,10 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         logger.warning("%s", error)
         raise Ignore(str(error)) from None
     except StoreUnavailableError as error:
-        # The end could not be written for a whole lease. The job is held by this worker, whose own reconciliation
-        # gives it back; nothing of the uncommitted unit was applied.
-        logger.error("Run %d of job %d could not be ended: %s", hold.run_no, hold.job_id, error)
+        # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's
+        # failure: nothing of the uncommitted unit was applied, and the run begins again.
+        logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
+        recovery.give_back(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
         raise Ignore(str(error)) from None
 
 
@@ -119,23 +120,34 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     hold = unit.hold
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
-        return _fail(task, runtime, unit, TaskRevokedError(f"The asking {row.task_id} expired before it ran."))
+        return _fail(task, runtime, unit, CeleryTaskRevokedError(f"The asking {row.task_id} expired before it ran."))
     try:
         if not hold.started:
             hook_of(task, "startup")(job)
-        value = task.run_body(job, job.args, job.kwargs)
+        try:
+            value = task.run_body(job, job.args, job.kwargs)
+        except Suspend:
+            unit.settle()
+            raise
         unit.settle()
         result = values.encode(value, what="result") if _wants_result(runtime, task, options) else "null"
+        ending = Ending(Status.COMPLETED, result=result)
     except Suspend:
-        runs.end(runtime, hold, unit.unit, Ending(Status.SUSPENDED))
-        raise Ignore(f"job {job.id} is suspended") from None
+        ending, value = Ending(Status.SUSPENDED), None
     except RetryRun as again:
         return _retry(task, runtime, unit, row, again)
-    except (LeaseLostError, InputsMovedError):
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except (Exception, RecursionError) as error:
         return _fail(task, runtime, unit, error)
-    runs.end(runtime, hold, unit.unit, Ending(Status.COMPLETED, result=result))
+    try:
+        _end(runtime, hold, unit.unit, ending)
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
+        return _fail(task, runtime, unit, error)
+    if ending.outcome == Status.SUSPENDED:
+        raise Ignore(f"job {job.id} is suspended")
     return value
 
 
@@ -145,13 +157,26 @@ def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: Running
         hook_of(task, "shutdown")(job)
         unit.settle()
         last = unit.unit
-    except (LeaseLostError, InputsMovedError):
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except (Exception, Suspend, RetryRun):
         logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
         unit.discard()
         last = unit.unit
-    runs.end(runtime, unit.hold, last, Ending(Status.TERMINATED))
+    try:
+        _end(runtime, unit.hold, last, Ending(Status.TERMINATED))
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except Exception:
+        logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
+        unit.discard()
+        _end(runtime, unit.hold, unit.unit, Ending(Status.TERMINATED))
+
+
+def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> None:
+    """End the run; what follows its commit (callbacks, signals) is no part of the unit, which is over."""
+    with outside_of_runs():
+        runs.end(runtime, hold, unit, ending)
 
 
 def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
@@ -162,7 +187,7 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
     error = _error_json(cause) if cause is not None else None
-    runs.end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=float(countdown), error=error))
+    _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=float(countdown), error=error))
     raise Retry(exc=cause, when=countdown)
 
 
@@ -170,7 +195,7 @@ def _fail(task: SideJobTask, runtime: Runtime, unit: OpenUnit, error: BaseExcept
     """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error."""
     unit.discard()
     reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
-    runs.end(runtime, unit.hold, None, failed(error, reason))
+    _end(runtime, unit.hold, None, failed(error, reason))
     raise error
 
 

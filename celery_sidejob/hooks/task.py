@@ -7,6 +7,7 @@ app finalizes, from what was noted here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
@@ -16,7 +17,7 @@ from celery.exceptions import MaxRetriesExceededError
 from celery.local import Proxy
 
 from ..job import Job, enqueue
-from ..model.errors import IllegalMoveError, SettingsError
+from ..model.errors import IllegalMoveError, SchemaError, SettingsError
 from ..model.port import PortOptions, parse_ports
 from ..running import RetryRun, RunningJob
 from .calls import check_arguments
@@ -85,9 +86,10 @@ class SideJobTask(Task):
     def enqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, *positional: Any, **options: Any) -> Job:
         """Make a job of this task; the parameters are those of `sidejob.enqueue`."""
         if positional or not isinstance(args, list | tuple) or not isinstance(kwargs, Mapping | None):
-            given = ", ".join(repr(value) for value in (args, *((kwargs,) if kwargs is not None else ()), *positional))
+            loose = (args, *((kwargs,) if kwargs is not None else ()), *positional)
+            given = ", ".join(map(repr, loose))
             raise TypeError(
-                f"{self.name}.enqueue({given}): the task's arguments go into one tuple: enqueue(({given},)); "
+                f"{self.name}.enqueue({given}): the task's arguments go into one tuple: enqueue({loose!r}); "
                 f"or call delay({given})."
             )
         return enqueue(self._runtime, self, args, kwargs, **options)
@@ -117,6 +119,27 @@ class SideJobTask(Task):
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         """Make a job with these arguments; the short form of `apply_async`."""
         return self.apply_async(args, kwargs)
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a job in Django's transaction: `delay` with ``transaction="default"``, for Celery's task of Django."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Make a job that is there when Django's transaction commits: as part of it, if it is in the store's database.
+
+        Where Django's default database is another one, the job is made just after the commit, as Celery does.
+        """
+        above = super()
+        if not hasattr(above, "apply_async_on_commit"):
+            raise AttributeError(
+                f"{self.name}.apply_async_on_commit() is for tasks of Django; use apply_async(transaction=...)."
+            )
+        from django.db import connection
+
+        if connection.vendor == "postgresql" and not self._get_app().conf.task_always_eager:
+            with suppress(SchemaError):
+                return self.apply_async(args, kwargs, transaction=connection, **options)
+        return above.apply_async_on_commit(args, kwargs, **options)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError for arguments the body does not take; the running job is not among them."""
@@ -149,7 +172,7 @@ class SideJobTask(Task):
                 f"{self.name}(...) runs the body, and the body's first argument is a job: call it with one, or make a "
                 f"job with {self.name.rpartition('.')[2]}.delay(...)."
             )
-        return self.run(*args, **kwargs)
+        return self.run_body(args[0], args[1:], kwargs)
 
     def run_body(self, job: RunningJob, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the body through the project's own ``__call__``, if its task class has one."""
@@ -180,7 +203,7 @@ class SideJobTask(Task):
 
     def retries_left(self, retries: int, max_retries: int | None) -> bool:
         """Tell whether a run that was retried so often may be retried once more."""
-        most = max_retries if max_retries is not None else self.override_max_retries
+        most = max_retries if max_retries is not None else getattr(self, "override_max_retries", None)
         most = most if most is not None else self.max_retries
         return most is None or retries < most
 

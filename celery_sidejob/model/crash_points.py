@@ -6,7 +6,8 @@ read once, at import, from `SIDEJOB_CRASH_POINTS`, which no production process s
 The plan is `name=action[@count]`, several joined by commas: the action is taken the `count`-th time (default the
 first) that this process reaches `name`. Actions: `kill` (SIGKILL), `stop` (SIGSTOP, the test sends SIGCONT), `lost`
 (raise `AnswerLost`: what was sent may have been done, the caller cannot know). With `SIDEJOB_CRASH_ONCE=<file>` the
-first process that acts creates the file and no later one acts, so that a restarted worker survives the same point.
+first process that acts creates the file and no later one acts, so that a restarted worker survives the same point;
+where it is a directory, each point has a file of its own there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _armed(plan: dict[str, tuple[str, int]], once: str | None) -> Callable[[str]
             return
         action, count = plan[name]
         reached[name] = reached.get(name, 0) + 1
-        if reached[name] != count or (once and not _first(once)):
+        if reached[name] != count or (once and not _first(once, name)):
             return
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -49,7 +50,9 @@ def _armed(plan: dict[str, tuple[str, int]], once: str | None) -> Callable[[str]
     return reach
 
 
-def _first(path: str) -> bool:
+def _first(path: str, name: str) -> bool:
+    if os.path.isdir(path):
+        path = os.path.join(path, name)
     try:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL))
     except FileExistsError:

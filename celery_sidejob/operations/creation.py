@@ -9,18 +9,19 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-import psycopg.errors
-
 from ..model import values
 from ..model.changes import NewJob, PortRow
-from ..model.errors import ChildNameTakenError, InvalidValueError
-from ..model.names import check_alias, check_child_name
+from ..model.errors import InvalidValueError
+from ..model.names import check_alias, check_child_name, why_not_storable
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..model.tasks import Call
 from ..store import jobs
 from ..store.statement import Executor
 from .runtime import Runtime
-from .unit_of_work import carry_out
+from .unit_of_work import carry_out, child_name_taken
+
+LONGEST_WAIT_S = 10_000_000_000.0
+"""The longest countdown, three hundred years; Postgres has an end of its own not far beyond."""
 
 
 def draft(
@@ -46,6 +47,8 @@ def draft(
         check_child_name(child_name)
     if isinstance(aliases, str):
         raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
+    _check_text("created_by", created_by)
+    _check_text("queue", call.queue)
     limit = runtime.settings.max_value_bytes
     wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
     return NewJob(
@@ -65,7 +68,7 @@ def draft(
         due_at=due_at,
         wait_s=wait_s,
         ports=port_rows(call, inports, outports),
-        aliases=tuple(check_alias(name) for name in aliases),
+        aliases=tuple(dict.fromkeys(check_alias(name) for name in aliases)),
         state={
             check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
             for key, value in (state or {}).items()
@@ -88,10 +91,19 @@ def _port_row(direction: Any, name: str, options: PortOptions) -> PortRow:
     return PortRow(direction, name, default, options.channels)
 
 
+def _check_text(what: str, text: Any) -> None:
+    problem = None if text is None else why_not_storable(text) if isinstance(text, str) else "it is not a string"
+    if problem:
+        raise InvalidValueError(f"{str(text)[:100]!a} cannot be {what}=: {problem}")
+
+
 def check_key(key: Any) -> str:
-    """Refuse state keys that are not plain strings."""
-    if not isinstance(key, str) or "\x00" in key:
-        raise InvalidValueError(f"A key of a job's state is a string without NUL characters, not {key!r}.")
+    """Refuse state keys that are not strings, or that the store could not keep."""
+    if not isinstance(key, str):
+        raise InvalidValueError(f"A key of a job's state is a string, not {key!r}.")
+    problem = why_not_storable(key)
+    if problem:
+        raise InvalidValueError(f"{key[:100]!a} cannot be a key of a job's state: {problem}")
     return key
 
 
@@ -107,8 +119,8 @@ def when(
         return None, None
     if isinstance(countdown, timedelta):
         countdown = countdown.total_seconds()
-    if isinstance(countdown, bool) or not isinstance(countdown, int | float) or countdown != countdown:
-        raise InvalidValueError(f"countdown= takes seconds, not {countdown!r}.")
+    if isinstance(countdown, bool) or not isinstance(countdown, int | float) or not countdown <= LONGEST_WAIT_S:
+        raise InvalidValueError(f"countdown= takes seconds, at most {LONGEST_WAIT_S:.0f}, not {countdown!r}.")
     return (float(countdown), None) if countdown > 0 else (None, None)
 
 
@@ -123,21 +135,8 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
         _check_child_names(executor, drafts)
     ids = jobs.next_ids(executor, len(drafts))
     numbered = [replace(job, id=job_id) for job, job_id in zip(drafts, ids, strict=True)]
-    try:
-        carry_out(runtime, "enqueue", numbered, transaction)
-    except psycopg.errors.UniqueViolation as error:
-        if error.diag.constraint_name != "jobs_parent_id_name_key":
-            raise
-        raise child_name_taken(drafts) from error
+    carry_out(runtime, "enqueue", numbered, transaction)
     return ids
-
-
-def child_name_taken(drafts: Iterable[NewJob]) -> ChildNameTakenError:
-    """Return the error for a name that another child of the same parent has."""
-    named = ", ".join(f"{job.child_name!r} of job {job.parent_id}" for job in drafts if job.child_name is not None)
-    return ChildNameTakenError(
-        f"A child's name is taken already: {named}. Nothing was created; choose another name, or see job.children."
-    )
 
 
 def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
+from ..model.errors import StoreUnavailableError
 from ..model.messages import Doorbell
 from ..model.status import Status
 from ..store import askings, asks, claims, jobs, packets
 from ..store.statement import Executor
-from .runs import bury, close_asking, error_json
+from .runs import PAUSE_S, bury, close_asking, error_json
 from .runtime import Aftermath, Runtime
 from .unit_of_work import apply_noted_asks
 
@@ -34,6 +36,22 @@ def take_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own
     runtime.follow(aftermath)
     apply_noted_asks(runtime, aftermath.noted)
     return True
+
+
+def give_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
+    """Give back, as lost, a run of this process that cannot go on for want of the store; waits a lease for it.
+
+    If the store stays away, the worker finds by itself that it holds what it does not run.
+    """
+    deadline = time.monotonic() + runtime.settings.lease
+    while True:
+        try:
+            take_back(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=True)
+            return
+        except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                return
+            time.sleep(PAUSE_S)
 
 
 def _take_back(

@@ -14,7 +14,7 @@ from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..model.messages import FORMAT, Doorbell, Outcome
 from ..model.status import ASKABLE, Status
 from ..store import askings, asks, claims, dead, jobs, messages, packets
-from ..store.borrowed import Borrowed
+from ..store.borrowed import Borrowed, transaction_id
 from ..store.connection import Moved, OutcomeUnknown
 from ..store.statement import Executor
 from .runtime import Aftermath, Runtime
@@ -130,28 +130,28 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
         apply_noted_asks(runtime, applied.aftermath.noted)
 
 
-def commit_with(
-    runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed, committed: Callable[[], None],
-    rolled_back: Callable[[], None],
-) -> None:  # fmt: skip
-    """Write a unit of a run into the caller's transaction: lock, fence and all; the caller commits.
+def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> int:
+    """Write a unit of a run into the caller's transaction, and return its number; the caller commits.
 
-    Wakes of other jobs are only noted there, so that the caller's transaction locks no job but the run's own.
+    Lock, fence and everything buffered are in it, or after an error nothing. Wakes of other jobs are only noted there,
+    so that the caller's transaction locks no job but the run's own.
     """
-    jobs_locked = jobs.lock(borrowed, [hold.job_id])
-    _check_fence(hold, jobs_locked.get(hold.job_id))
-    applied = Applied(runtime, borrowed, unit.changes, noting=True, own=hold.job_id)
-    applied.lock()
-    _consume(borrowed, hold, unit)
-    applied.apply()
-    if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
-        raise _lease_lost(hold)
-    borrowed.after_commit(committed, rolled_back)
+    with borrowed.atomic():
+        jobs_locked = jobs.lock(borrowed, [hold.job_id])
+        _check_fence(hold, jobs_locked.get(hold.job_id))
+        applied = Applied(runtime, borrowed, unit.changes, noting=True, own=hold.job_id)
+        applied.lock()
+        _consume(borrowed, hold, unit)
+        applied.apply()
+        if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
+            raise _lease_lost(hold)
+        number = transaction_id(borrowed)
     runtime.follow_commit_of(borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id]))
+    return number
 
 
 def is_applied(runtime: Runtime, hold: Hold) -> bool:
-    """Tell whether the unit written into a transaction that could not tell us was committed."""
+    """Tell whether the unit written into a transaction that is over was committed."""
     row = claims.outcome(runtime.connections, hold.job_id)
     if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id) or row.unit_no is None:
         raise _lease_lost(hold)

@@ -102,11 +102,17 @@ class Runtime:
         def committed() -> None:
             try:
                 rows = messages.unpublished(self.connections, job_ids=jobs) if jobs else ()
+                there = {row.job_id for row in rows}
+                for job_id, task, before, after in aftermath.moves:
+                    if job_id in there:
+                        self.observer.status_changed(job_id, task, before, after)
                 self.dispatch(doorbell(row) for row in rows)
                 for job_id in noted:
                     apply_noted(job_id)
             except StoreUnavailableError as error:
                 logger.warning("The transaction is committed; the sweeper will publish its jobs: %s", error)
+            except Exception:  # the caller's commit is done, and must not seem to have failed
+                logger.exception("The transaction is committed; the sweeper will do what should have followed it")
 
         if jobs or noted:
             borrowed.after_commit(committed)

@@ -8,6 +8,7 @@ their ids, so that two units never deadlock, whoever they write to.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,9 +41,11 @@ from ..model.errors import (
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
+    InvalidValueError,
     JobNotFoundError,
     NotAChildError,
     PortNotFoundError,
+    StoreUnavailableError,
 )
 from ..model.messages import Doorbell
 from ..model.port import WILDCARD
@@ -50,8 +53,10 @@ from ..model.status import ASKABLE, Status
 from ..store import aliases, asks, jobs, packets, ports, state
 from ..store.borrowed import Borrowed
 from ..store.connection import Moved
-from ..store.statement import Executor
+from ..store.statement import Executor, violated
 from .runtime import Aftermath, Runtime
+
+logger = logging.getLogger("celery_sidejob")
 
 FAN_OUT = 64
 """Above so many subscribers their jobs are not locked: packets and asks are only noted, and applied afterwards."""
@@ -83,20 +88,30 @@ def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Appl
     """Write changes into the caller's transaction: asks are only noted, no job is locked but for its state."""
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     applied = Applied(runtime, borrowed, changes, noting=True)
-    applied.lock()
-    applied.apply()
+    with borrowed.atomic():
+        applied.lock()
+        applied.apply()
     runtime.follow_commit_of(borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id]))
     return applied
 
 
 def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
-    """Judge and apply the due timers of jobs, each in a transaction of its own; a locked job is left to the sweeper."""
+    """Judge and apply the due timers of jobs, each in a transaction of its own.
+
+    What noted them is committed, so nothing here may fail it: a locked job, and a store that is away, are left to the
+    sweeper.
+    """
     for job_id in sorted(set(job_ids)):
 
         def work(executor: Executor, job_id: int = job_id) -> Aftermath:
             return mature(runtime, executor, job_id)
 
-        runtime.follow(runtime.connections.transact("mature", work))
+        try:
+            aftermath = runtime.connections.transact("mature", work)
+        except StoreUnavailableError as error:
+            logger.warning("What was asked of job %d is noted, and applied by the sweeper: %s", job_id, error)
+            return
+        runtime.follow(aftermath)
 
 
 def mature(runtime: Runtime, executor: Executor, job_id: int) -> Aftermath:
@@ -162,6 +177,7 @@ class Applied:
         if with_parents:
             upward.update(also)
         executor = self._executor
+        touched |= self._touched_by_family()
         # What decides the set is read without locks; jobs that this transaction creates are not there yet.
         old = sorted((touched | upward) - self._new.keys())
         if upward:
@@ -234,6 +250,24 @@ class Applied:
                     touched.add(change.job_id)
         return touched, upward, downward
 
+    def _touched_by_family(self) -> set[int]:
+        """Return children that are disowned by name, and the ancestors of adopting jobs.
+
+        These are locked too, or two adoptions could close a circle behind each other's back.
+        """
+        touched: set[int] = set()
+        for change in self._changes:
+            if isinstance(change, Disown) and isinstance(change.child, str):
+                named = jobs.child(self._executor, change.parent_id, change.child)
+                touched |= set() if named is None else {named}
+            elif isinstance(change, Adopt):
+                above: int | None = change.parent_id
+                while above in self._new:
+                    above = self._new[above].parent_id
+                if above is not None:
+                    touched |= jobs.ancestors(self._executor, above)
+        return touched - self._new.keys()
+
     def _read_ports(self) -> None:
         used = {
             change.job_id
@@ -247,13 +281,20 @@ class Applied:
     def _read_subscribers(self) -> None:
         names = {change.channel for change in self._changes if isinstance(change, Publish)}
         for change in self._changes:
-            if isinstance(change, Write) and change.direction == "out":
-                names.update(self._channels_of(change))
+            match change:
+                case Write(direction="out"):
+                    names.update(self._channels_of(change))
+                case SetChannels(direction="out", channels=given):
+                    names.update(given)
+                case ConfigurePorts(ports=given_ports):
+                    names.update(name for port in given_ports if port.direction == "out" for name in port.channels)
+                case _:
+                    pass
         for name in names:
             self._subscribers[name] = ports.subscribers(self._executor, channels_of.ancestors(name))
 
     def _channels_of(self, write: Write) -> Sequence[str]:
-        if write.job_id in self._new:
+        if write.job_id in self._new and (write.job_id, write.direction, write.port) not in self._ports:
             for port in self._new[write.job_id].ports:
                 if (port.direction, port.name) == (write.direction, write.port):
                     return port.channels
@@ -284,6 +325,7 @@ class Applied:
                     jobs.remember_inputs(self._executor, change.job_id, change.memo)
                 case _:
                     pass
+        self._subscribe_new_ports()
         self._write_state()
         self._write_packets()
         self._apply_lifecycle()
@@ -295,10 +337,16 @@ class Applied:
         executor = self._executor
         for job in new:
             self._check_parent(job)
-        created = jobs.insert(
-            executor, (_job_row(job) for job in new), look_after_s=self._runtime.settings.lost_after,
-            first_look_s=jobs.FIRST_LOOK_S if len(new) < FAN_OUT else 10.0,
-        )  # fmt: skip
+        try:
+            created = jobs.insert(
+                executor, (_job_row(job) for job in new), look_after_s=self._runtime.settings.lost_after,
+                first_look_s=jobs.FIRST_LOOK_S if len(new) < FAN_OUT else 10.0,
+            )  # fmt: skip
+        except Exception as error:
+            taken = _taken(violated(error), new)
+            if taken is None:
+                raise
+            raise taken from error
         for row in created:
             job = self._new[row.job_id]
             self.aftermath.doorbells.append(
@@ -336,7 +384,10 @@ class Applied:
             )
 
     def _add_aliases(self, named: Sequence[tuple[str, int]]) -> None:
-        owners = aliases.add(self._executor, named)
+        wanted: dict[str, int] = {}
+        for name, job_id in named:
+            wanted.setdefault(name, job_id)
+        owners = aliases.add(self._executor, wanted.items())
         for name, job_id in named:
             if owners[name] != job_id:
                 raise AliasTakenError(
@@ -349,33 +400,52 @@ class Applied:
             raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
 
     def _adopt(self, change: Adopt) -> None:
-        parent, child = self.rows[change.parent_id], self.rows[change.child_id]
-        if child.parent_id is not None:
-            raise HasParentError(f"Job {child.id} is a child of job {child.parent_id}; disown it there first.")
-        if self.statuses[parent.id] in (Status.TERMINATING, Status.TERMINATED):
-            raise IllegalMoveError(f"Job {parent.id} is {self.statuses[parent.id]}: it takes no more children.")
-        if child.id in jobs.ancestors(self._executor, parent.id):
-            raise CycleError(f"Job {parent.id} cannot adopt job {child.id}, which is itself or one of its ancestors.")
-        taken = [row.id for row in jobs.children(self._executor, parent.id) if row.name == change.name]
-        if taken:
-            raise ChildNameTakenError(f"Job {parent.id} has a child {change.name!r} already: job {taken[0]}.")
-        jobs.set_parent(self._executor, child.id, parent_id=parent.id, name=change.name)
+        parent, child = change.parent_id, change.child_id
+        if (above := self._parents[child]) is not None:
+            raise HasParentError(f"Job {child} is a child of job {above}; disown it there first.")
+        if self.statuses[parent] in (Status.TERMINATING, Status.TERMINATED):
+            raise IllegalMoveError(f"Job {parent} is {self.statuses[parent]}: it takes no more children.")
+        if child in jobs.ancestors(self._executor, parent):
+            raise CycleError(f"Job {parent} cannot adopt job {child}, which is itself or one of its ancestors.")
+        taken = jobs.child(self._executor, parent, change.name)
+        if taken is not None:
+            raise ChildNameTakenError(f"Job {parent} has a child {change.name!r} already: job {taken}.")
+        jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
+        self._parents[child] = parent
 
     def _disown(self, change: Disown) -> None:
         for child in jobs.children(self._executor, change.parent_id):
             if change.child in (child.id, child.name):
+                if child.id not in self.statuses:
+                    raise Moved(f"another job became child {change.child!r} of job {change.parent_id}")
                 jobs.set_parent(self._executor, child.id, parent_id=None, name=None)
+                self._parents[child.id] = None
                 return
         raise NotAChildError(f"Job {change.parent_id} has no child {change.child!r}; see job.children.")
 
     def _configure_ports(self, change: ConfigurePorts) -> None:
         kept = ports.put(self._executor, [_port_row(change.job_id, port) for port in change.ports])
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
+        self._ports = {key: row for key, row in self._ports.items() if key[0] != change.job_id}
+        self._ports.update({(row.job_id, row.direction, row.name): row for row in kept})
 
     def _set_channels(self, change: SetChannels) -> None:
         row = self._port((change.job_id, change.direction, change.port))
-        port = PortRow(change.direction, change.port, getattr(row, "default_value", None), change.channels)
-        ports.put(self._executor, [_port_row(change.job_id, port)])
+        port = PortRow(change.direction, change.port, row.default_value, change.channels)
+        (row,) = ports.put(self._executor, [_port_row(change.job_id, port)])
+        self._ports[row.job_id, row.direction, row.name] = row
+
+    def _subscribe_new_ports(self) -> None:
+        """Have what is published here also reach the ports that these very changes subscribe."""
+        if not self._subscribers or not any(
+            isinstance(change, NewJob | SetChannels | ConfigurePorts) for change in self._changes
+        ):
+            return
+        for name in self._subscribers:
+            found = ports.subscribers(self._executor, channels_of.ancestors(name))
+            if not self._noting and len(found) <= FAN_OUT and any(row.job_id not in self.statuses for row in found):
+                raise Moved(f"somebody subscribed to {name!r} before the subscribers were locked")
+            self._subscribers[name] = found
 
     def _write_state(self) -> None:
         values: dict[tuple[int, str], str] = {}
@@ -427,7 +497,7 @@ class Applied:
                 f"Job {job_id} has no {direction}put port {name!r}. Give it when the job is made ({direction}ports=), "
                 f'or let the task allow further ports with "*".'
             )
-        port = PortRow(direction, name, getattr(pattern, "default_value", None))
+        port = PortRow(direction, name, pattern.default_value)
         self._ports[key] = ports.put(self._executor, [_port_row(job_id, port)])[0]
         return self._ports[key]
 
@@ -472,8 +542,10 @@ class Applied:
                     wait_s=change.wait_s or 0.0,
                 )  # fmt: skip
             else:
-                asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=change.force)
-                self._moved(job_id, Status.QUEUED if not self._in_run(job_id) else self.statuses[job_id])
+                after = asks.set_timer(
+                    self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=change.force
+                )
+                self._moved(job_id, after)
         else:
             self._lifecycle.append(("force" if change.force else "ask", job_id))
 
@@ -549,6 +621,24 @@ class Applied:
     def _in_run(self, job_id: int) -> bool:
         row = self.rows.get(job_id)
         return row is not None and row.unit_no is not None
+
+
+def child_name_taken(drafts: Iterable[NewJob]) -> ChildNameTakenError:
+    """Return the error for a name that another child of the same parent has."""
+    named = ", ".join(f"{job.child_name!r} of job {job.parent_id}" for job in drafts if job.child_name is not None)
+    return ChildNameTakenError(
+        f"A child's name is taken already: {named}. Nothing was created; choose another name, or see job.children."
+    )
+
+
+def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
+    """Return our own error for a name or a task id that another row has."""
+    if constraint == "jobs_parent_id_name_key":
+        return child_name_taken(new)
+    if constraint in ("askings_pkey", "messages_pkey"):
+        ids = ", ".join(job.task_id for job in new[:3])
+        return InvalidValueError(f"Another asking has this task_id already: {ids}. Leave it out, or give a new one.")
+    return None
 
 
 def _job_row(job: NewJob) -> dict[str, Any]:

@@ -18,8 +18,8 @@ class Children:
         self._known: set[int] = set()
         self._ended: set[int] = set()
 
-    def died(self) -> list[int]:
-        """Return the processes that died since the last look, other than as planned."""
+    def died(self, is_busy: Callable[[int], bool] = lambda pid: False) -> list[int]:
+        """Return the processes that died since the last look, other than as planned or in the middle of something."""
         listed = set(self._pids())
         self._ended &= listed  # a dead process stays listed until its pool looks
         self._known |= listed - self._ended
@@ -29,7 +29,7 @@ class Children:
             if end is not None:
                 self._known.discard(pid)
                 self._ended.add(pid)
-                if end not in ENDS_OF_PLAN:
+                if end not in ENDS_OF_PLAN or is_busy(pid):
                     died.append(pid)
         if died:
             self._replace()

@@ -25,7 +25,7 @@ from ..operations.runtime import Runtime
 from ..store import claims, messages, workers
 from ..store.connection import Connections, OwnExecutor
 from .children import Children
-from .runs_here import GRACE_S, RunsHere
+from .runs_here import ENDED, GRACE_S, RunsHere
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -53,6 +53,8 @@ class Heartbeat:
         self._settings = runtime.settings
         self.runs = RunsHere()
         self.worker_id = 0
+        self._died: set[int] = set()
+        """Processes of the pool that died and whose runs are not all rescued yet."""
         self._tasks: list[Callable[[], None]] = []
         self._tasks_lock = threading.Lock()
         self._beat: OwnExecutor | None = None
@@ -97,11 +99,13 @@ class Heartbeat:
     def run_once(self) -> Beat:
         """Beat if it is time, rescue the runs of pool processes that died, give back what is held and not run."""
         beaten = self._beat_if_due()
-        orphans = sum(self._rescue(pid) for pid in self._children.died())
+        self._died.update(self._children.died(self.runs.is_busy))
+        # After the look at the processes and before their rescue: a time limit asks for the run's end, then kills.
         with self._tasks_lock:
             tasks, self._tasks = self._tasks, []
         for task in tasks:
             task()
+        orphans = sum(self._rescue(pid) for pid in sorted(self._died))
         given_back = self._reconcile() if self._reconcile_is_due() else 0
         given_back += self._cancel_overdue()
         return Beat(beaten, orphans, given_back)
@@ -146,8 +150,11 @@ class Heartbeat:
     def _declared_dead(self) -> None:
         """Drop everything and begin anew: what still runs here will be refused by its fence."""
         logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
-        self.runs.clear()
+        received = self.runs.clear()
         self.register()
+        for job_id, run_no in received:
+            # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
+            messages.hasten(self.runtime.connections, job_id, run_no)
 
     def _beating(self) -> OwnExecutor:
         if self._beat is None or self._beat.broken:
@@ -157,6 +164,8 @@ class Heartbeat:
     def _take_lock(self) -> None:
         """Hold the liveness lock on a direct connection; without one the beat alone must do."""
         self._lock_lost = False
+        if self._lock is not None:  # of an identity that was declared dead
+            self._lock.close()
         url = self._settings.direct_url or self._settings.require_database_url()
         try:
             self._lock = Connections(url, self._settings.schema, prepare=False).connect()
@@ -174,12 +183,19 @@ class Heartbeat:
     def _rescue(self, pid: int) -> int:
         """Rescue what a process of the pool that died was running, or was about to claim."""
         reach("rescue:before")
-        rescued = 0
-        for row in claims.held_by(self.runtime.connections, self.worker_id):
-            if row.pid == pid:
-                rescued += recovery.take_back(
-                    self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
-                )
+        held = [row for row in claims.held_by(self.runtime.connections, self.worker_id) if row.pid == pid]
+        plans = [(row, self.runs.plan_of((row.job_id, row.run_no))) for row in held]
+        held = [row for row, plan in plans if plan != ENDED]
+        rescued = sum(
+            recovery.take_back(
+                self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=plan is None
+            )
+            for row, plan in plans
+            if plan != ENDED
+        )
+        if rescued < len(held):
+            return rescued  # somebody has one of the jobs locked just now: tried again at the next look
+        self._died.discard(pid)
         for job_id, run_no in self.runs.of_process(pid):
             # If it died before its claim, its message, acknowledged already, is rung again.
             messages.hasten(self.runtime.connections, job_id, run_no)
@@ -197,7 +213,7 @@ class Heartbeat:
             taken += recovery.take_back(
                 self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
             )
-            self.runs.over((row.job_id, row.run_no))
+            self.runs.stopped((row.job_id, row.run_no))
             if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
                 with suppress(ProcessLookupError):
                     os.kill(row.pid, signal.SIGKILL)
@@ -215,7 +231,9 @@ class Heartbeat:
         given_back = 0
         for row in claims.held_by(self.runtime.connections, self.worker_id, older_than_s=GRACE_S):
             if row.old and not self.runs.knows((row.job_id, row.run_no)):
-                given_back += recovery.take_back(
+                taken = recovery.take_back(
                     self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
                 )
+                given_back += taken
+                self._look_again |= not taken  # locked just now, or ended after all
         return given_back

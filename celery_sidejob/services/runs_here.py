@@ -13,11 +13,21 @@ GRACE_S = 5.0
 """How long a run that is over here may still be held in the store, before it is given back."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    pid: int | None = None
+ENDED = "ended"
+"""The worker stops the run's process and ends the run itself: a time limit struck, or the asking was revoked."""
+GIVEN_BACK = "given back"
+"""The worker stops the run's process because it stops itself."""
+
+
+@dataclass(eq=False, slots=True)
+class Delivery:
+    """One delivery to this worker. There may be several of one run: all but one find it claimed and end at once."""
+
+    key: Key
     lease_s: float | None = None
+    pid: int | None = None
     over_at: float | None = None
+    plan: str | None = None
 
 
 class RunsHere:
@@ -25,57 +35,90 @@ class RunsHere:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: dict[Key, _Entry] = {}
+        self._deliveries: dict[Key, list[Delivery]] = {}
 
-    def received(self, key: Key, lease_s: float | None = None) -> None:
+    def received(self, key: Key, lease_s: float | None = None) -> Delivery:
         """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
+        delivery = Delivery(key, lease_s)
         with self._lock:
-            self._entries[key] = _Entry(lease_s=lease_s)
+            self._deliveries.setdefault(key, []).append(delivery)
+        return delivery
 
-    def accepted(self, key: Key, pid: int | None) -> None:
-        """A process of the pool begins the run."""
+    def accepted(self, delivery: Delivery, pid: int | None) -> None:
+        """A process of the pool begins with the delivery."""
         with self._lock:
-            self._entries.setdefault(key, _Entry()).pid = pid
+            delivery.pid = pid
 
-    def over(self, key: Key) -> None:
-        """The run is over, whatever came of it."""
+    def over(self, delivery: Delivery) -> None:
+        """The delivery is over, whatever came of it."""
         with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None:
-                entry.over_at = time.monotonic()
+            delivery.over_at = time.monotonic()
+
+    def stopped(self, key: Key) -> None:
+        """The worker has stopped the run: all its deliveries are over."""
+        with self._lock:
+            for delivery in self._deliveries.get(key, ()):
+                delivery.over_at = time.monotonic()
+
+    def planned(self, key: Key, plan: str) -> None:
+        """The worker is about to stop the run's process, with `ENDED` or `GIVEN_BACK` in mind."""
+        with self._lock:
+            for delivery in self._deliveries.get(key, ()):
+                delivery.plan = plan
+
+    def plan_of(self, key: Key) -> str | None:
+        """Return why the worker stops the run's process; None if it does not, so that its death is a loss."""
+        with self._lock:
+            return next((delivery.plan for delivery in self._deliveries.get(key, ()) if delivery.plan), None)
+
+    def is_busy(self, pid: int) -> bool:
+        """Tell whether a process has a delivery that is not over, as far as is known here."""
+        with self._lock:
+            return any(delivery.pid == pid and delivery.over_at is None for delivery in self._all())
 
     def of_process(self, pid: int) -> list[Key]:
-        """Return, and forget, the runs that a process which has died had been given."""
+        """Return the runs, and forget the deliveries, that a process which has died had been given."""
         with self._lock:
-            gone = [key for key, entry in self._entries.items() if entry.pid == pid and entry.over_at is None]
-            for key in gone:
-                del self._entries[key]
-        return gone
+            gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
+            self._forget(gone)
+        return [delivery.key for delivery in gone]
 
     def own_leases(self) -> dict[int, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""
         with self._lock:
             return {
-                job_id: entry.lease_s
-                for (job_id, _), entry in self._entries.items()
-                if entry.lease_s is not None and entry.pid is not None and entry.over_at is None
+                delivery.key[0]: delivery.lease_s
+                for delivery in self._all()
+                if delivery.lease_s is not None and delivery.pid is not None and delivery.over_at is None
             }
 
     def knows(self, key: Key) -> bool:
         """Tell whether the run may still be under way here, or has only just ended."""
         with self._lock:
-            entry = self._entries.get(key)
-            return entry is not None and (entry.over_at is None or time.monotonic() - entry.over_at < GRACE_S)
+            return any(
+                delivery.over_at is None or time.monotonic() - delivery.over_at < GRACE_S
+                for delivery in self._deliveries.get(key, ())
+            )
 
     def sweep(self) -> None:
-        """Forget runs that are over for longer than `GRACE_S`."""
+        """Forget deliveries that are over for longer than `GRACE_S`."""
         now = time.monotonic()
         with self._lock:
-            old = [key for key, entry in self._entries.items() if entry.over_at and now - entry.over_at >= GRACE_S]
-            for key in old:
-                del self._entries[key]
+            self._forget([old for old in self._all() if old.over_at is not None and now - old.over_at >= GRACE_S])
 
-    def clear(self) -> None:
-        """Forget everything: this worker was declared dead, its runs are refused."""
+    def clear(self) -> list[Key]:
+        """Forget everything, and return what was not over: this worker was declared dead, its runs are refused."""
         with self._lock:
-            self._entries.clear()
+            left = [delivery.key for delivery in self._all() if delivery.over_at is None]
+            self._deliveries.clear()
+        return left
+
+    def _all(self) -> list[Delivery]:
+        return [delivery for deliveries in self._deliveries.values() for delivery in deliveries]
+
+    def _forget(self, gone: list[Delivery]) -> None:
+        for delivery in gone:
+            of_run = self._deliveries[delivery.key]
+            of_run.remove(delivery)
+            if not of_run:
+                del self._deliveries[delivery.key]

@@ -85,16 +85,23 @@ def terminate(executor: Executor, ids: Iterable[int], *, tree: bool, look_after_
 _SET_TIMER = Statement("""
 WITH t AS (
   INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))
+  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true)),
+revived AS (
+  DELETE FROM {dead} WHERE %(ask)s = 'force' AND job_id = %(id)s)
 UPDATE {jobs} SET
   status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
 WHERE id = %(id)s RETURNING status""")
 
 
-def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> None:
-    """Have the job asked at a time by the database's clock; it is queued at once unless a run is in progress."""
-    executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask="force" if force else "run")
+def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
+    """Have the job asked at a time by the database's clock; it is queued at once unless a run is in progress.
+
+    With `force` it leaves the dead set now. Returns the job's status.
+    """
+    ask = "force" if force else "run"
+    status: str = executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status
+    return status
 
 
 _NOTE = Statement("""

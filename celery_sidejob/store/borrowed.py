@@ -1,7 +1,8 @@
 """The caller's own open transaction: SQLAlchemy, psycopg or Django. Only used, never owned.
 
 It is never wrapped in an engine, committed, rolled back or reconfigured. Statements run on it as if the caller had
-written them; what must follow its commit is handed to `after_commit`.
+written them, those of one call inside a savepoint, so that an error of ours leaves the transaction as it was; what must
+follow its commit is handed to `after_commit`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -19,9 +22,10 @@ from sqlalchemy.engine import Connection as EngineConnection
 from sqlalchemy.orm import Session, scoped_session
 
 from ..model.errors import SchemaError
-from .statement import Statement, rows
+from .statement import Executor, Statement, rows
 
 PENDING = "celery_sidejob_after_commit"
+SAVEPOINT = "celery_sidejob"
 
 _HAS_SCHEMA = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
 
@@ -29,23 +33,46 @@ _HAS_SCHEMA = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
 class Borrowed:
     """An executor over a transaction of the caller's."""
 
-    knows_commit = True
-    """Whether `after_commit` is called at the commit; where it is not (psycopg), the sweeper does what must follow."""
-
     def __init__(self, schema: str) -> None:
         self._schema = schema
 
     def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
         """Run one statement in the caller's transaction and return its rows."""
-        raise NotImplementedError
+        return self._execute(statement.render(self._schema), parameters or None)
 
-    def after_commit(self, call: Callable[[], None], rolled_back: Callable[[], None] | None = None) -> None:
-        """Have `call` called once after the outermost commit, `rolled_back` once after a rollback of the whole."""
-        raise NotImplementedError
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Have all that the block writes be there or nothing of it: a savepoint; in autocommit, a transaction."""
+        alone = self.autocommit
+        self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
+        try:
+            yield
+        except BaseException:
+            if alone:
+                self._execute("ROLLBACK")
+            else:
+                self._execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+                self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
+            raise
+        self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
 
     @property
-    def settled(self) -> bool:
-        """Whether the transaction that was open when we were lent the connection is over."""
+    def autocommit(self) -> bool:
+        """Whether there is no transaction to belong to: each statement is committed by itself."""
+        raise NotImplementedError
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Have `call` called once after the outermost commit, at once in autocommit; never after a rollback.
+
+        psycopg tells of no commit: there the sweeper does what must follow.
+        """
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
+        raise NotImplementedError
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         raise NotImplementedError
 
     def check(self) -> None:
@@ -96,105 +123,104 @@ class _EngineTransaction(Borrowed):
         super().__init__(schema)
         _check_dialect(connection)
         self._connection = connection
-        connection.exec_driver_sql("SELECT 1")  # begins the caller's transaction where autobegin has not yet
-        self._transaction = connection.get_transaction()
-
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        return _run_on_engine(self._connection, statement.render(self._schema), parameters)
-
-    def after_commit(self, call: Callable[[], None], rolled_back: Callable[[], None] | None = None) -> None:
-        # SQLAlchemy tells of a connection's commit just before it is sent: the rest waits, in a thread of its own,
-        # until the transaction is over. If the process dies in between, the sweeper finds the rows.
-        transaction = self._transaction
-
-        def committing(connection: EngineConnection) -> None:
-            if connection.in_nested_transaction():
-                return
-            threading.Thread(target=_when, args=(lambda: not _active(transaction), call), daemon=True).start()
-            remove()
-
-        def rolling_back(connection: EngineConnection) -> None:
-            remove()
-            if rolled_back is not None:
-                rolled_back()
-
-        def remove() -> None:
-            event.remove(self._connection, "commit", committing)
-            event.remove(self._connection, "rollback", rolling_back)
-
-        event.listen(self._connection, "commit", committing)
-        event.listen(self._connection, "rollback", rolling_back)
 
     @property
-    def settled(self) -> bool:
-        return not _active(self._transaction)
+    def autocommit(self) -> bool:
+        return _is_autocommit(self._connection)
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        if self.autocommit:
+            call()
+            return
+        if self._connection not in _connections:
+            event.listen(self._connection, "commit", _connection_commits)
+            event.listen(self._connection, "rollback", _connection_rolled_back)
+        _connections.setdefault(self._connection, []).append(call)
+
+    def give_up(self) -> None:
+        self._connection.rollback()
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        return _run_on_engine(self._connection, text, parameters)
+
+
+_connections: WeakKeyDictionary[EngineConnection, list[Callable[[], None]]] = WeakKeyDictionary()
+"""What follows the commit of connections that were lent to us; they are listened to as long as they exist."""
+
+
+def _connection_commits(connection: EngineConnection) -> None:
+    # SQLAlchemy tells of a connection's commit just before it is sent: the rest waits, in a thread of its own, until
+    # the transaction is over. If the process dies in between, the sweeper finds the rows.
+    calls, _connections[connection] = _connections.get(connection, []), []
+    transaction = connection.get_transaction()
+    if calls:
+        threading.Thread(target=_when, args=(lambda: not _active(transaction), calls), daemon=True).start()
+
+
+def _connection_rolled_back(connection: EngineConnection) -> None:
+    _connections[connection] = []
 
 
 class _SessionTransaction(Borrowed):
     def __init__(self, session: Session, schema: str) -> None:
         super().__init__(schema)
         self._session = session
-        self._connection = session.connection()
-        _check_dialect(self._connection)
-        self._transaction = session.get_transaction()
-
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        return _run_on_engine(self._session.connection(), statement.render(self._schema), parameters)
-
-    def after_commit(self, call: Callable[[], None], rolled_back: Callable[[], None] | None = None) -> None:
-        pending = self._session.info.setdefault(PENDING, [])
-        if not pending:
-            event.listen(self._session, "after_commit", _session_committed)
-            event.listen(self._session, "after_rollback", _session_rolled_back)
-        pending.append((call, rolled_back))
+        _check_dialect(session.connection())
 
     @property
-    def settled(self) -> bool:
-        return self._session.get_transaction() is not self._transaction
+    def autocommit(self) -> bool:
+        return _is_autocommit(self._session.connection())
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        if self.autocommit:
+            call()
+            return
+        if PENDING not in self._session.info:
+            event.listen(self._session, "after_commit", _session_committed)
+            event.listen(self._session, "after_rollback", _session_rolled_back)
+        self._session.info.setdefault(PENDING, []).append(call)
+
+    def give_up(self) -> None:
+        self._session.rollback()
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        return _run_on_engine(self._session.connection(), text, parameters)
 
 
 def _session_committed(session: Session) -> None:
     if session.in_nested_transaction():  # a savepoint was released; the outermost commit is still to come
         return
-    for call, _ in _take_pending(session):
+    calls, session.info[PENDING] = session.info.get(PENDING, []), []
+    for call in calls:
         call()
 
 
 def _session_rolled_back(session: Session) -> None:
-    if session.in_nested_transaction():
-        return
-    for _, rolled_back in _take_pending(session):
-        if rolled_back is not None:
-            rolled_back()
-
-
-def _take_pending(session: Session) -> list[tuple[Callable[[], None], Callable[[], None] | None]]:
-    event.remove(session, "after_commit", _session_committed)
-    event.remove(session, "after_rollback", _session_rolled_back)
-    taken: list[tuple[Callable[[], None], Callable[[], None] | None]] = session.info.pop(PENDING, [])
-    return taken
+    if not session.in_nested_transaction():
+        session.info[PENDING] = []
 
 
 class _PsycopgTransaction(Borrowed):
-    knows_commit = False
-
     def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
         super().__init__(schema)
         self._connection = connection
         self._cursor = psycopg.Cursor(connection, row_factory=psycopg.rows.tuple_row)
-        self.autocommit = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
-
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        self._cursor.execute(statement.render(self._schema), parameters or None)
-        return rows(self._cursor)
-
-    def after_commit(self, call: Callable[[], None], rolled_back: Callable[[], None] | None = None) -> None:
-        if self.autocommit:
-            call()
+        self._autocommit = connection.autocommit and connection.info.transaction_status == TransactionStatus.IDLE
 
     @property
-    def settled(self) -> bool:
-        return self._connection.closed or self._connection.info.transaction_status == TransactionStatus.IDLE
+    def autocommit(self) -> bool:
+        return self._autocommit
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        if self._autocommit:
+            call()
+
+    def give_up(self) -> None:
+        self._connection.rollback()
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        self._cursor.execute(text, parameters, prepare=False)  # the caller's prepared statements are the caller's
+        return rows(self._cursor)
 
 
 class _DjangoTransaction(Borrowed):
@@ -204,17 +230,21 @@ class _DjangoTransaction(Borrowed):
             raise TypeError(f"transaction= needs a Django connection to PostgreSQL, not to {connection.vendor}.")
         self._connection = connection
 
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        with self._connection.cursor() as cursor:
-            cursor.execute(statement.render(self._schema), parameters or None)
-            return rows(cursor)
-
-    def after_commit(self, call: Callable[[], None], rolled_back: Callable[[], None] | None = None) -> None:
-        self._connection.on_commit(call)  # Django forgets it at a rollback, and calls at once in autocommit
-
     @property
-    def settled(self) -> bool:
-        return not self._connection.in_atomic_block
+    def autocommit(self) -> bool:
+        return bool(not self._connection.in_atomic_block and self._connection.get_autocommit())
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        if self._connection.in_atomic_block or self.autocommit:  # elsewhere Django tells of no commit, as psycopg
+            self._connection.on_commit(call)
+
+    def give_up(self) -> None:
+        self._connection.rollback()
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute(text, parameters)
+            return rows(cursor)
 
 
 def _check_dialect(connection: EngineConnection) -> None:
@@ -226,8 +256,13 @@ def _check_dialect(connection: EngineConnection) -> None:
         )
 
 
-def _run_on_engine(connection: EngineConnection, text: str, parameters: dict[str, Any]) -> Sequence[Any]:
-    result = connection.exec_driver_sql(text, parameters or None)
+def _is_autocommit(connection: EngineConnection) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
+
+
+def _run_on_engine(connection: EngineConnection, text: str, parameters: dict[str, Any] | None) -> Sequence[Any]:
+    # Where the caller streams results, ours would become a server-side cursor, which cannot write.
+    result = connection.exec_driver_sql(text, parameters, execution_options={"stream_results": False})
     return rows(_Fetched(result)) if result.returns_rows else []
 
 
@@ -247,9 +282,25 @@ def _active(transaction: Any) -> bool:
     return bool(transaction is not None and transaction.is_active)
 
 
-def _when(over: Callable[[], bool], call: Callable[[], None], timeout_s: float = 60.0) -> None:
+def _when(over: Callable[[], bool], calls: Sequence[Callable[[], None]], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not over() and time.monotonic() < deadline:
         time.sleep(0.002)
     if over():
-        call()
+        for call in calls:
+            call()
+
+
+_TRANSACTION_ID = Statement("SELECT txid_current() AS id")
+_TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress' AS open")
+
+
+def transaction_id(borrowed: Borrowed) -> int:
+    """Return by which number Postgres knows the caller's transaction."""
+    found: int = borrowed.run(_TRANSACTION_ID)[0].id
+    return found
+
+
+def is_open(executor: Executor, transaction: int) -> bool:
+    """Tell whether a transaction is neither committed nor rolled back yet."""
+    return bool(executor.run(_TRANSACTION_OPEN, id=transaction)[0].open)

@@ -65,10 +65,13 @@ class Connections:
             executor = self._acquire(fresh)
             try:
                 result = executor.in_transaction(name, work, single)
-            except (pg.DeadlockDetected, pg.SerializationFailure, Moved):
+            except (pg.DeadlockDetected, pg.SerializationFailure, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
-                    raise
+                    raise StoreUnavailableError(
+                        f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time "
+                        f"({_first_line(error)}). Nothing was changed; try again."
+                    ) from error
             except OutcomeUnknown:
                 executor.close()
                 self.close()  # the idle ones have probably died with it

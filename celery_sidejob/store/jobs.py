@@ -138,6 +138,15 @@ def children(executor: Executor, job_id: int) -> Sequence[Any]:
     return executor.run(_CHILDREN, id=job_id)
 
 
+_CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND name = %(name)s")
+
+
+def child(executor: Executor, parent_id: int, name: str) -> int | None:
+    """Read the id of a job's child of this name."""
+    found = executor.run(_CHILD, parent_id=parent_id, name=name)
+    return found[0].id if found else None
+
+
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
   SELECT id, status, 0 AS depth FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])

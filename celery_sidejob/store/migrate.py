@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import psycopg
 from alembic import command
@@ -141,9 +141,10 @@ def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | 
     if owner and wrong:
         theirs = " and ".join(f"the {key} {recorded[key]!r}" for key in wrong)
         ours = " and ".join(f"the {key} {owner[key]!r}" for key in wrong)
+        correct = " and ".join(_WHERE.get(key, key) for key in wrong)
         raise SchemaError(
             f"Schema {schema!r} belongs to {theirs}, but here is {ours}. One schema serves one app and one broker: set "
-            f"sidejob_schema to another name and {_REMEDY}, or correct {' and '.join(_WHERE.get(key, key) for key in wrong)}."
+            f"sidejob_schema to another name and {_REMEDY}, or correct {correct}."
         )
 
 
@@ -193,23 +194,20 @@ def _distance(revision: str) -> int:
     return int(revision) - int(head())
 
 
-_TRY_LOCK = Statement("SELECT pg_try_advisory_xact_lock(%(lock_class)s, hashtext(%(schema)s)) AS taken")
-
-
 @contextmanager
 def _alone(connections: Connections) -> Iterator[None]:
     """Keep other upgrades of this schema out while the block runs.
 
     The lock is a transaction's, on a connection of its own: it outlasts the migrations' transactions and needs no
-    session, so a pooling proxy does no harm. It is asked for again and again, never waited for in Postgres: a
-    statement that waits holds a snapshot, and whoever holds the lock may wait for that (CREATE INDEX CONCURRENTLY).
+    session, so a pooling proxy does no harm. CREATE INDEX CONCURRENTLY waits for the end of every transaction that
+    holds a snapshot, so here nobody holds one: those who wait ask again and again, each time in a new transaction,
+    and the simple protocol leaves no portal open.
     """
     gate = connections.connect()
     try:
-        gate.connection.execute("BEGIN")
-        gate.connection.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        cursor = psycopg.ClientCursor(gate.connection)
         deadline = time.monotonic() + UPGRADE_WAIT_S
-        while not gate.run(_TRY_LOCK, lock_class=UPGRADE_LOCK, schema=connections.schema)[0].taken:
+        while not _take(cursor, connections.schema):
             if time.monotonic() >= deadline:
                 raise SchemaError(
                     f"Another upgrade of schema {connections.schema!r} has been running for {UPGRADE_WAIT_S:g} s; "
@@ -219,6 +217,16 @@ def _alone(connections: Connections) -> Iterator[None]:
         yield
     finally:
         gate.close()  # and with it the transaction and the lock; the same happens if this process dies
+
+
+def _take(cursor: psycopg.ClientCursor[Any], schema: str) -> bool:
+    cursor.execute("BEGIN")
+    cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+    cursor.execute("SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))", (UPGRADE_LOCK, schema))
+    ((taken,),) = cursor.fetchall()
+    if not taken:
+        cursor.execute("ROLLBACK")
+    return bool(taken)
 
 
 _alembic = threading.Lock()
@@ -271,7 +279,7 @@ def _explain(schema: str, cause: BaseException | None) -> SideJobError | None:
         case pg.LockNotAvailable() | pg.DeadlockDetected():
             return SchemaError(
                 f"Schema {schema!r} could not be migrated, {LOCK_ATTEMPTS} times ({reason}): a long transaction holds "
-                f"a table. The schema is as it was before the migration in question; end that transaction and {_REMEDY}."
+                f"a table. The schema is as it was before that migration; end the transaction and {_REMEDY}."
             )
         case pg.InsufficientPrivilege():
             return SchemaError(

@@ -17,14 +17,14 @@ p AS (
   SELECT job_id, direction, name, default_value::json, channels FROM r
   ON CONFLICT (job_id, direction, name) DO UPDATE
     SET default_value = excluded.default_value, channels = excluded.channels
-  RETURNING id, job_id, direction, name, channels),
+  RETURNING id, job_id, direction, name, default_value, channels),
 gone AS (
   DELETE FROM {subscriptions} s USING p
   WHERE s.port_id = p.id AND (p.direction = 'out' OR NOT s.channel = ANY(p.channels))),
 s AS (
   INSERT INTO {subscriptions} (channel, port_id)
   SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
-SELECT id, job_id, direction, name FROM p""")
+SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
 
 
 def put(executor: Executor, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:

@@ -74,3 +74,12 @@ def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
 @lru_cache(maxsize=512)
 def _row_type(names: tuple[str, ...]) -> Any:
     return namedtuple("Row", names)
+
+
+def violated(error: BaseException) -> str | None:
+    """Return the name of the constraint that an error tells of: the driver's own, or as SQLAlchemy or Django wrap it."""
+    for found in (error, getattr(error, "orig", None), error.__cause__):
+        name: str | None = getattr(getattr(found, "diag", None), "constraint_name", None)
+        if name is not None:
+            return name
+    return None

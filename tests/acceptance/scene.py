@@ -114,7 +114,8 @@ class Workload:
         stepper = scene.enqueue("stepper", (STEPS,))
         patient = scene.enqueue("patient")
         with psycopg.connect(scene.database_url) as connection:
-            borrowed = scene.enqueue("adder", inports=["a", "b"], transaction=connection)
+            borrowed = scene.enqueue("adder", transaction=connection)
+            connection.commit()
             borrowed.input("a").write(7, transaction=connection)
             borrowed.input("b").write(8, transaction=connection)
             connection.commit()

@@ -16,16 +16,6 @@ app.conf.update(
 )
 sidejob = SideJob(app)
 
-if "REDACT" in os.environ:
-
-    def redact(value: object) -> object:
-        """Hide what is secret, or fail to."""
-        if os.environ["REDACT"] == "broken":
-            raise RuntimeError
-        return "(hidden)"
-
-    app.conf.sidejob_redact = redact
-
 
 @sidejob.task(name="shop.order", inports={"items": {"default": None, "channels": ["/orders"]}}, outports=["receipts"])
 def order(job: RunningJob, customer: str = "", **details: object) -> None:

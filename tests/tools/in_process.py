@@ -20,7 +20,7 @@ from celery_sidejob.operations import runs
 from celery_sidejob.operations.runs import Hold
 from celery_sidejob.operations.unit_of_work import apply_noted_asks
 from celery_sidejob.store import asks, messages, workers
-from tests.tools.databases import SCHEMA
+from tests.tools.databases import SCHEMA, Databases
 
 ALL_PORTS = {"inports": ["*"], "outports": ["*"]}
 
@@ -185,12 +185,25 @@ RULES = {
 """What no CHECK can say, because it spans rows; from the protocol's section 3."""
 
 
+EMPTY = """
+    DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
+    DELETE FROM askings; UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
+
+
+@pytest.fixture(scope="session")
+def stage_database_url(databases: Databases, database_template: str) -> Iterator[str]:
+    """One database for all tests with a `stage`: emptying it takes a hundredth of the time that cloning takes."""
+    with databases.fresh(template=database_template) as name:
+        yield databases.url_of(name)
+
+
 @pytest.fixture
-def stage(database_url: str) -> Iterator[Stage]:
+def stage(stage_database_url: str) -> Iterator[Stage]:
     """An app of this test's own, whose jobs run in this process when the test says so; its rows keep the rules."""
-    made = Stage(database_url)
-    yield made
+    made = Stage(stage_database_url)
     try:
+        yield made
         assert made.broken_rules() == []
     finally:
         made.close()
+        made.sql(EMPTY)

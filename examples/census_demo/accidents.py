@@ -1,0 +1,103 @@
+"""What happens to the census on its way, and how long it takes to recover from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import redis
+
+from celery_sidejob.embedded import Valkey
+from census_demo.store import Store
+from census_demo.workers import Workers
+
+KILL_AT = 0.3
+EMPTY_AT = 0.6
+"""The part of the jobs that is done when it happens."""
+TRIES = 200
+SETTLED_AFTER_S = 0.3
+"""When a killed worker's last statements have been carried out. Only later may its death be noticed."""
+
+
+@dataclass
+class Loss:
+    """Runs that must begin again: {job id: number of that run}. `back` gathers after how many seconds each did."""
+
+    what: str
+    things: str
+    at: datetime
+    awaited: dict[int, int]
+    back: list[float] = field(default_factory=list)
+
+    def look(self, store: Store) -> None:
+        """Note what has come back since the last look."""
+        for job_id, (run_no, ran_at) in store.runs(self.awaited).items() if self.awaited else ():
+            if run_no >= self.awaited[job_id] and ran_at is not None:
+                del self.awaited[job_id]
+                self.back.append((ran_at - self.at).total_seconds())
+
+    @property
+    def extent(self) -> int:
+        """How many were lost."""
+        return len(self.awaited) + len(self.back)
+
+
+class Accidents:
+    """Kills a worker and later empties the broker, each once, when so much of the census is done."""
+
+    def __init__(self, store: Store, workers: Workers, own_broker: Valkey | None, queue: str) -> None:
+        self._store = store
+        self._workers = workers
+        self._broker = own_broker
+        self._queue = queue
+        self._killed = self._emptied = False
+        self.losses: list[Loss] = []
+
+    def happen(self, done: float) -> str | None:
+        """Do what is due when this part of the census is done, and return what it was, for people."""
+        for loss in self.losses:
+            loss.look(self._store)
+        if not self._killed and done >= KILL_AT:
+            self._killed = True
+            return self._kill_a_worker()
+        if not self._emptied and done >= EMPTY_AT:
+            self._emptied = True
+            return self._empty_the_broker()
+        return None
+
+    def _kill_a_worker(self) -> str:
+        """Kill a worker that is in the middle of a run: they are short, so we look until we meet one."""
+        for attempt in range(TRIES):
+            worker = self._workers.workers[attempt % 2]
+            with worker.frozen():
+                if self._store.held_by(worker.pid) or attempt == TRIES - 1:
+                    at = self._store.now()
+                    self._workers.kill(worker)
+                    break
+        time.sleep(SETTLED_AFTER_S)
+        lost = {job_id: run_no + 1 for job_id, run_no in self._store.held_by(worker.pid).items()}
+        self.losses.append(Loss(f"kill -9 of {worker.name}", "runs under way", at, lost))
+        return (
+            f"kill -9 of {worker.name}, process {worker.pid}, with {_number(len(lost), 'run')} under way; "
+            "the other worker goes on alone"
+        )
+
+    def _empty_the_broker(self) -> str:
+        if self._broker is None:
+            return "the broker is not ours, so it is not emptied"
+        with redis.Redis.from_url(self._broker.url) as client:
+            at = self._store.now()
+            with client.pipeline(transaction=True) as both:
+                messages, _ = both.lrange(self._queue, 0, -1).flushall().execute()
+        bells = [json.loads(message)["headers"].get("sidejob") for message in messages]
+        announced = {bell["job"]: bell["for_run"] for bell in bells if bell}
+        runs = self._store.runs(announced)
+        lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id][0] < for_run}
+        self.losses.append(Loss("broker emptied", "messages", at, lost))
+        return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost)} of them awaited"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,86 @@
+"""What people see: bars in a terminal, plain lines elsewhere, and the tables at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from census_demo.accidents import Loss
+
+LINE_EVERY_S = 3.0
+
+
+class Bars:
+    """Some bars that grow; without a terminal a line now and then. A context manager."""
+
+    def __init__(self, console: Console, **totals: int) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("{task.description:>12}"),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._totals = totals
+        self._bars: dict[str, TaskID] = {}
+        self._began_at = time.monotonic()
+        self._line_at = self._began_at
+
+    def __enter__(self) -> Self:
+        for name, total in self._totals.items():
+            self._bars[name] = self._progress.add_task(name, total=total)
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, **counts: int) -> None:
+        """Show how far each bar is."""
+        for name, count in counts.items():
+            self._progress.update(self._bars[name], completed=count)
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._line_at >= LINE_EVERY_S:
+            self._line_at = now
+            shown = ", ".join(f"{name} {count:,} of {self._totals[name]:,}" for name, count in counts.items())
+            self.say(shown)
+
+    def say(self, text: str) -> None:
+        """Write a line above the bars."""
+        self._console.print(f"{time.monotonic() - self._began_at:6.1f} s  {text}")
+
+
+def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Table:
+    """Return the totals of both counts, side by side."""
+    table = Table("counted", title="The census", title_justify="left")
+    table.add_column("by jobs", justify="right")
+    table.add_column("by one plain loop", justify="right")
+    for what in ("files", "lines", "functions", "classes", "imports", "unreadable"):
+        ours, theirs = by_jobs.get(what, 0), plainly.get(what, 0)
+        style = "" if ours == theirs else "red"
+        table.add_row(what, f"{ours:,}", f"{theirs:,}", style=style)
+    return table
+
+
+def recovery_table(losses: Sequence[Loss]) -> Table:
+    """Return what was lost, and after how many seconds it ran again."""
+    table = Table(
+        "what happened", "lost", title="Recovery: seconds until what was lost ran again", title_justify="left"
+    )
+    for heading in ("first", "median", "last"):
+        table.add_column(heading, justify="right")
+    for loss in losses:
+        back = sorted(loss.back)
+        times = [f"{back[place]:.1f}" for place in (0, len(back) // 2, -1)] if back else ["-"] * 3
+        table.add_row(loss.what, f"{loss.extent:,} {loss.things}", *times)
+    return table

@@ -1,0 +1,39 @@
+"""Ctrl-C and its like, as one exception, once: what is ended because of it must not be interrupted again."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """Somebody wants the demo to end. Not an Exception, so that nothing takes it for a failure of its own."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} received")
+        self.exit_code = 128 + number
+
+
+class Interruption:
+    """Listens to SIGINT, SIGTERM and SIGHUP in place of Python; the first one raises Interrupted in the main thread."""
+
+    def __init__(self) -> None:
+        self._heard: signal.Signals | None = None
+        self._listening = True
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._hear)
+
+    def check(self) -> None:
+        """Raise again what was raised where Python swallows exceptions, for instance in a finalizer."""
+        if self._heard is not None:
+            raise Interrupted(self._heard)
+
+    def ignore(self) -> None:
+        """Listen no more."""
+        self._listening = False
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._listening and self._heard is None:
+            self._heard = signal.Signals(number)
+            raise Interrupted(self._heard)

@@ -1,0 +1,37 @@
+"""The same census without jobs: one loop in one process, to compare with and to plan by."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from code_census import UNREADABLE, count, is_counted, is_directory
+
+
+def walk(path: Path, one_in: int) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield each directory of a census with the files that are counted in it."""
+    if not path.is_dir():
+        yield path.parent, [path]
+    for directory, names, files in os.walk(path):
+        here = Path(directory)
+        names[:] = [name for name in names if is_directory(here / name)]
+        yield here, [here / name for name in files if is_counted(here / name, one_in)]
+
+
+def count_all(paths: dict[Path, int], counted: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
+    """Count everything, calling `counted` after each file; returns the totals, and the files that cannot be read."""
+    totals: Counter[str] = Counter()
+    unreadable = set()
+    for path, one_in in paths.items():
+        for _, files in walk(path, one_in):
+            for file in files:
+                totals["files"] += 1
+                try:
+                    totals.update(count(file))
+                except UNREADABLE:
+                    unreadable.add(str(file))
+                counted()
+    totals["unreadable"] = len(unreadable)
+    return dict(totals), unreadable

@@ -1,0 +1,53 @@
+"""A look into the store, past the package, to see what became of each lost run: an onlooker's, nothing to copy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+import psycopg
+from psycopg import sql
+
+
+class Store:
+    """Reads the tables of one schema."""
+
+    def __init__(self, database_url: str, schema: str) -> None:
+        self._connection = psycopg.connect(plain_url(database_url), autocommit=True)
+        self._connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def now(self) -> datetime:
+        """Return the store's time, which is what `ran_at` is in."""
+        row = self._connection.execute("SELECT clock_timestamp()").fetchone()
+        assert row is not None
+        found: datetime = row[0]
+        return found
+
+    def workers(self) -> set[int]:
+        """Return the process ids of the workers that are known and not declared dead."""
+        rows = self._connection.execute("SELECT split_part(ident, ':', 2)::int FROM workers WHERE dead_at IS NULL")
+        return {pid for (pid,) in rows}
+
+    def held_by(self, pid: int) -> dict[int, int]:
+        """Return the runs that a worker is in the middle of, {job id: run number}."""
+        rows = self._connection.execute(
+            "SELECT j.id, j.run_no FROM jobs j JOIN workers w ON w.id = j.worker_id"
+            " WHERE split_part(w.ident, ':', 2) = %s::text",
+            [pid],
+        )
+        return dict(rows.fetchall())
+
+    def runs(self, job_ids: Iterable[int]) -> dict[int, tuple[int, datetime | None]]:
+        """Return the number of each job's latest run, and when it began."""
+        rows = self._connection.execute("SELECT id, run_no, ran_at FROM jobs WHERE id = ANY(%s)", [list(job_ids)])
+        return {job_id: (run_no, ran_at) for job_id, run_no, ran_at in rows}
+
+
+def plain_url(url: str) -> str:
+    """Return a store's URL as libpq wants it, without the driver's name."""
+    return re.sub(r"^postgresql\+\w+:", "postgresql:", url)

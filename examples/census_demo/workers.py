@@ -1,0 +1,127 @@
+"""The Celery processes of the demo. None of them outlives it, not even when the demo itself is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from celery_sidejob.embedded.processes import TRAMPOLINE, tail
+
+EXAMPLES = Path(__file__).resolve().parent.parent
+STOP_DEADLINE_S = 8.0
+"""How long a worker has for its warm shutdown. A killed run is only begun again, so there is no need for more."""
+
+
+class CeleryProcess:
+    """One `celery worker` or `celery beat`, with what it forks, in a session of its own: Ctrl-C is for the demo alone.
+
+    On Linux it is killed at the moment at which the demo's main thread is gone, whatever ended it, and its pool's
+    processes are killed with it (they ask for that themselves).
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+        self.name = name
+        self.log = log
+        celery = [sys.executable, "-m", "celery", "-A", "code_census", *arguments, "--loglevel", "INFO"]
+        leave_with_us = [str(number) for number in (os.getpid(), int(signal.SIGKILL), -1, -1)]
+        with log.open("wb") as sink:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(TRAMPOLINE), *leave_with_us, *celery],
+                cwd=EXAMPLES,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """`kill -9`, for all its processes at one moment; returns when the first of them is gone."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Have it stand still within the block, so that what it does cannot change while one looks."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def ask_to_stop(self) -> None:
+        """Begin a warm shutdown; does not wait for it."""
+        with suppress(ProcessLookupError):
+            self._process.terminate()
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when it has ended; past the deadline it is killed."""
+        try:
+            self._process.wait(max(0.0, deadline_s))
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process.returncode is None:  # not reaped yet, so the group's number is still its own
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, number)
+
+
+class Workers:
+    """Two workers and a beat."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._environment = environment
+        self.workers: list[CeleryProcess] = []
+        self._all: list[CeleryProcess] = []
+
+    def start(self) -> None:
+        """Start them; they are ready a little later."""
+        for number in (1, 2):
+            # A node listens to the others' gossip only for our convenience.
+            node = ["--hostname", f"census{number}@%h", "--concurrency", "2", "--without-gossip", "--without-mingle"]
+            self.workers.append(self._start(f"worker {number}", ["worker", *node]))
+        schedule = self._directory / "beat-schedule"
+        self._start("beat", ["beat", "--pidfile=", "--schedule", str(schedule)])
+
+    def kill(self, worker: CeleryProcess) -> None:
+        """`kill -9` a worker, and no longer count it among them."""
+        worker.kill()
+        self.workers.remove(worker)
+        self._all.remove(worker)
+
+    def dead(self) -> CeleryProcess | None:
+        """Return one that has ended though nobody wanted it to."""
+        return next((process for process in self._all if not process.is_alive), None)
+
+    def logs(self) -> str:
+        """Return the end of each log."""
+        return "\n".join(f"--- {process.name}:\n{tail(process.log)}" for process in self._all)
+
+    def stop(self) -> None:
+        """End all that are left, in good order if they can do that in time."""
+        for process in self._all:
+            process.ask_to_stop()
+        end_at = time.monotonic() + STOP_DEADLINE_S
+        for process in self._all:
+            process.wait(end_at - time.monotonic())
+        self.workers, self._all = [], []
+
+    def _start(self, name: str, arguments: Sequence[str]) -> CeleryProcess:
+        log = self._directory / f"{name.replace(' ', '-')}.log"
+        process = CeleryProcess(name, arguments, environment=self._environment, log=log)
+        self._all.append(process)
+        return process

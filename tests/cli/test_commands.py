@@ -1,0 +1,688 @@
+"""The commands: what people and programs see of jobs and their store, and what they can ask."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_sidejob import RunningJob, SideJob, Status
+from celery_sidejob.cli import sidejob as group
+from celery_sidejob.store import migrate
+from tests.tools.in_process import Stage
+from tests.tools.workers import Processes, environment
+
+SVG = "{http://www.w3.org/2000/svg}"
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@dataclass
+class Said:
+    """What a command wrote, and the code it ended with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """The one JSON document on its standard output."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines on its standard output, with their blanks collapsed and without empty ones and rules."""
+        lines = [" ".join(line.split()) for line in self.out.splitlines()]
+        return [line for line in lines if line.strip("─")]
+
+
+def ask(app: Celery, *words: object, no_color: bool = True) -> Said:
+    """Give one command to an app in this process."""
+    context = CLIContext(app=app, no_color=no_color, workdir=None)
+    done = CliRunner().invoke(group, [str(word) for word in words], obj=context, catch_exceptions=False)
+    return Said(done.exit_code, done.stdout, done.stderr)
+
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(stage: Stage) -> Command:
+    """Gives a command to the stage's app; the code it ends with must be `code`."""
+
+    def command(*words: object, code: int = 0) -> Said:
+        said = ask(stage.app, *words)
+        assert said.code == code, said
+        assert "Traceback" not in said.err
+        if code == 1:
+            assert said.err.startswith("Error: ")
+            assert said.err.count("\n") == 1, "an error is one line"
+        return said
+
+    return command
+
+
+def fail(job: RunningJob) -> None:
+    raise ValueError("no\nmoney")
+
+
+def suspend(job: RunningJob) -> None:
+    job.suspend()
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_lists_jobs_by_their_ids(stage: Stage, command: Command) -> None:
+    parent = stage.job(queue="maths")
+    child = parent.enqueue("stage.idle", child_name="part")
+    stage.run(parent)
+
+    header, first, second = command("jobs").lines
+
+    assert header == "Job Status Task Queue Parent Created Last run"
+    assert first.startswith(f"{parent.id} completed stage.idle maths 20")
+    assert second.startswith(f"{child.id} queued stage.idle celery {parent.id} / part 20")
+
+
+def test_jobs_as_json_are_everything_about_their_rows(stage: Stage, command: Command) -> None:
+    job = stage.job(state={"a": 1}, created_by="me")
+
+    (found,) = command("jobs", "--json").document
+
+    assert found.items() >= {"id": job.id, "status": "queued", "created_by": "me", "args": [], "parent": None}.items()
+    assert datetime.fromisoformat(found["created_at"]) == job.created_at
+    assert found.keys() == job.info.keys()
+
+
+def test_jobs_are_filtered(stage: Stage, command: Command) -> None:
+    parent = stage.job(queue="maths", aliases=["sums"])
+    child = parent.enqueue("stage.idle", child_name="part")
+    failed = stage.job(fail)
+    with pytest.raises(ValueError, match="no"):
+        stage.run(failed)
+
+    def ids(*words: object) -> list[int]:
+        return [job["id"] for job in command("jobs", "--json", *words).document]
+
+    assert ids("--status", "failed") == [failed.id]
+    assert ids("--status", "failed", "--status", "queued") == [parent.id, child.id, failed.id]
+    assert ids("--task", "stage.call") == [failed.id]
+    assert ids("--queue", "maths") == [parent.id]
+    assert ids("--parent", "sums") == [child.id]
+    assert ids("--parent", parent.id) == [child.id]
+    assert ids("--limit", 2) == [parent.id, child.id]
+    assert ids("--after", child.id) == [failed.id]
+    assert ids("--task", "none") == []
+
+
+def test_jobs_says_how_to_go_on_when_there_may_be_more(stage: Stage, command: Command) -> None:
+    first, last = stage.job(), stage.job()
+
+    assert command("jobs", "--limit", 1).err == f"There may be more: --after {first.id}\n"
+    assert command("jobs", "--after", first.id).err == ""
+    assert command("jobs", "--after", last.id).lines == ["Job Status Task Queue Parent Created Last run"]
+
+
+# -- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_show_shows_everything_about_a_job(stage: Stage, command: Command) -> None:
+    job = stage.job(
+        queue="maths", aliases=["sums", "adding"], state={"count": 3, "who": "Ann"}, priority=4,
+        inports={"x": {"default": None, "channels": ["/numbers"]}, "y": {}}, outports=["sum"],
+    )  # fmt: skip
+    child = job.enqueue("stage.idle", child_name="part")
+    job.input("x").write_many([1, 2])
+
+    said = command("show", "sums")
+
+    for line in (
+        f"Job {job.id} stage.idle queued",
+        "queue maths",
+        "priority 4",
+        "arguments []",
+        "aliases adding, sums",
+        f"task id {job.refresh().task_id}",
+        "count 3",
+        'who "Ann"',
+        "in x 2 null /numbers",
+        "in y 0",
+        "out sum 0",
+        "Children (1)",
+        f"part {child.id} queued stage.idle",
+    ):
+        assert line in said.lines
+    assert any(line.startswith("message for run 1: due 20") for line in said.lines)
+    assert "dead set" not in said.out
+
+
+def test_show_as_json_is_everything_in_one_document(stage: Stage, command: Command) -> None:
+    at = datetime(2031, 5, 1, 12, 30, tzinfo=UTC)
+    job = stage.job(
+        aliases=["sums"], state={"at": at, "on": date(2031, 5, 1), "price": Decimal("1.50")},
+        inports={"x": {"default": None, "channels": ["/numbers"]}}, outports={"sum": {"channels": ["/sums"]}},
+    )  # fmt: skip
+    child = job.enqueue("stage.idle", child_name="part")
+    job.input("x").write(1)
+    job.run(countdown=timedelta(hours=1))
+
+    found = command("show", job.id, "--json").document
+
+    assert (
+        found.items()
+        >= {
+            "id": job.id,
+            "aliases": ["sums"],
+            "state": {"at": "2031-05-01T12:30:00+00:00", "on": "2031-05-01", "price": "1.50"},
+            "children": {"part": {"id": child.id, "task": "stage.idle", "status": "queued"}},
+            "children_count": 1,
+            "dead": None,
+        }.items()
+    )
+    assert found["inports"]["x"] == {"packets": 1, "default": None, "channels": ["/numbers"]}
+    assert found["outports"]["sum"] == {"packets": 0, "channels": ["/sums"]}
+    assert found["message"]["for_run"] == 1
+    assert found["message"]["locked_at"] is None
+    (timer,) = found["timers"]
+    assert timer["ask"] == "run"
+    assert datetime.fromisoformat(timer["due_at"]) > datetime.now(UTC)
+
+
+def test_show_of_a_job_in_its_run_names_the_worker(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    hold = stage.claim(job)
+    job.run()
+
+    said = command("show", job.id)
+
+    assert any(line.startswith("message for run 1: running since 20") and " in test:" in line for line in said.lines)
+    assert "asked again yes, since this run began" in said.lines
+    stage.perform(hold)
+
+
+def test_show_of_a_failed_job_has_its_dead_entry_and_its_traceback(stage: Stage, command: Command) -> None:
+    job = stage.job(fail)
+    with pytest.raises(ValueError, match="no"):
+        stage.run(job)
+    (entry,) = stage.sidejob.dead
+
+    said = command("show", job.id)
+    found = command("show", job.id, "--json").document
+
+    assert f"Entry {entry.id} of the dead set" in said.lines
+    assert r"error ValueError: no\nmoney" in said.lines
+    assert 'raise ValueError("no\\nmoney")' in said.lines
+    assert found["dead"].items() >= {"id": entry.id, "reason": "failed", "error": "ValueError: no\nmoney"}.items()
+    assert found["dead"]["traceback"] == entry.traceback
+    assert found["error"]["type"] == "ValueError"
+
+
+def test_show_of_a_job_with_many_children_shows_the_first_and_counts_all(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    stage.sidejob.enqueue_many(
+        [{"task": "stage.idle", "parent": job, "child_name": f"part{i}"} for i in range(103)]
+    )  # fmt: skip
+
+    found = command("show", job.id, "--json").document
+
+    assert (len(found["children"]), found["children_count"]) == (100, 103)
+    assert "Children (the first 100 of 103)" in command("show", job.id).lines
+
+
+def test_names_and_values_cannot_steer_the_terminal(stage: Stage, command: Command) -> None:
+    evil = "\x1b[31m[red]\x9b2J"
+    job = stage.job(created_by=evil, state={evil: evil})
+
+    for said in (command("show", job.id), command("show", job.id, "--json")):
+        assert "\x1b" not in said.out
+        assert "\x9b" not in said.out
+    assert r"created by \x1b[31m[red]\x9b2J" in command("show", job.id).lines
+
+
+def test_long_values_are_cut_for_people_only(stage: Stage, command: Command) -> None:
+    job = stage.job(state={"text": "x" * 1000})
+
+    assert "x" * 300 not in command("show", job.id).out
+    assert "…" in command("show", job.id).out
+    assert command("show", job.id, "--json").document["state"] == {"text": "x" * 1000}
+
+
+# -- tree ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def family(stage: Stage) -> dict[str, int]:
+    """A job with two children, one of which has three; the ids by name."""
+    root = stage.job(aliases=["root"])
+    left, right = (root.enqueue("stage.idle", child_name=name) for name in ("left", "right"))
+    below = {name: right.enqueue("stage.idle", child_name=name).id for name in ("a", "b", "c")}
+    stage.run(left)
+    return {"root": root.id, "left": left.id, "right": right.id, **below}
+
+
+def test_tree_shows_a_job_and_everything_below_it(command: Command, family: dict[str, int]) -> None:
+    assert command("tree", "root").lines == [
+        f"{family['root']} stage.idle queued",
+        f"├── {family['left']} left: stage.idle completed",
+        f"└── {family['right']} right: stage.idle queued",
+        f"├── {family['a']} a: stage.idle queued",
+        f"├── {family['b']} b: stage.idle queued",
+        f"└── {family['c']} c: stage.idle queued",
+    ]
+    assert command("tree", family["c"]).lines == [f"{family['c']} c: stage.idle queued"]
+
+
+def test_tree_as_json_is_a_list_with_parents_first(command: Command, family: dict[str, int]) -> None:
+    found = command("tree", "root", "--json").document
+
+    assert [node["id"] for node in found] == list(family.values())
+    assert [node["depth"] for node in found] == [0, 1, 1, 2, 2, 2]
+    assert found[2] == {
+        "id": family["right"], "parent": family["root"], "child_name": "right", "task": "stage.idle",
+        "status": "queued", "depth": 1, "children": 3,
+    }  # fmt: skip
+
+
+def test_tree_is_bounded_and_says_what_it_leaves_out(command: Command, family: dict[str, int]) -> None:
+    shallow = command("tree", "root", "--depth", 1)
+    short = command("tree", "root", "--limit", 4)
+
+    assert shallow.lines[-2:] == [f"└── {family['right']} right: stage.idle queued", "└── … 3 below"]
+    assert short.lines[-2:] == [f"├── {family['a']} a: stage.idle queued", "└── … 2 more"]
+    assert [said.err for said in (shallow, short)] == [
+        "There are more jobs below these: raise --limit or --depth.\n"
+    ] * 2
+    assert len(command("tree", "root", "--limit", 4, "--json").document) == 4
+    assert command("tree", "root", "--limit", 6).err == ""
+
+
+def test_tree_draws_the_graph(command: Command, family: dict[str, int], tmp_path: Path) -> None:
+    path = tmp_path / "graph.svg"
+
+    said = command("tree", "root", "--svg", path)
+
+    assert said.lines == [f"Drew 6 jobs into {path}"]
+    drawn = [group for group in ET.parse(path).iter(f"{SVG}g") if group.get("class", "").startswith("job ")]
+    assert {group.get("id") for group in drawn} == {f"job{job_id}" for job_id in family.values()}
+    assert len(drawn) == 6
+    completed = [group.get("id") for group in drawn if group.get("class") == "job completed"]
+    assert completed == [f"job{family['left']}"]
+
+
+def test_tree_draws_and_prints_json(command: Command, family: dict[str, int], tmp_path: Path) -> None:
+    assert len(command("tree", "root", "--svg", tmp_path / "graph.svg", "--json").document) == 6
+    assert (tmp_path / "graph.svg").exists()
+
+
+def test_tree_cannot_draw_into_a_folder_that_is_not_there(
+    command: Command, family: dict[str, int], tmp_path: Path
+) -> None:
+    said = command("tree", "root", "--svg", tmp_path / "none" / "graph.svg", code=1)
+
+    assert "No such file or directory" in said.err
+
+
+def test_tree_says_how_to_install_what_draws(
+    command: Command, family: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "igraph", None)
+
+    said = command("tree", "root", "--svg", tmp_path / "graph.svg", code=1)
+
+    assert 'pip install "celery-sidejob[graph]"' in said.err
+    assert command("tree", "root").code == 0
+
+
+# -- run and terminate -----------------------------------------------------------------------------------------------
+
+
+def test_run_asks_a_job_to_run(stage: Stage, command: Command) -> None:
+    job = stage.job(suspend, aliases=["waiting"])
+    stage.run(job)
+
+    assert command("run", "waiting").lines == [f"Asked job {job.id} (stage.call) to run; it is queued."]
+    assert stage.run(job) == "suspended"
+    assert command("run", job.id, "--json").document == {
+        "job": job.id, "status": "queued", "asked": True, "reason": None,
+    }  # fmt: skip
+
+
+def test_run_that_is_refused_says_why(stage: Stage, command: Command) -> None:
+    job = stage.job(fail)
+    with pytest.raises(ValueError, match="no"):
+        stage.run(job)
+
+    said = command("run", job.id, code=1)
+    found = command("run", job.id, "--json", code=1)
+
+    assert said.err == f"Error: Job {job.id} was not asked to run: it is failed. Force it with --force.\n"
+    assert said.out == ""
+    assert found.document.items() >= {"job": job.id, "status": "failed", "asked": False}.items()
+    assert "it is failed" in found.document["reason"]
+    assert job.refresh().status == "failed"
+    assert command("run", job.id, "--force").lines == [f"Asked job {job.id} (stage.call) to run; it is queued."]
+    assert len(stage.sidejob.dead) == 0
+
+
+def test_run_asks_the_parent(stage: Stage, command: Command) -> None:
+    parent = stage.job(suspend)
+    child = parent.enqueue("stage.idle", child_name="part")
+    stage.run(parent)
+
+    assert command("run", child.id, "--parent").lines == [f"Asked job {parent.id} (stage.call) to run; it is queued."]
+    refused = command("run", parent.id, "--parent", code=1)
+    assert refused.err == f"Error: Job {parent.id} has no parent that could be asked to run.\n"
+    assert command("run", parent.id, "--parent", "--json", code=1).document["asked"] is False
+
+
+def test_run_later(stage: Stage, command: Command) -> None:
+    job = stage.job(suspend)
+    stage.run(job)
+
+    assert command("run", job.id, "--countdown", 90).lines == [
+        f"Asked job {job.id} (stage.call) to run in 90 s; it is queued."
+    ]
+    assert stage.sql("SELECT due_at - now() BETWEEN '80 s' AND '90 s' FROM timers WHERE job_id = %s", job.id) == [
+        (True,)
+    ]
+
+
+def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family: dict[str, int]) -> None:
+    assert command("terminate", family["left"]).lines == [
+        f"Asked for the shutdown of job {family['left']} (stage.idle); the job is terminating."
+    ]
+    assert stage.sidejob.get("root").status == "queued"
+
+    found = command("terminate", "root", "--recursive", "--json").document
+
+    assert found == {"job": family["root"], "status": "terminating", "recursive": True}
+    stage.drain()
+    assert stage.sidejob.get("root").terminated
+
+
+# -- poll and stats --------------------------------------------------------------------------------------------------
+
+
+def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
+    job = stage.job(countdown=3600)
+    command("poll")
+    stage.sql("UPDATE timers SET due_at = now() WHERE job_id = %s", job.id)
+
+    said = command("poll")
+
+    assert "1 jobs asked by timers that were due" in said.lines
+    assert stage.run(job) == "completed"
+    assert command("poll").lines == ["All is well: nothing was due, missing or lost."]
+
+
+def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
+    command("poll")
+
+    assert command("poll", "--json").document == {
+        "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "results": 0, "unpublished": 0,
+        "broker_emptied": False,
+    }  # fmt: skip
+
+
+def test_stats_show_the_store_at_a_glance(stage: Stage, command: Command) -> None:
+    stage.job(queue="maths")
+    failed = stage.job(fail)
+    with pytest.raises(ValueError, match="no"):
+        stage.run(failed)
+
+    said = command("stats")
+
+    assert "1 queued" in said.lines
+    assert "1 failed" in said.lines
+    assert any(line.startswith("maths 1 0 ") for line in said.lines)
+    assert any(line.startswith(f"{stage.worker_id} test:") and line.endswith(" alive") for line in said.lines)
+    assert "Dead set: 1" in said.lines
+    assert command("stats", "--json").document.items() >= {"jobs": {"failed": 1, "queued": 1}, "dead": 1}.items()
+
+
+# -- db --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(empty_database_url: str) -> Iterator[Celery]:
+    """An app whose database is empty."""
+    app = Celery("bare", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = empty_database_url
+    yield app
+    SideJob.runtime.fget(app.sidejob).connections.close()  # type: ignore[attr-defined]
+
+
+def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
+    SideJob(bare)
+    head = migrate.head()
+
+    assert (
+        ask(bare, "db", "current").out == f"Schema 'sidejob' does not exist; this version works on revision {head}.\n"
+    )
+    assert ask(bare, "db", "current", "--json").document == {"schema": "sidejob", "revision": None, "head": head}
+    missing = ask(bare, "db", "check", "--json")
+    assert (missing.code, missing.document["ok"]) == (1, False)
+    assert "sidejob db upgrade" in missing.document["error"]
+    assert missing.err == f"Error: {missing.document['error']}\n"
+
+    assert ask(bare, "db", "upgrade").out == f"Schema 'sidejob' is now at revision {head}; it is new.\n"
+    assert ask(bare, "db", "upgrade").out == f"Schema 'sidejob' is up to date: revision {head}.\n"
+
+    assert ask(bare, "db", "check").out == "Schema 'sidejob' fits.\n"
+    assert ask(bare, "db", "check", "--json").document == {"schema": "sidejob", "ok": True, "error": None}
+    assert ask(bare, "db", "current", "--json").document["revision"] == head
+    assert ask(bare, "jobs", "--json").document == []
+
+
+def test_db_check_refuses_a_schema_of_another_app(bare: Celery, empty_database_url: str) -> None:
+    SideJob(bare)
+    ask(bare, "db", "upgrade")
+    other = Celery("other", broker="memory://", set_as_current=False)
+    other.conf.sidejob_database_url = empty_database_url
+    SideJob(other)
+
+    said = ask(other, "db", "check")
+
+    assert said.code == 1
+    assert "'bare'" in said.err
+
+
+def test_db_upgrade_as_sql_connects_to_nothing() -> None:
+    app = Celery("offline", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_schema="elsewhere")
+    SideJob(app)
+
+    said = ask(app, "db", "upgrade", "--sql")
+
+    assert said.code == 0, said
+    assert 'CREATE SCHEMA IF NOT EXISTS "elsewhere"' in said.out
+    assert "CREATE TABLE" in said.out
+
+
+def test_without_a_schema_every_command_says_what_to_do(bare: Celery) -> None:
+    SideJob(bare)
+    for words in (("jobs",), ("show", 1), ("tree", 1), ("run", 1), ("terminate", 1), ("poll",), ("stats",)):
+        said = ask(bare, *words)
+        assert said.code == 1
+        assert said.err.startswith("Error: ")
+        assert "sidejob db upgrade" in said.err
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["show", "tree", "run", "terminate"])
+@pytest.mark.parametrize("job_id", ["4711", "nobody", "9" * 40])
+def test_a_job_that_is_not_there_is_an_error(command: Command, name: str, job_id: str) -> None:
+    assert command(name, job_id, code=1).err.startswith("Error: There is no job ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("none",),
+        ("jobs", "--status", "sleeping"),
+        ("jobs", "--limit", 0),
+        ("jobs", "--after", "x"),
+        ("jobs", "--after", "9" * 40),
+        ("show",),
+        ("run", 1, "--countdown", -1),
+        ("run", 1, "--countdown", "inf"),
+        ("tree", 1, "--depth", -1),
+    ],
+)
+def test_a_command_that_cannot_be_understood_is_a_usage_error(command: Command, words: tuple[object, ...]) -> None:
+    assert "Usage: " in command(*words, code=2).err
+
+
+def test_a_store_that_is_away_is_one_line() -> None:
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = NOWHERE
+    SideJob(app)
+    for words in (("jobs",), ("db", "check"), ("db", "current"), ("db", "upgrade")):
+        said = ask(app, *words)
+        assert said.code == 1
+        assert said.err.startswith("Error: Cannot connect to the store: ")
+        assert said.err.count("\n") == 1
+
+
+def test_settings_that_are_wrong_are_one_line() -> None:
+    app = Celery("wrong", broker="memory://", set_as_current=False)
+    app.conf.sidejob_leese = 3
+    SideJob(app)
+
+    said = ask(app, "jobs")
+
+    assert (said.code, said.err) == (1, "Error: unknown setting sidejob_leese; did you mean sidejob_lease?\n")
+
+
+def test_an_app_without_sidejob_is_told_how_to_add_it() -> None:
+    said = ask(Celery("plain", set_as_current=False), "jobs")
+
+    assert said.code == 1
+    assert "The app 'plain' has no SideJob" in said.err
+    assert "sidejob = SideJob(app)" in said.err
+
+
+# -- redaction -------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_errors_and_tracebacks_are_redacted(database_url: str) -> None:
+    def redact(value: Any) -> Any:
+        return json.loads(json.dumps(value).replace("secret", "***"))
+
+    stage = Stage(database_url, sidejob_redact=redact)
+    try:
+        job = stage.sidejob.enqueue(stage.task(_shout, name="stage.shout"), ("my secret",), {"word": "secret"})
+        stage.perform(stage.claim(job))  # type: ignore[arg-type]
+
+        for words in (("jobs", "--json"), ("show", job.id), ("show", job.id, "--json")):
+            said = ask(stage.app, *words)
+            assert "***" in said.out
+            assert "secret" not in said.out
+    finally:
+        stage.close()
+
+
+def test_what_cannot_be_redacted_is_not_shown(database_url: str) -> None:
+    def redact(value: Any) -> Any:
+        raise RuntimeError
+
+    stage = Stage(database_url, sidejob_redact=redact)
+    try:
+        job = stage.sidejob.enqueue(stage.task(_shout, name="stage.shout"), ("my secret",), {"word": "secret"})
+
+        assert ask(stage.app, "show", job.id, "--json").document["args"] == (
+            "(not shown: sidejob_redact raised RuntimeError)"
+        )
+    finally:
+        stage.close()
+
+
+def _shout(job: RunningJob, text: str, word: str) -> None:
+    raise ValueError(f"{text} {word}")
+
+
+# -- real processes --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Shell:
+    """Starts real `celery -A tests.cli.shop sidejob …` processes."""
+
+    env: Mapping[str, str]
+
+    def __call__(self, *words: object, code: int = 0) -> Said:
+        done = subprocess.run(
+            [sys.executable, "-m", "celery", "-A", "tests.cli.shop", "sidejob", *map(str, words)],
+            env=environment(self.env), capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        said = Said(done.returncode, done.stdout, done.stderr)
+        assert said.code == code, said
+        assert "Traceback" not in said.err
+        return said
+
+
+def test_celery_finds_the_commands() -> None:
+    (found,) = entry_points(group="celery.commands", name="sidejob")
+
+    assert found.load() is group
+
+
+def test_the_commands_of_a_real_app(
+    empty_database_url: str, redis_url: str, processes: Processes, tmp_path: Path
+) -> None:
+    env = {"DATABASE_URL": empty_database_url, "BROKER_URL": redis_url}
+    celery = Shell(env)
+
+    assert "poll" in celery("--help").out
+    assert "sidejob db upgrade" in celery("jobs", code=1).err
+    celery("db", "upgrade")
+    celery("db", "check")
+
+    client = """
+from tests.cli.shop import order, pay, sidejob
+job = order.enqueue(("Ann",), {"price": 3}, aliases=["order"])
+job.enqueue(pay, (7,), child_name="payment")
+sidejob.runtime.connections.close()
+"""
+    assert processes.start_python(client, env=env).wait() == 0
+    assert [job["status"] for job in celery("jobs", "--json").document] == ["queued", "queued"]
+
+    worker = processes.start_worker("tests.cli.shop", env=env, pool="solo")
+    worker.wait_for_log("entered in the dead set")
+    failed = celery("jobs", "--status", Status.FAILED, "--json").document
+    assert [job["child_name"] for job in failed] == ["payment"]
+    payment = failed[0]["id"]
+    assert "ValueError: no money: 7" in celery("show", payment).out
+    assert "it is failed" in celery("run", payment, code=1).err
+    assert celery("run", payment, "--force", "--json").document["asked"] is True
+    worker.wait_for_log("entered in the dead set", count=2)
+    celery("tree", "order", "--svg", tmp_path / "graph.svg")
+    assert (tmp_path / "graph.svg").read_text().count('class="job ') == 2
+    assert celery("stats", "--json").document["dead"] == 1
+    assert celery("poll", "--json").document["rescued"] == 0
+    assert celery("terminate", "order", "--recursive", "--json").document["status"] in ("terminating", "terminated")
+
+
+def test_colours_are_for_terminals_and_can_be_turned_off(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    job = stage.job()
+
+    assert "\x1b[" in ask(stage.app, "show", job.id, no_color=False).out
+    assert "\x1b[" not in ask(stage.app, "show", job.id).out
+    assert "\x1b[" not in ask(stage.app, "show", job.id, "--json", no_color=False).out

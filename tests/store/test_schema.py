@@ -1,0 +1,314 @@
+"""The migrated schema keeps its promises: illegal rows are refused, foreign keys are indexed, updates can be HOT."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_sidejob import store
+from celery_sidejob.model.status import Status
+from celery_sidejob.store import migrate
+from celery_sidejob.store.statement import STATEMENTS, Statement
+
+for module in pkgutil.iter_modules(store.__path__):
+    importlib.import_module(f"{store.__name__}.{module.name}")
+
+SCHEMA = "sidejob"
+
+# What runs, asks and rescues change in a job. An index on one of these, or one that only names it in its WHERE, would
+# turn each of their updates into a row in every index of the table.
+CHANGED = {
+    "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "wakes", "wakes_taken", "timer_in_run",
+    "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
+}  # fmt: skip
+CHANGED_BY_ADOPTION = {"parent_id", "name"}
+
+UTILITY = re.compile(r"SET LOCAL\b", re.IGNORECASE)
+"""Statements that Postgres runs and does not prepare."""
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url) as connection:
+        yield connection
+        connection.rollback()
+
+
+# --- statements ---------------------------------------------------------------------------------------------------
+
+
+def numbered(statement: Statement) -> str:
+    """The statement as PREPARE wants it: $1 for the first name, and for each further place of that name."""
+    numbers: dict[str, str] = {}
+
+    def number(place: re.Match[str]) -> str:
+        return "%" if place[0] == "%%" else numbers.setdefault(place[1], f"${len(numbers) + 1}")
+
+    return re.sub(r"%%|%\((\w+)\)s", number, statement.render(SCHEMA))
+
+
+def where(statement: Statement) -> str:
+    """In which module the statement is, and its name there."""
+    for found in pkgutil.iter_modules(store.__path__):
+        names = vars(importlib.import_module(f"{store.__name__}.{found.name}")).items()
+        for name, value in names:
+            if value is statement or (isinstance(value, dict) and statement in value.values()):
+                return f"{found.name}.{name}"
+    return statement.text
+
+
+def test_every_statement_fits_the_schema(connection: psycopg.Connection[Any]) -> None:
+    assert len(STATEMENTS) > 50
+    failures = {}
+    for statement in STATEMENTS:
+        try:
+            with connection.transaction(force_rollback=True):
+                if UTILITY.match(statement.text):
+                    connection.execute(statement.render(SCHEMA))
+                else:
+                    connection.execute(f"PREPARE probe AS {numbered(statement)}")
+                    connection.execute("DEALLOCATE probe")
+        except psycopg.Error as error:
+            failures[where(statement)] = str(error)
+    assert failures == {}
+
+
+# --- indexes ------------------------------------------------------------------------------------------------------
+
+
+def test_every_foreign_key_has_an_index(connection: psycopg.Connection[Any]) -> None:
+    keys = connection.execute(
+        """
+        SELECT c.conrelid::regclass::text, c.conname, EXISTS (
+            SELECT FROM pg_index i WHERE i.indrelid = c.conrelid AND i.indisvalid AND i.indpred IS NULL
+              AND (i.indkey::int2[])[0:cardinality(c.conkey) - 1] @> c.conkey)
+        FROM pg_constraint c WHERE c.contype = 'f' AND c.connamespace = %s::regnamespace""",
+        [SCHEMA],
+    ).fetchall()
+
+    assert keys
+    assert [key for key in keys if not key[-1]] == []  # a delete would read the whole table for each row
+
+
+def columns_named_by_indexes(connection: psycopg.Connection[Any], table: str) -> set[str]:
+    """The columns that any index of the table has as a key, includes, computes with, or names in its predicate."""
+    found = connection.execute(
+        """
+        SELECT DISTINCT a.attname FROM pg_index i
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum > 0
+          LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = i.indexrelid
+            AND d.refclassid = 'pg_class'::regclass AND d.refobjid = i.indrelid AND d.refobjsubid = a.attnum
+        WHERE i.indrelid = %s::regclass AND (a.attnum = ANY(i.indkey) OR d.objid IS NOT NULL)""",
+        [f"{SCHEMA}.{table}"],
+    )
+    return {name for (name,) in found}
+
+
+def test_what_a_run_changes_is_in_no_index(connection: psycopg.Connection[Any]) -> None:
+    assert columns_named_by_indexes(connection, "jobs") == {"id", "parent_id", "name"}
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "(status)",
+        "(id) WHERE status = 'queued'",
+        "((losses + 1))",
+        "(id) INCLUDE (error_code)",
+    ],
+)
+def test_an_index_on_what_a_run_changes_would_be_seen(connection: psycopg.Connection[Any], index: str) -> None:
+    connection.execute("ALTER TABLE sidejob.jobs ADD COLUMN error_code int")
+    connection.execute(f"CREATE INDEX ON sidejob.jobs {index}")
+
+    assert columns_named_by_indexes(connection, "jobs") & (CHANGED | {"error_code"})
+
+
+def test_what_a_run_changes_is_in_no_foreign_key(connection: psycopg.Connection[Any]) -> None:
+    keys = connection.execute("""
+        SELECT a.attname FROM pg_constraint c
+          JOIN pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = ANY(c.conkey)
+        WHERE c.contype = 'f' AND c.conrelid = 'sidejob.jobs'::regclass""")
+
+    assert {name for (name,) in keys} == {"parent_id"}
+
+
+def assignments(statement: Statement) -> set[str]:
+    """The columns of jobs that the statement sets."""
+    found = set()
+    for update in re.finditer(r"UPDATE \{jobs\}(?: \w+)?\s+SET\s", statement.text):
+        depth, expects = 0, True
+        for token in re.finditer(r"[(),]|\bCASE\b|\bEND\b|\bWHERE\b|\w+", statement.text[update.end() :]):
+            word = token[0]
+            if depth == 0 and expects and word not in "(),":
+                found.add(word)
+                expects = False
+            elif word in ("(", "CASE"):
+                depth += 1
+            elif word in (")", "END"):
+                depth -= 1
+            elif depth == 0 and word == ",":
+                expects = True
+            if depth < 0 or (depth == 0 and word in ("WHERE", "FROM", "RETURNING")):
+                break
+    return found
+
+
+def test_the_columns_that_a_run_changes_are_those_of_the_statements() -> None:
+    changed = set().union(*map(assignments, STATEMENTS))
+
+    assert changed == CHANGED | CHANGED_BY_ADOPTION
+
+
+# --- constraints --------------------------------------------------------------------------------------------------
+
+
+def test_every_constraint_has_the_name_we_gave_it(connection: psycopg.Connection[Any]) -> None:
+    written = io.StringIO()
+    migrate.upgrade_sql(SCHEMA, written)
+    given = set(re.findall(r"CONSTRAINT (\w+)", written.getvalue()))
+
+    found = connection.execute(
+        "SELECT conname FROM pg_constraint WHERE connamespace = %s::regnamespace AND contype <> 'n'",  # NOT NULL, from 18
+        [SCHEMA],
+    )
+
+    assert {name for (name,) in found} == given
+
+
+def test_statuses_are_those_of_the_model(connection: psycopg.Connection[Any]) -> None:
+    (rule,) = connection.execute(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'jobs_status_check'"
+    ).fetchone() or ("",)
+
+    assert set(re.findall(r"'(\w+)'", rule)) == {str(status) for status in Status}
+
+
+IN_RUN = {"status": "running", "run_no": 1, "unit_no": 0, "worker_id": 1, "run_kind": "run"}
+SHUTTING_DOWN = {**IN_RUN, "status": "terminating", "run_kind": "shutdown"}
+DOORBELL = {"job_id": 1, "for_run": 1}
+CONTINUATION = {"publication": "{}"}
+NOW = "2026-01-01 00:00+00"
+
+# For each table: what every row has here, and rows as they may be.
+LEGAL = {
+    "jobs": (
+        {"id": 2, "task": "t", "queue": "q"},
+        [
+            {},
+            IN_RUN,
+            SHUTTING_DOWN,
+            {**IN_RUN, "status": "queued", "wakes": 2, "wakes_taken": 1},
+            {**IN_RUN, "status": "terminating"},
+            {"status": "terminating", "wakes": 1},
+            {"parent_id": 1, "name": "child"},
+            *({"status": status} for status in Status if status is not Status.RUNNING),
+        ],
+    ),
+    "messages": (
+        {"task_id": "m", "queue": "q", "look_after": "30 s"},
+        [
+            DOORBELL,
+            CONTINUATION,
+            {**DOORBELL, "locked_by": 1, "locked_at": NOW},
+            {**DOORBELL, "missing_at": NOW},
+        ],
+    ),
+    "askings": (
+        {"task_id": "a", "job_id": 1},
+        [
+            {},
+            *({"closed_at": NOW, "outcome": outcome} for outcome in ("completed", "failed", "terminated")),
+            {"closed_at": NOW, "outcome": "completed", "stored_at": NOW},
+        ],
+    ),
+}  # fmt: skip
+
+# For each CHECK: rows that nothing else would refuse.
+ILLEGAL: dict[str, list[dict[str, Any]]] = {
+    "jobs_status_check": [{"status": "asleep"}],
+    "jobs_in_run_check": [
+        {**IN_RUN, "worker_id": None},
+        {**IN_RUN, "run_kind": None},
+        {"worker_id": 1},
+        {"run_kind": "run"},
+    ],
+    "jobs_run_kind_check": [{**IN_RUN, "run_kind": "walk"}],
+    "jobs_unit_no_check": [{**IN_RUN, "unit_no": -1}, {**IN_RUN, "run_no": 0}],
+    "jobs_in_run_status_check": [
+        {**IN_RUN, "status": status} for status in ("suspended", "completed", "failed", "terminated")
+    ],
+    "jobs_running_check": [{"status": "running"}],
+    "jobs_shutdown_check": [{**SHUTTING_DOWN, "status": "running"}],
+    "jobs_wakes_check": [{"wakes": 1, "wakes_taken": 2}],
+    "jobs_no_parked_wake_check": [
+        {"status": status, "wakes": 1} for status in ("suspended", "completed", "failed", "terminated")
+    ]
+    + [{**IN_RUN, "wakes": 1}],
+    "jobs_queued_in_run_check": [{**IN_RUN, "status": "queued", "wakes": 1, "wakes_taken": 1}],
+    "jobs_child_name_check": [{"parent_id": 1}, {"name": "child"}],
+    "jobs_own_parent_check": [{"parent_id": 2, "name": "child"}],
+    "messages_job_check": [
+        {},
+        {"job_id": 1},
+        {**CONTINUATION, "for_run": 1},
+        {**DOORBELL, **CONTINUATION},
+    ],
+    "messages_lock_check": [{**DOORBELL, "locked_by": 1}, {**DOORBELL, "locked_at": NOW}],
+    "messages_missing_check": [{**DOORBELL, "locked_by": 1, "locked_at": NOW, "missing_at": NOW}],
+    "askings_outcome_check": [{"closed_at": NOW, "outcome": "suspended"}],
+    "askings_closed_check": [
+        {"closed_at": NOW},
+        {"outcome": "completed"},
+        {"stored_at": NOW},
+    ],
+}
+
+
+def insert(connection: psycopg.Connection[Any], table: str, row: dict[str, Any]) -> None:
+    row = {**LEGAL[table][0], **row}
+    places = ", ".join(f"%({column})s" for column in row)
+    connection.execute(f"INSERT INTO sidejob.{table} ({', '.join(row)}) VALUES ({places})", row)
+
+
+@pytest.fixture
+def with_a_job(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """A connection in whose transaction there is a job with the id 1."""
+    connection.execute("INSERT INTO sidejob.jobs (id, task, queue) VALUES (1, 't', 'q')")
+    return connection
+
+
+@pytest.mark.parametrize("table", LEGAL)
+def test_legal_rows_are_accepted(with_a_job: psycopg.Connection[Any], table: str) -> None:
+    for row in LEGAL[table][1]:
+        with with_a_job.transaction(force_rollback=True):
+            insert(with_a_job, table, row)
+
+
+@pytest.mark.parametrize("check", ILLEGAL)
+def test_illegal_rows_are_refused_by_their_check_alone(with_a_job: psycopg.Connection[Any], check: str) -> None:
+    table = check.partition("_")[0]
+    for row in ILLEGAL[check]:
+        with pytest.raises(psycopg.errors.CheckViolation) as refused:
+            with with_a_job.transaction():
+                insert(with_a_job, table, row)
+        assert refused.value.diag.constraint_name == check, row
+        with with_a_job.transaction(force_rollback=True):
+            with_a_job.execute(f"ALTER TABLE sidejob.{table} DROP CONSTRAINT {check}")
+            insert(with_a_job, table, row)
+
+
+def test_each_check_of_these_tables_has_its_rows(connection: psycopg.Connection[Any]) -> None:
+    found = connection.execute(
+        "SELECT conname FROM pg_constraint WHERE contype = 'c' AND conrelid = ANY(%s::regclass[])",
+        [[f"{SCHEMA}.{table}" for table in LEGAL]],
+    )
+
+    assert {name for (name,) in found} == set(ILLEGAL)
