@@ -70,10 +70,9 @@ class DeadSet:
         return asked if asked is not None else job
 
     def _entry(self, row: Any) -> DeadEntry:
-        redact = self._runtime.settings.redact
-        hide = redact if redact is not None else lambda text: text
+        hide = self._runtime.settings.redact or (lambda text: text)
         return DeadEntry(
             id=row.id, job_id=row.job_id, task_id=row.task_id, task=row.task, queue=row.queue, reason=row.reason,
-            error=row.error or "", traceback=hide(row.traceback) if row.traceback else None, died_at=row.died_at,
-            retries=row.retries,
+            error=hide(row.error) if row.error else "", traceback=hide(row.traceback) if row.traceback else None,
+            died_at=row.died_at, retries=row.retries,
         )  # fmt: skip

@@ -173,7 +173,9 @@ class SideJob:
         Failed jobs, and the queued ones of one queue, are found by an index; otherwise this walks by id until
         `limit` rows match: use `iter_jobs` on large stores.
         """
-        statuses = None if status is None else sorted({Status(one) for one in _several(status)})
+        statuses = None if status is None else sorted({_status(one) for one in _several(status)})
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise InvalidValueError(f"limit is a number of jobs, at least 1, not {limit!r}.")
         rows = jobs.page(
             self.runtime.connections,
             statuses=[str(one) for one in statuses] if statuses is not None else None,
@@ -260,6 +262,13 @@ class SideJob:
         schedule = app.conf.beat_schedule
         if settings.database_url is not None and beat.ENTRY not in schedule:
             schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
+
+
+def _status(name: str) -> Status:
+    try:
+        return Status(name)
+    except ValueError:
+        raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
 
 
 def _several(status: str | Iterable[str]) -> Iterable[str]:

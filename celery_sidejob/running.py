@@ -132,7 +132,7 @@ class _Turns:
     def __iter__(self) -> Iterator[Any]:
         turns, since = 0, time.monotonic()
         while (values := self._next()) is not None:
-            yield values
+            yield self._shape(values)
             turns += 1
             if turns >= self._every or (self._within is not None and time.monotonic() - since >= self._within):
                 if not self._job._unit.unit.empty:  # the body may have committed the turn itself
@@ -140,7 +140,7 @@ class _Turns:
                 turns, since = 0, time.monotonic()
         yield from self._only_defaults()
 
-    def _next(self) -> Any:
+    def _next(self) -> list[Any] | None:
         """Read one value of each port; None when no further turn is complete."""
         unit = self._job._unit
         waiting = [unit.has_packet(port._key, port._id()) for port in self._ports]
@@ -148,7 +148,7 @@ class _Turns:
             return None
         if not all(has or port.has_default for has, port in zip(waiting, self._ports, strict=True)):
             self._job.suspend()
-        return self._shape([port.read() for port in self._ports])
+        return [port.read() for port in self._ports]
 
     def _only_defaults(self) -> Iterator[Any]:
         """Yield the defaults once, if every port has one, and again only after one of them has changed."""

@@ -62,7 +62,7 @@ def _(job: RunningJob) -> None:
     split(job, [(Path(path), one_in) for path, one_in in job.args[0].items()])
 
 
-@sidejob_task(inports=["counts"])
+@sidejob_task(inports=["counts"], priority=0)  # after the files, so that the queue stays short
 def count_directory(job: RunningJob, path: str, one_in: int) -> None:
     """Add up what the children have counted, and hand the sum on."""
     add_up(job)

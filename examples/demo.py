@@ -79,7 +79,8 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     plan = make_plan(path, BROKEN)
     describe(console, path, plan)
     servers = started.enter_context(running_servers())
-    os.environ.update(servers.environment)  # before the app reads its settings
+    os.environ.update(servers.environment)  # before the app first reads its settings
+    code_census.app.conf.task_default_queue = servers.queue  # in the workers the environment says so
     upgrade(servers.database_url, servers.schema, owner=code_census.sidejob.owner)
     store = started.enter_context(closing(Store(servers.database_url, servers.schema)))
     workers = Workers(Path(started.enter_context(tempfile.TemporaryDirectory(prefix="census-"))), servers.environment)

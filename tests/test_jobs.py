@@ -334,7 +334,7 @@ def test_run_is_allowed_from_each_status_as_the_moves_say(
         assert asked.info["asked_again"]
     stage.sql("UPDATE timers SET due_at = now()")
     if status == "running":
-        stage.perform(hold_of(stage, job))
+        stage.perform(stage.holds[job.id])
     stage.drain()
     ends = "failed" if status == "failed" else "suspended" if status == "suspended" else "completed"
     assert job.refresh().status == ends
@@ -350,7 +350,7 @@ def test_terminate_is_allowed_from_each_status(stage: Stage, status: Status) -> 
     after = "terminated" if status == "terminated" else "terminating"
     assert job.refresh().status == after
     if status == "running":
-        stage.perform(hold_of(stage, job))
+        stage.perform(stage.holds[job.id])
         assert job.refresh().status == "terminating"
     stage.drain()
     assert job.refresh().status == "terminated"
@@ -382,14 +382,6 @@ def _no_receivers_left() -> Any:
     yield
     for signal in (job_status_changed, task_buried, task_lost, task_recovered):
         signal.receivers = []
-
-
-def hold_of(stage: Stage, job: Job) -> Any:
-    """The hold of the run that is in progress."""
-    from celery_sidejob.operations.runs import Hold
-
-    row = stage.sql("SELECT run_no, worker_id, run_kind, unit_no, started FROM jobs WHERE id = %s", job.id)[0]
-    return Hold(job.id, *row)
 
 
 def test_run_with_parent_asks_the_parent(stage: Stage) -> None:

@@ -314,7 +314,9 @@ def _frame(picture: ET.Element, nodes: Sequence[_Node], rings: bool) -> None:
     left = min(node.x for node in nodes) - (reach if rings else 0)
     right = max(node.x + (reach if rings else node.box_width) for node in nodes)
     top, bottom = min(node.y for node in nodes) - reach, max(node.y for node in nodes) + reach
-    legend_height, legend_width = _add_legend(picture, nodes, left, top, max(right - left, bottom - top))
+    # Rings are shown whole, however large they are, so their legend grows with them.
+    size = max(BOX_FONT, (right - left) / 90) if rings else BOX_FONT
+    legend_height, legend_width = _add_legend(picture, nodes, left, top, size)
     top -= legend_height
     right = max(right, left + legend_width)
     x, y = left - MARGIN, top - MARGIN
@@ -327,10 +329,9 @@ def _frame(picture: ET.Element, nodes: Sequence[_Node], rings: bool) -> None:
 
 
 def _add_legend(
-    picture: ET.Element, nodes: Sequence[_Node], left: float, top: float, extent: float
+    picture: ET.Element, nodes: Sequence[_Node], left: float, top: float, size: float
 ) -> tuple[float, float]:
-    """Say above the drawing what the colours mean; returns (height, width). It grows with the picture."""
-    size = max(13.0, extent / 90)
+    """Say above the drawing what the colours mean; returns (height, width)."""
     legend = ET.SubElement(picture, f"{{{SVG}}}g")
     _set(legend, font_family=FONT, font_size=size)
     middle = top - size * 1.6

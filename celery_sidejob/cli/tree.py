@@ -15,19 +15,20 @@ from .command import Failed, as_json, job_argument, largest_id, with_sidejob
 from .drawing import draw_tree, require_igraph
 from .output import Output, printable, status
 
+DEEPEST = 10_000
+"""Levels below a job. igraph's layout calls itself for each, and crashes the process where the stack ends."""
+
 
 @click.command()
 @job_argument
-@click.option("--depth", type=click.IntRange(0, largest_id), help="At most so many levels below the job.")
+@click.option("--depth", type=click.IntRange(0, DEEPEST), default=DEEPEST, help="At most so many levels below the job.")
 @click.option(
     "--limit", type=click.IntRange(1, largest_id), default=1000, show_default=True, help="At most so many jobs."
 )
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
 @as_json
 @with_sidejob
-def tree(
-    sidejob: Any, output: Output, job_id: str, depth: int | None, limit: int, svg: str | None, as_json: bool
-) -> None:
+def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None, as_json: bool) -> None:
     """Show a job and everything below it."""
     if svg is not None:
         require_igraph()

@@ -57,6 +57,10 @@ class SideJobStep(bootsteps.StartStopStep):
         """Have the event loop listen to the bell; called again after every reconnection."""
         self._bell.register(worker, hub)
 
+    def terminate(self, worker: Any) -> None:
+        """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
+        self._leave()
+
     def _stopping(self, **_: Any) -> None:
         stopping.announce()
 

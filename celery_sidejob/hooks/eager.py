@@ -19,6 +19,7 @@ from ..operations.unit_of_work import apply_noted_asks
 from ..services.heartbeat import Heartbeat
 from ..services.loop import Loop
 from ..store import askings, jobs, messages
+from .publishing import INLINE
 from .run import run_claimed
 
 if TYPE_CHECKING:
@@ -34,8 +35,12 @@ def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, 
     for name in ("producer", "publisher", "throw", "task_type", "retries"):
         options.pop(name, None)
     task_id = options.pop("task_id", None) or uuid()
-    job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
-    raised = drain(task.app.sidejob, job)
+    inline = INLINE.set(True)
+    try:
+        job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
+        raised = drain(task.app.sidejob, job)
+    finally:
+        INLINE.reset(inline)
     job.refresh()
     state = {Status.COMPLETED: states.SUCCESS, Status.FAILED: states.FAILURE, Status.TERMINATED: states.REVOKED}
     shown = state.get(job.status, job.status.upper())

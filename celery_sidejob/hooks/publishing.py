@@ -12,6 +12,7 @@ import random
 import threading
 import time
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from celery import Celery
@@ -31,13 +32,17 @@ PAUSE_S = (1.0, 5.0)
 """After a failure this process leaves the broker alone for a random time between these."""
 
 
+INLINE: ContextVar[bool] = ContextVar("celery_sidejob_inline", default=False)
+"""Whether jobs are run right here, so that no worker is to be told of them: eager mode."""
+
+
 class CeleryPublisher:
     """Publishes doorbells and continuations of one app."""
 
     def __init__(self, app: Celery, schema: str) -> None:
         self._app = app
         self._marker = f"celery_sidejob:marker:{schema}"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
         self._pid = os.getpid()
         self._producer: Producer | None = None
         self._paused_until = float("-inf")
@@ -52,7 +57,9 @@ class CeleryPublisher:
         """Publish in order until the broker fails, and return what it has."""
         self._mind_fork()
         sent: list[Doorbell | Continuation] = []
-        if not self.ready:
+        if INLINE.get():
+            messages = [message for message in messages if isinstance(message, Continuation)]
+        if not messages or not self.ready:
             return sent
         with self._lock:
             for message in messages:
@@ -199,7 +206,7 @@ class CeleryPublisher:
     def _mind_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._lock = threading.Lock()
+            self._lock = threading.RLock()
             _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
             self._producer = None
 

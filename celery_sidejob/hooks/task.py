@@ -157,24 +157,21 @@ class SideJobTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In a worker run the job that the delivery names; called by hand run the body with the job that is given."""
+        from .run import adopt_delivery, run_delivery
+
+        if args and isinstance(args[0], Job):
+            return self.run_body(args[0], args[1:], kwargs)
         request = self.request
-        if not request.called_directly and not args and request.get(HEADER):
-            from .run import run_delivery
-
-            return run_delivery(self, request)
-        if not request.called_directly and not request.get(HEADER) and not isinstance(args[:1], RunningJob):
-            from .run import adopt_delivery
-
-            if not (args and isinstance(args[0], Job)):
-                return adopt_delivery(self, request, args, kwargs)
-        if not (args and isinstance(args[0], Job)):
+        if request.called_directly:
             raise TypeError(
                 f"{self.name}(...) runs the body, and the body's first argument is a job: call it with one, or make a "
                 f"job with {self.name.rpartition('.')[2]}.delay(...)."
             )
-        return self.run_body(args[0], args[1:], kwargs)
+        if request.get(HEADER):
+            return run_delivery(self, request)
+        return adopt_delivery(self, request, args, kwargs)
 
-    def run_body(self, job: RunningJob, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def run_body(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the body through the project's own ``__call__``, if its task class has one."""
         mro = type(self).__mro__
         for cls in mro[mro.index(SideJobTask) + 1 :]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 FORMAT = 1
 """The version of what we put into rows and messages."""
+_KEY = "continuation:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,16 @@ class Continuation:
     task_id: str
     queue: str
     publication: str
+
+    @property
+    def key(self) -> str:
+        """The key of its row: the task id itself is wanted by the message of the job that this may become."""
+        return _KEY + self.task_id
+
+    @classmethod
+    def of_row(cls, key: str, queue: str, publication: str) -> Continuation:
+        """Make the continuation of a row."""
+        return cls(key.removeprefix(_KEY), queue, publication)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import time
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
-from ..model.messages import Doorbell
 from ..model.status import Status
 from ..store import askings, asks, claims, jobs, packets
 from ..store.statement import Executor
 from .runs import PAUSE_S, bury, close_asking, error_json
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Runtime, bell_of
 from .unit_of_work import apply_noted_asks
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
@@ -71,7 +70,7 @@ def _take_back(
             readers.add(row.parent_id)
     else:
         armed = claims.rearm(executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after)
-        aftermath.doorbells.append(Doorbell(job.id, run_no + 1, armed.task_id, job.task, job.queue, job.priority))
+        aftermath.doorbells.append(bell_of(job, armed))
         aftermath.moves.append((job.id, job.task, job.status, row.status))
         if loss:
             aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, run_no))
@@ -94,7 +93,7 @@ def _give_up(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: i
         armed = claims.rearm(
             executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
         )
-        aftermath.doorbells.append(Doorbell(job.id, run_no + 1, armed.task_id, job.task, job.queue, job.priority))
+        aftermath.doorbells.append(bell_of(job, armed))
         aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
         return
     claims.give_up(executor, job.id, status=outcome, error=error)

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from ..model.changes import Change, Terminate
 from ..model.errors import LeaseLostError, StoreUnavailableError
-from ..model.messages import FORMAT, Doorbell, Outcome
+from ..model.messages import FORMAT, Outcome
 from ..model.status import ASKABLE, Status
 from ..store import askings, asks, claims, dead, jobs, messages, packets
 from ..store.borrowed import Borrowed, transaction_id
 from ..store.connection import Moved, OutcomeUnknown
 from ..store.statement import Executor
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Runtime, bell_of
 from .unit_of_work import Applied, apply_noted_asks
 
 T = TypeVar("T")
@@ -280,13 +280,13 @@ def _settle_message(
         elif row.status == Status.QUEUED and hold.kind == "shutdown":
             task_id = askings.open_next(executor, job.id)
         armed = claims.rearm(executor, job.id, for_run=next_run, task_id=task_id, look_after_s=look_after_s)
-        aftermath.doorbells.append(Doorbell(job.id, next_run, armed.task_id, job.task, job.queue, job.priority))
+        aftermath.doorbells.append(bell_of(job, armed))
     elif retry and row.status == Status.QUEUED:
         armed = claims.rearm(
             executor, job.id, for_run=next_run, wait_s=ending.retry_in_s or 0.0, look_after_s=look_after_s
         )
         if not ending.retry_in_s:  # otherwise the sweeper publishes it when its backoff is over
-            aftermath.doorbells.append(Doorbell(job.id, next_run, armed.task_id, job.task, job.queue, job.priority))
+            aftermath.doorbells.append(bell_of(job, armed))
     else:
         claims.disarm(executor, job.id)
     if row.status == Status.FAILED:
@@ -307,7 +307,7 @@ def close_asking(
     ended = Outcome(task_id, job.id, job.task, job.queue, outcome, result, options)
     for continuation in runtime.results.continuations(ended):
         messages.add_continuation(
-            executor, task_id=continuation.task_id, queue=continuation.queue, publication=continuation.publication,
+            executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
             look_after_s=runtime.settings.lost_after,
         )  # fmt: skip
         aftermath.continuations.append(continuation)

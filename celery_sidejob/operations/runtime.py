@@ -69,7 +69,7 @@ class Runtime:
             return 0
         sent = self.publisher.publish(waiting)
         rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
-        continued = [message.task_id for message in sent if isinstance(message, Continuation)]
+        continued = [message.key for message in sent if isinstance(message, Continuation)]
         try:
             if rung:
                 self.connections.transact("mark", lambda executor: messages.mark_published(executor, rung), single=True)
@@ -116,6 +116,19 @@ class Runtime:
 
         if jobs or noted:
             borrowed.after_commit(committed)
+
+
+def bell_of(job: Any, message: Any) -> Doorbell:
+    """Make the doorbell of a job whose message was just armed: (task_id, for_run, options)."""
+    return Doorbell(
+        job_id=job.id,
+        for_run=message.for_run,
+        task_id=message.task_id,
+        task=job.task,
+        queue=job.queue,
+        priority=job.priority,
+        options=json.loads(message.options) if message.options else None,
+    )
 
 
 def doorbell(row: Any) -> Doorbell:

@@ -54,7 +54,7 @@ from ..store import aliases, asks, jobs, packets, ports, state
 from ..store.borrowed import Borrowed
 from ..store.connection import Moved
 from ..store.statement import Executor, violated
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Runtime, bell_of
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -599,17 +599,7 @@ class Applied:
         if row.task_id is None:
             return
         job = self.rows.get(row.id) or self._new[row.id]
-        self.aftermath.doorbells.append(
-            Doorbell(
-                job_id=row.id,
-                for_run=row.for_run,
-                task_id=row.task_id,
-                task=job.task,
-                queue=job.queue,
-                priority=job.priority,
-                options=json.loads(row.options) if row.options else None,
-            )
-        )
+        self.aftermath.doorbells.append(bell_of(job, row))
 
     def _moved(self, job_id: int, after: str) -> None:
         before = self.statuses[job_id]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 
 ENDS_OF_PLAN = frozenset({0, 0x9B})
 """Exit codes of a pool process that ended as planned: done, or to be replaced (billiard's EX_RECYCLE)."""
@@ -18,9 +18,12 @@ class Children:
         self._known: set[int] = set()
         self._ended: set[int] = set()
 
-    def died(self, is_busy: Callable[[int], bool] = lambda pid: False) -> list[int]:
-        """Return the processes that died since the last look, other than as planned or in the middle of something."""
-        listed = set(self._pids())
+    def died(self, busy: Set[int] = frozenset()) -> list[int]:
+        """Return the processes that died since the last look: other than as planned, or while they were `busy`.
+
+        A busy one may have come and gone between two looks, and its pool may have forgotten it already.
+        """
+        listed = (set(self._pids()) | busy) - {os.getpid()}
         self._ended &= listed  # a dead process stays listed until its pool looks
         self._known |= listed - self._ended
         died = []
@@ -29,7 +32,7 @@ class Children:
             if end is not None:
                 self._known.discard(pid)
                 self._ended.add(pid)
-                if end not in ENDS_OF_PLAN or is_busy(pid):
+                if end not in ENDS_OF_PLAN or pid in busy:
                     died.append(pid)
         if died:
             self._replace()

@@ -99,7 +99,7 @@ class Heartbeat:
     def run_once(self) -> Beat:
         """Beat if it is time, rescue the runs of pool processes that died, give back what is held and not run."""
         beaten = self._beat_if_due()
-        self._died.update(self._children.died(self.runs.is_busy))
+        self._died.update(self._children.died(self.runs.busy()))
         # After the look at the processes and before their rescue: a time limit asks for the run's end, then kills.
         with self._tasks_lock:
             tasks, self._tasks = self._tasks, []

@@ -71,10 +71,10 @@ class RunsHere:
         with self._lock:
             return next((delivery.plan for delivery in self._deliveries.get(key, ()) if delivery.plan), None)
 
-    def is_busy(self, pid: int) -> bool:
-        """Tell whether a process has a delivery that is not over, as far as is known here."""
+    def busy(self) -> set[int]:
+        """Return the processes that have a delivery which is not over, as far as is known here."""
         with self._lock:
-            return any(delivery.pid == pid and delivery.over_at is None for delivery in self._all())
+            return {delivery.pid for delivery in self._all() if delivery.pid and delivery.over_at is None}
 
     def of_process(self, pid: int) -> list[Key]:
         """Return the runs, and forget the deliveries, that a process which has died had been given."""

@@ -184,7 +184,9 @@ class Sweeper:
             report.missing += sum(row.missing for row in rows)
             rows = sorted(rows, key=lambda row: -row.waited_s)
             bells = [doorbell(row) for row in rows if row.job_id is not None]
-            continuations = [Continuation(row.task_id, row.queue, row.publication) for row in rows if row.publication]
+            continuations = [
+                Continuation.of_row(row.task_id, row.queue, row.publication) for row in rows if row.publication
+            ]
             reach("sweep:before-publish")
             sent = self._runtime.dispatch(bells, continuations)
             report.published += sent

@@ -159,7 +159,9 @@ UPDATE {messages} SET task_id = coalesce(%(task_id)s, task_id), for_run = %(for_
   due_at = now() + make_interval(secs => %(wait_s)s),
   look_at = now() + make_interval(secs => %(wait_s)s + CASE WHEN %(wait_s)s > 0 THEN 0 ELSE %(first_look_s)s END),
   look_after = make_interval(secs => %(look_after_s)s)
-WHERE job_id = %(id)s RETURNING task_id, for_run""")
+WHERE job_id = %(id)s
+RETURNING task_id, for_run,
+  (SELECT a.options::text FROM {askings} a WHERE a.task_id = {messages}.task_id) AS options""")
 
 
 def rearm(

@@ -7,6 +7,7 @@ connection. A connection that was idle for `IDLE_S` is closed.
 from __future__ import annotations
 
 import os
+import re
 import select
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
-from sqlalchemy.engine import make_url
+from psycopg.conninfo import conninfo_to_dict
 
 from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
@@ -27,6 +28,8 @@ from .statement import Statement, rows
 T = TypeVar("T")
 
 IDLE_S = 5.0
+_SCHEME = re.compile(r"^postgres(ql)?(\+\w+)?://")
+
 ATTEMPTS = 5
 """How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
 
@@ -264,28 +267,21 @@ def connection_parameters(url: str) -> dict[str, Any]:
 
     Half-open connections are noticed within about ten seconds (keep-alives and `tcp_user_timeout`), not hours.
     """
-    parsed = make_url(url)
-    if parsed.get_backend_name() != "postgresql":
-        raise SettingsError(f"sidejob_database_url must begin with 'postgresql://', not {parsed.drivername!r}.")
-    parameters: dict[str, Any] = {
+    plain = _SCHEME.sub("postgresql://", url)
+    try:
+        given = conninfo_to_dict(plain)
+    except psycopg.ProgrammingError as error:
+        reason = _first_line(error).replace(plain, "…")
+        raise SettingsError(f"sidejob_database_url cannot be read: {reason}") from None
+    return {
         "application_name": "celery_sidejob",
         "connect_timeout": "5",
         "keepalives_idle": "5",
         "keepalives_interval": "2",
         "keepalives_count": "3",
         "tcp_user_timeout": "10000",
+        **given,
     }
-    parameters.update(parsed.query)
-    for name, value in (
-        ("host", parsed.host),
-        ("port", parsed.port),
-        ("user", parsed.username),
-        ("password", parsed.password),
-        ("dbname", parsed.database),
-    ):
-        if value is not None:
-            parameters[name] = str(value)
-    return parameters
 
 
 def _first_line(error: BaseException) -> str:

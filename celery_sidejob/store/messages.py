@@ -93,21 +93,21 @@ def unpublished(executor: Executor, *, job_ids: Iterable[int] = (), task_ids: It
 
 _CONTINUE = Statement("""
 INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
-VALUES (%(task_id)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(look_after_s)s))
+VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(look_after_s)s))
 ON CONFLICT (task_id) DO NOTHING""")
 
 
-def add_continuation(executor: Executor, *, task_id: str, queue: str, publication: str, look_after_s: float) -> None:
+def add_continuation(executor: Executor, *, key: str, queue: str, publication: str, look_after_s: float) -> None:
     """Keep a publication that follows an asking's end until the broker has it."""
-    executor.run(_CONTINUE, task_id=task_id, queue=queue, publication=publication, look_after_s=look_after_s)
+    executor.run(_CONTINUE, key=key, queue=queue, publication=publication, look_after_s=look_after_s)
 
 
-_REMOVE = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND job_id IS NULL")
+_REMOVE = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(keys)s::text[]) AND job_id IS NULL")
 
 
-def remove_continuations(executor: Executor, task_ids: Iterable[str]) -> None:
+def remove_continuations(executor: Executor, keys: Iterable[str]) -> None:
     """Forget continuations that were published."""
-    executor.run(_REMOVE, task_ids=list(task_ids))
+    executor.run(_REMOVE, keys=list(keys))
 
 
 _SET_ASIDE = Statement("""

@@ -77,7 +77,7 @@ def _row_type(names: tuple[str, ...]) -> Any:
 
 
 def violated(error: BaseException) -> str | None:
-    """Return the name of the constraint that an error tells of: the driver's own, or as SQLAlchemy or Django wrap it."""
+    """Return the name of the constraint that an error tells of, the driver's own or a wrapped one."""
     for found in (error, getattr(error, "orig", None), error.__cause__):
         name: str | None = getattr(getattr(found, "diag", None), "constraint_name", None)
         if name is not None:

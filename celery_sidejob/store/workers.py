@@ -90,7 +90,7 @@ _DECLARE_DEAD = Statement("""
 UPDATE {workers} SET dead_at = now()
 WHERE id = %(id)s AND dead_at IS NULL AND beat_at < suspect_at
   AND suspect_at < now() - make_interval(secs =>
-    CASE suspect_by WHEN 'lock' THEN %(lock_grace_s)s::float8 ELSE %(silence_s)s::float8 END)
+    CASE suspect_by WHEN 'lock' THEN %(lock_grace_s)s::double precision ELSE %(silence_s)s::double precision END)
 RETURNING id""")
 
 

@@ -89,8 +89,13 @@ class Accidents:
             return "the broker is not ours, so it is not emptied"
         with redis.Redis.from_url(self._broker.url) as client:
             at = self._store.now()
-            with client.pipeline(transaction=True) as both:
-                messages, _ = both.lrange(self._queue, 0, -1).flushall().execute()
+            # One list for each priority.
+            names = [name for name in client.keys(f"{self._queue}*") if client.type(name) == b"list"]
+            with client.pipeline(transaction=True) as together:
+                for name in names:
+                    together.lrange(name, 0, -1)
+                *lists, _ = together.flushall().execute()
+        messages = [message for found in lists for message in found]
         bells = [json.loads(message)["headers"].get("sidejob") for message in messages]
         announced = {bell["job"]: bell["for_run"] for bell in bells if bell}
         runs = self._store.runs(announced)

@@ -131,11 +131,13 @@ def _psycopg(url: str) -> Iterator[Lender]:
 @contextmanager
 def django_database(url: str) -> Iterator[Any]:
     """Have Django's default database be the one of this URL; yields its connection, in autocommit."""
+    import django
     from django.conf import settings
     from django.db import connections
 
     if not settings.configured:
         settings.configure(DATABASES={})
+        django.setup()
     parts = urlsplit(url)
     connections.settings = connections.configure_settings(
         {

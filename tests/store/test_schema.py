@@ -176,7 +176,7 @@ def test_every_constraint_has_the_name_we_gave_it(connection: psycopg.Connection
     given = set(re.findall(r"CONSTRAINT (\w+)", written.getvalue()))
 
     found = connection.execute(
-        "SELECT conname FROM pg_constraint WHERE connamespace = %s::regnamespace AND contype <> 'n'",  # NOT NULL, from 18
+        "SELECT conname FROM pg_constraint WHERE connamespace = %s::regnamespace AND contype <> 'n'",  # not NOT NULL
         [SCHEMA],
     )
 

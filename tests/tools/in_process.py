@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -39,8 +38,12 @@ class Stage:
         self.sidejob = SideJob(self.app)
         self.raised: dict[int, BaseException] = {}
         """What bodies raised last, by the job's id."""
+        self.holds: dict[int, Hold] = {}
+        """What was claimed last, by the job's id."""
         self._bodies: dict[int, Callable[..., Any]] = {}
         self._numbers = itertools.count(1)
+        self._tables: list[str] = []
+        self._looking = self.connect()
         self.call = self.sidejob.task(self._call, name="stage.call", **ALL_PORTS)
         self.idle = self.sidejob.task(self._idle, name="stage.idle", **ALL_PORTS)
         self.runtime = self.sidejob.runtime
@@ -48,6 +51,7 @@ class Stage:
 
     def close(self) -> None:
         """Close what is open."""
+        self._looking.close()
         self.runtime.connections.close()
 
     # -- making and running jobs ---------------------------------------------------------------------------------
@@ -86,7 +90,10 @@ class Stage:
             if not due:
                 return None
             for_run = due[0].for_run
-        return runs.claim(self.runtime, job.id, for_run=for_run, worker_id=worker_id or self.worker_id)
+        hold = runs.claim(self.runtime, job.id, for_run=for_run, worker_id=worker_id or self.worker_id)
+        if hold is not None:
+            self.holds[job.id] = hold
+        return hold
 
     def perform(self, hold: Hold) -> Any:
         """Run what was claimed and return the body's value; what it raised is in `raised`."""
@@ -123,22 +130,21 @@ class Stage:
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Run SQL in our schema on a connection of its own and return the rows."""
-        with self.connect() as connection:
-            cursor = connection.execute(statement, parameters or None)
-            return cursor.fetchall() if cursor.description else []
+        cursor = self._looking.execute(statement, parameters or None)
+        return cursor.fetchall() if cursor.description else []
 
-    @contextmanager
-    def connect(self, **options: Any) -> Iterator[psycopg.Connection[Any]]:
-        """A connection of the test's own; autocommit."""
-        with psycopg.connect(
-            self.database_url, autocommit=True, options=f"-c search_path={SCHEMA}", **options
-        ) as connection:
-            yield connection
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        """A connection of the test's own, in autocommit, to be closed by it (`with` does)."""
+        defaults: dict[str, Any] = {"autocommit": True, "options": f"-c search_path={SCHEMA}"}
+        return psycopg.connect(self.database_url, **{**defaults, **options})
 
     def row_counts(self) -> dict[str, int]:
         """How many rows each of our tables has."""
-        tables = self.sql("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", SCHEMA)
-        return {name: self.sql(f'SELECT count(*) FROM "{name}"')[0][0] for (name,) in tables}
+        if not self._tables:
+            found = self.sql("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", SCHEMA)
+            self._tables = [name for (name,) in found]
+        counts = ", ".join(f'(SELECT count(*) FROM "{name}")' for name in self._tables)
+        return dict(zip(self._tables, self.sql(f"SELECT {counts}")[0], strict=True))
 
     def broken_rules(self) -> list[str]:
         """Which rules of the protocol that span several rows are broken; none, whenever it is asked."""
@@ -205,5 +211,5 @@ def stage(stage_database_url: str) -> Iterator[Stage]:
         yield made
         assert made.broken_rules() == []
     finally:
-        made.close()
         made.sql(EMPTY)
+        made.close()

@@ -1,0 +1,233 @@
+"""Each error says what docs/errors.md says, and whoever is refused has written nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
+from celery_sidejob.model import errors
+from tests.tools.in_process import Stage
+
+PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the page's table."""
+
+    error: str
+    when: str
+    message: str
+
+    @property
+    def pattern(self) -> str:
+        """What the message must match as a whole."""
+        return re.sub(r"<\w+>", ".+", re.escape(self.message).replace(r"<…>", ".+"))
+
+
+def documented() -> dict[str, Row]:
+    """Return the table's lines by their second column."""
+    found = {}
+    for line in PAGE.read_text().splitlines():
+        match = re.fullmatch(r"\| `(\w+)` \| (.+?) \| `(.+)` \| .+ \|", line)
+        if match:
+            error, when, message = match.groups()
+            assert when not in found, f"twice: {when}"
+            found[when] = Row(error, when, message.replace("\\`", "`"))
+    return found
+
+
+ROWS = documented()
+
+
+def ordinary() -> None:
+    """A task of Celery's own kind."""
+
+
+def nothing(job: RunningJob) -> None:
+    """A task of ours with one port."""
+
+
+class Scene:
+    """What the cases work on."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.sidejob = stage.sidejob
+        stage.app.task(ordinary, name="ordinary", shared=False)
+        self.job = stage.sidejob.enqueue(stage.idle, aliases=["mine"], inports=["a"])
+        self.strict = stage.task(nothing, name="strict", inports=["a"]).enqueue()
+        self.other = stage.job()
+        self.kid = self.job.enqueue(stage.idle, child_name="kid")
+        self.ended = stage.job()
+        self.ended.terminate()
+        self.gone = Job(10**9, runtime=stage.runtime)
+
+    def inside(self, body: Callable[[RunningJob], Any]) -> None:
+        """Run the body in a run; the run itself is rolled back with what it is refused."""
+        self.stage.inside(body)
+
+
+Case = Callable[[Scene], Any]
+UNWRITTEN: dict[str, Case] = {
+    "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
+    "a verb on a job that was deleted": lambda s: s.gone.set(a=1),
+    "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
+    "an entry of the dead set is gone": lambda s: s.sidejob.dead.retry(10**9),
+    "the task is neither imported nor served": lambda s: s.sidejob.enqueue("no.such.task"),
+    "the task is an ordinary one": lambda s: s.sidejob.enqueue("ordinary"),
+    "what is given is no task at all": lambda s: s.sidejob.enqueue(7),
+    "a child for a job that ends or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
+    "adopting by a job that ends or has ended": lambda s: s.ended.adopt(s.other, "x"),
+    "`current_job` outside of a run": lambda s: current_job.id,
+    "the job has no such port": lambda s: s.strict.input("b"),
+    "a port's name breaks the rules": lambda s: s.job.input("a-b"),
+    "ports are given as something else": lambda s: s.stage.job(inports="ab"),
+    "an unknown option of a port": lambda s: s.stage.job(inports={"a": {"defualt": 1}}),
+    "a channel's name does not begin with a slash": lambda s: s.sidejob.publish("sums", 1),
+    "`channels` is set to a string": lambda s: setattr(s.job.input("a"), "channels", "/sums"),
+    "an alias begins with something else than a letter": lambda s: s.job.add_alias("1st"),
+    "an alias reads as a UUID": lambda s: s.stage.job(aliases=["a" * 32]),
+    "removing an alias the job has not": lambda s: s.job.remove_alias("yours"),
+    "a value is not JSON": lambda s: s.job.input("a").write({"x": [float("nan")]}),
+    "a value of a type JSON does not have": lambda s: s.job.set(a=b"bytes"),
+    "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
+    "a key of the state cannot be kept": lambda s: s.job.set({"k" * 300: 1}),
+    "a child's name cannot be kept": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
+    "`parent=` without `child_name=`, or the reverse": lambda s: s.sidejob.enqueue(s.stage.idle, parent=s.job),
+    "a priority out of range": lambda s: s.stage.job(priority=10),
+    "a countdown that is no time": lambda s: s.job.run(countdown=float("inf")),
+    "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
+    "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
+    "an item of `enqueue_many` that makes no job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
+    "`created_by=` or `queue=` cannot be kept": lambda s: s.stage.job(created_by="a\0b"),
+    "searching by something that is no id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
+    "counting by something else": lambda s: s.sidejob.count_jobs(by="args"),
+    "another job has the alias": lambda s: s.other.add_alias("mine"),
+    "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
+    "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
+    "two new children want one name": lambda s: s.sidejob.enqueue_many(
+        [{"task": s.stage.idle, "parent": s.job, "child_name": "twin"}] * 2
+    ),
+    "adopting under a name that is taken": lambda s: s.job.adopt(s.other, "kid"),
+    "the job to be adopted has a parent": lambda s: s.other.adopt(s.kid, "x"),
+    "the job to be disowned is no child": lambda s: s.job.disown("nobody"),
+    "a job would be its own ancestor": lambda s: s.kid.adopt(s.job, "x"),
+}
+"""Asked outside of runs: no table has a row more or less afterwards."""
+
+IN_A_RUN: dict[str, Case] = {
+    "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
+    "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
+    "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
+}
+
+
+def fenced(scene: Scene, act: Callable[[RunningJob], None]) -> None:
+    """Have a run taken back under way, and tell what it then meets."""
+    from celery_sidejob.operations import recovery
+
+    met: list[BaseException] = []
+
+    def body(job: RunningJob) -> None:
+        hold = scene.stage.holds[job.id]
+        recovery.take_back(
+            scene.stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=False
+        )
+        job.set(a=1)
+        try:
+            act(job)
+        except errors.LeaseLostError as error:
+            met.append(error)
+            raise
+
+    scene.stage.inside(body)
+    raise met[0]
+
+
+def without_store(scene: Scene) -> None:
+    """Ask a store at which nobody listens."""
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
+    SideJob(app).find(1)
+
+
+def without_schema(scene: Scene) -> None:
+    """Ask a store whose schema was never made."""
+    app = Celery("new", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_database_url=scene.stage.database_url, sidejob_schema="never")
+    sidejob = SideJob(app)
+    try:
+        sidejob.find(1)
+    finally:
+        sidejob.runtime.connections.close()
+
+
+def without_url(scene: Scene) -> None:
+    """Ask an app that has no store."""
+    SideJob(Celery("bare", broker="memory://", set_as_current=False)).find(1)
+
+
+def unknown_setting(scene: Scene) -> None:
+    """Configure something that does not exist."""
+    app = Celery("typo", broker="memory://", set_as_current=False)
+    app.conf.sidejob_leese = 20
+    _ = SideJob(app).settings
+
+
+ELSEWHERE: dict[str, Case] = {
+    "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
+    "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
+    "nobody listens at the store's address": without_store,
+    "the schema was never made": without_schema,
+    "no store is configured": without_url,
+    "an unknown setting": unknown_setting,
+    '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
+}
+
+
+@pytest.mark.parametrize("when", UNWRITTEN)
+def test_bad_input_is_refused_before_anything_is_written(stage: Stage, when: str) -> None:
+    scene = Scene(stage)
+    before = stage.row_counts()
+    check(scene, when, UNWRITTEN[when])
+    assert stage.row_counts() == before
+
+
+@pytest.mark.parametrize("when", IN_A_RUN)
+def test_what_has_no_place_in_a_run(stage: Stage, when: str) -> None:
+    check(Scene(stage), when, IN_A_RUN[when])
+    assert stage.sidejob.count_jobs()["failed"] == 1
+
+
+@pytest.mark.parametrize("when", ELSEWHERE)
+def test_the_others_say_what_is_documented(stage: Stage, when: str) -> None:
+    check(Scene(stage), when, ELSEWHERE[when])
+
+
+def check(scene: Scene, when: str, case: Case) -> None:
+    """Raise the error and compare it with its line."""
+    row = ROWS[when]
+    with pytest.raises(SideJobError) as caught:
+        case(scene)
+    assert type(caught.value).__name__ == row.error
+    assert re.fullmatch(row.pattern, str(caught.value)), f"{caught.value} is not as documented: {row.message}"
+
+
+def test_the_page_has_every_error_and_every_line_has_a_test() -> None:
+    classes = {
+        name
+        for name, found in vars(errors).items()
+        if isinstance(found, type) and issubclass(found, SideJobError) and found is not SideJobError
+    }
+    # A revoked asking is told by its result, as Celery's own error of that name.
+    assert classes - {row.error for row in ROWS.values()} <= {"Overloaded", "TaskRevokedError"}
+    assert {row.error for row in ROWS.values()} <= classes
+    assert UNWRITTEN.keys() | IN_A_RUN.keys() | ELSEWHERE.keys() == ROWS.keys()

@@ -1,0 +1,200 @@
+"""Parents, children, aliases."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from celery_sidejob import (
+    AliasTakenError,
+    ChildNameTakenError,
+    CycleError,
+    HasParentError,
+    IllegalMoveError,
+    InvalidAliasError,
+    InvalidValueError,
+    Job,
+    JobNotFoundError,
+    NotAChildError,
+    RunningJob,
+)
+from tests.tools.in_process import Stage
+
+
+def test_children_have_names_unique_below_their_parent(stage: Stage) -> None:
+    parent = stage.job()
+    second = parent.enqueue(stage.idle, child_name="b")
+    first = stage.sidejob.enqueue(stage.idle, parent=parent.id, child_name="a")
+
+    assert list(parent.children.items()) == [("b", second), ("a", first)]
+    assert (parent.child("a"), parent.child("c"), first.parent, first.info["child_name"]) == (first, None, parent, "a")
+    with pytest.raises(ChildNameTakenError, match="'a'"):
+        parent.enqueue(stage.idle, child_name="a")
+    assert first.enqueue(stage.idle, child_name="a").parent == first
+    with pytest.raises(InvalidValueError, match="together"):
+        stage.sidejob.enqueue(stage.idle, parent=parent)
+    with pytest.raises(InvalidValueError, match="together"):
+        stage.sidejob.enqueue(stage.idle, child_name="x")
+    with pytest.raises(JobNotFoundError):
+        stage.sidejob.enqueue(stage.idle, parent=10**9, child_name="x")
+
+
+def test_the_end_of_a_child_asks_its_parent(stage: Stage) -> None:
+    parent = stage.inside(lambda job: None)
+    child = stage.idle.enqueue(parent=parent, child_name="kid", countdown=3600)
+    assert parent.refresh().status == "completed"
+    child.run()
+    assert stage.run(child) == "completed"
+    assert parent.refresh().status == "queued"
+    assert parent.info["asked_again"]
+
+
+def test_a_failed_parent_is_not_woken(stage: Stage) -> None:
+    parent = stage.job(lambda job: 1 / 0)
+    child = stage.idle.enqueue(parent=parent, child_name="kid")
+    with pytest.raises(ZeroDivisionError):
+        stage.run(parent)
+    stage.run(child)
+    assert parent.refresh().status == "failed"
+
+
+def test_adopt_and_disown(stage: Stage) -> None:
+    parent, other, job = stage.job(), stage.job(), stage.job()
+    parent.adopt(job, "kid")
+
+    assert (job.refresh().parent, parent.children) == (parent, {"kid": job})
+    with pytest.raises(HasParentError, match=f"child of job {parent.id}"):
+        other.adopt(job, "kid")
+    with pytest.raises(ChildNameTakenError):
+        parent.adopt(other, "kid")
+    parent.disown("kid")
+    assert (job.refresh().parent, parent.children) == (None, {})
+    other.adopt(job, "kid")
+    other.disown(job)
+    for gone in ("kid", job):
+        with pytest.raises(NotAChildError):
+            other.disown(gone)
+
+
+def test_nobody_becomes_his_own_ancestor(stage: Stage) -> None:
+    root = stage.job()
+    middle = root.enqueue(stage.idle, child_name="a")
+    leaf = middle.enqueue(stage.idle, child_name="a")
+
+    for below in (root, middle, leaf):
+        with pytest.raises(CycleError):
+            below.adopt(root, "up")
+
+
+def test_two_adoptions_at_once_close_no_circle(stage: Stage) -> None:
+    """Each is legal by itself, and they touch different parents and children."""
+    for _ in range(20):
+        a, x = stage.job(), stage.job()
+        below_a = a.enqueue(stage.idle, child_name="below")
+        below_x = x.enqueue(stage.idle, child_name="below")
+        refused: list[BaseException] = []
+        together = threading.Barrier(2)
+
+        def adopt(parent: Job, child: Job, refused: list[BaseException], together: threading.Barrier) -> None:
+            together.wait()
+            try:
+                parent.adopt(child, "new")
+            except CycleError as error:
+                refused.append(error)
+
+        threads = [
+            threading.Thread(target=adopt, args=(below_a, x, refused, together)),
+            threading.Thread(target=adopt, args=(below_x, a, refused, together)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(refused) == 1
+
+
+def test_a_job_that_ends_takes_no_more_children(stage: Stage) -> None:
+    job, other = stage.job(), stage.job()
+    job.terminate()
+    with pytest.raises(IllegalMoveError, match="takes no more children"):
+        job.enqueue(stage.idle, child_name="kid")
+    with pytest.raises(IllegalMoveError, match="takes no more children"):
+        job.adopt(other, "kid")
+
+
+def test_a_unit_sees_its_own_family(stage: Stage) -> None:
+    old = stage.job()
+    mover = stage.job()
+
+    def body(job: RunningJob) -> None:
+        new = stage.sidejob.enqueue(stage.idle)
+        job.adopt(new, "new")
+        job.adopt(old, "old")
+        assert (job.children, new.parent, old.parent) == ({"new": new, "old": old}, job, job)
+        with pytest.raises(ChildNameTakenError):
+            job.adopt(mover, "new")
+        with pytest.raises(HasParentError):
+            mover.adopt(old, "x")
+        job.disown("old")
+        assert (job.children, old.parent) == ({"new": new}, None)
+        new.adopt(old, "grandchild")
+        assert (new.children, old.parent) == ({"grandchild": old}, new)
+        with pytest.raises(NotAChildError):
+            job.disown("old")
+
+    job = stage.inside(body)
+    new = job.child("new")
+    assert new is not None
+    assert new.children == {"grandchild": old}
+    assert old.refresh().parent == new
+
+
+def test_a_child_can_move_to_another_parent_in_one_unit(stage: Stage) -> None:
+    one, two = stage.job(), stage.job()
+    kid = one.enqueue(stage.idle, child_name="kid")
+
+    def body(job: RunningJob) -> None:
+        one.disown("kid")
+        two.adopt(kid, "kid")
+        kid.output("o").write("for the new parent")
+
+    stage.inside(body)
+    assert (one.children, two.children) == ({}, {"kid": kid})
+
+
+def test_aliases_are_unique_everywhere(stage: Stage) -> None:
+    job, other = stage.job(aliases=["b", "b"]), stage.job()
+    job.add_alias("a")
+    job.add_alias("a")
+
+    assert job.aliases == ["a", "b"]
+    assert stage.sidejob.get("a") == job
+    with pytest.raises(AliasTakenError, match=f"belongs to job {job.id}"):
+        other.add_alias("a")
+    with pytest.raises(AliasTakenError):
+        stage.job(aliases=["new", "a"])
+    assert stage.sidejob.find("new") is None
+    with pytest.raises(InvalidAliasError, match="no alias"):
+        other.remove_alias("a")
+    job.remove_alias("a")
+    other.add_alias("a")
+    assert (job.aliases, other.aliases) == (["b"], ["a"])
+    assert stage.sidejob.get("a") == other
+
+
+def test_a_unit_sees_its_own_aliases(stage: Stage) -> None:
+    other = stage.job(aliases=["taken"])
+
+    def body(job: RunningJob) -> None:
+        for refused in (lambda: job.add_alias("taken"), lambda: stage.job(aliases=["taken"])):
+            with pytest.raises(AliasTakenError):
+                refused()
+        with pytest.raises(InvalidAliasError):
+            job.remove_alias("taken")
+        other.remove_alias("taken")
+        job.add_alias("taken")
+        assert (stage.sidejob.find("taken"), job.aliases, other.aliases) == (job, ["taken"], [])
+
+    job = stage.inside(body)
+    assert (job.aliases, other.aliases) == (["taken"], [])
