@@ -21,7 +21,7 @@ CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, run big
 QUICK = {
     "SIDEJOB_LEASE": "6",
     "SIDEJOB_HEARTBEAT_INTERVAL": "1",
-    "SIDEJOB_LOST_AFTER": "4",
+    "SIDEJOB_LOST_AFTER": "2",
     "SIDEJOB_MAX_LOSSES": "100",
 }
 """Shorter times than the defaults, and no giving up, where many deaths are wanted."""
@@ -37,7 +37,9 @@ class Scene:
         self.processes = processes
         self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
         self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, task_default_queue="acceptance")
+        self.app.conf.update(
+            sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance"
+        )
         self.sidejob = SideJob(self.app)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(LEDGER)

@@ -77,7 +77,7 @@ def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) 
 
     for worker in workers:
         worker.kill_group()
-    scene.worker(concurrency=3, SIDEJOB_LOST_AFTER="2")
+    scene.worker(concurrency=3)
 
     wait_until(lambda: all(scene.row(job).unit_no is not None for job in jobs), timeout=30)
     assert sorted(scene.row(job).losses for job in jobs) == [0, 1, 1], "the third had not begun"
