@@ -61,6 +61,7 @@ class _Lent:
     borrowed: Borrowed
     number: int
     before: Unit
+    follow: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +111,11 @@ class OpenUnit:
                     f"job.unit() or checkpoint() of job {self.hold.job_id} was given a connection in autocommit: begin "
                     "a transaction on it, so that your rows and the unit can commit together."
                 )
-            number = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
+            number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
         except BaseException:
             self.go_back(before)
             raise
-        self._lent = _Lent(borrowed, number, before)
+        self._lent = _Lent(borrowed, number, before, follow)
 
     def settle(self) -> None:
         """Learn what became of a unit that was written into the caller's transaction.
@@ -136,6 +137,8 @@ class OpenUnit:
             self.hold.unit_no += 1
             self.hold.started = True
             self._begin_next()
+            if not lent.borrowed.tells_of_commits:
+                lent.follow()
         else:
             self.go_back(lent.before)
 

@@ -83,11 +83,13 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     code_census.app.conf.task_default_queue = servers.queue  # in the workers the environment says so
     upgrade(servers.database_url, servers.schema, owner=code_census.sidejob.owner)
     store = started.enter_context(closing(Store(servers.database_url, servers.schema)))
-    workers = Workers(Path(started.enter_context(tempfile.TemporaryDirectory(prefix="census-"))), servers.environment)
+    directory = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="census-")))
+    # A worker that is killed leaves its temporary files behind: here they go with the rest.
+    workers = Workers(directory, {**servers.environment, "TMPDIR": str(directory)})
     started.callback(workers.stop)
     workers.start()
     wait_for_workers(store, workers)
-    console.print(f"{servers.description}; two workers of two processes each, and a beat: all up")
+    console.print(f"Up: {servers.description}, two workers of two processes each, a beat", soft_wrap=True)
 
     accidents = Accidents(store, workers, servers.own_broker, servers.queue)
     root, collector = code_census.start({str(part): one_in for part, one_in in plan.paths.items()})
@@ -115,8 +117,9 @@ def describe(console: Console, path: Path, plan: Plan) -> None:
     console.print(f"A census of {path}, and of {BROKEN.name}/, whose files do not parse", soft_wrap=True)
     if plan.is_sample:
         console.print(
-            f"It has {plan.all_files:,} files: too many for a demo on this machine, so one in {plan.paths[path]} is "
-            "taken, always the same ones"
+            f"It has {plan.all_files:,} files, too many for a demo on this machine: one in {plan.paths[path]} is "
+            "taken, always the same ones",
+            soft_wrap=True,
         )
     console.print(f"{plan.directories:,} directories and {plan.files:,} files: {plan.jobs:,} jobs")
 

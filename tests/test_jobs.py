@@ -854,9 +854,7 @@ def test_the_signals_tell_what_happened_and_a_raising_receiver_stops_nothing(sta
     job.run(force=True)
     hold = stage.claim(job)
     assert hold is not None
-    assert recovery.take_back(
-        stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=True
-    )
+    assert recovery.take_back(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=True)
     assert told == [
         ("job_status_changed", {"before": "failed", "after": "queued"}),
         ("job_status_changed", {"before": "running", "after": "queued"}),

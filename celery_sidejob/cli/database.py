@@ -26,7 +26,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool) -> None:
     """Create the schema or bring it up to date, and record whose it is."""
     schema = sidejob.settings.schema
     if sql:
-        migrate.upgrade_sql(schema, sys.stdout)
+        migrate.upgrade_sql(schema, sys.stdout, owner=sidejob.owner)
         return
     url = _url(sidejob)
     before = migrate.current(url, schema)

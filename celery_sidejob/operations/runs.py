@@ -130,8 +130,10 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
         apply_noted_asks(runtime, applied.aftermath.noted)
 
 
-def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> int:
-    """Write a unit of a run into the caller's transaction, and return its number; the caller commits.
+def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:
+    """Write a unit of a run into the caller's transaction; the caller commits.
+
+    Returns the transaction's number, and what must follow its commit where nobody tells us of that.
 
     Lock, fence and everything buffered are in it, or after an error nothing. Wakes of other jobs are only noted there,
     so that the caller's transaction locks no job but the run's own.
@@ -146,8 +148,10 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
             raise _lease_lost(hold)
         number = transaction_id(borrowed)
-    runtime.follow_commit_of(borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id]))
-    return number
+    follow = runtime.follow_commit_of(
+        borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id])
+    )
+    return number, follow
 
 
 def is_applied(runtime: Runtime, hold: Hold) -> bool:

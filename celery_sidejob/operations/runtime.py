@@ -91,8 +91,12 @@ class Runtime:
                 logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
         return len(stored)
 
-    def follow_commit_of(self, borrowed: Borrowed, aftermath: Aftermath, apply_noted: Callable[[int], None]) -> None:
+    def follow_commit_of(
+        self, borrowed: Borrowed, aftermath: Aftermath, apply_noted: Callable[[int], None]
+    ) -> Callable[[], None]:
         """Carry out what follows when the caller's transaction commits; never after its rollback.
+
+        Returns what does it, for a caller who learns of the commit in another way.
 
         The rows are read again then: a savepoint inside the transaction may have been rolled back.
         """
@@ -116,6 +120,7 @@ class Runtime:
 
         if jobs or noted:
             borrowed.after_commit(committed)
+        return committed
 
 
 def bell_of(job: Any, message: Any) -> Doorbell:

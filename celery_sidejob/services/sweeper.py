@@ -70,6 +70,7 @@ class Sweeper:
         self._pruner = Pruner(runtime)
         self._sweeps = worker_id is None
         self._suspects = False
+        self._reserved: list[str] = []
         self._trouble_at = float("-inf")
         self._looked_at: dict[str, float] = {}
 
@@ -172,8 +173,10 @@ class Sweeper:
 
     def _publish(self, report: PollReport) -> None:
         """Publish what is due and unpublished, or published and not heard of; fair by queue, oldest first."""
+        if self._reserved:  # by a turn that failed
+            messages.still_unpublished(self._runtime.connections, self._reserved, 0)
         for _ in range(PAGES):
-            found = messages.candidates(self._runtime.connections, PAGE)
+            self._reserved = found = messages.candidates(self._runtime.connections, PAGE)
             if not found:
                 return
 
@@ -190,6 +193,7 @@ class Sweeper:
             reach("sweep:before-publish")
             sent = self._runtime.dispatch(bells, continuations)
             report.published += sent
+            self._reserved = []
             if sent < len(rows):
                 self._set_aside(rows, report)
                 return

@@ -64,9 +64,14 @@ class Borrowed:
     def after_commit(self, call: Callable[[], None]) -> None:
         """Have `call` called once after the outermost commit, at once in autocommit; never after a rollback.
 
-        psycopg tells of no commit: there the sweeper does what must follow.
+        Where `tells_of_commits` is false nothing is called: the sweeper does what must follow.
         """
         raise NotImplementedError
+
+    @property
+    def tells_of_commits(self) -> bool:
+        """Whether `after_commit` calls anything."""
+        return True
 
     def give_up(self) -> None:
         """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
@@ -215,6 +220,10 @@ class _PsycopgTransaction(Borrowed):
         if self._autocommit:
             call()
 
+    @property
+    def tells_of_commits(self) -> bool:
+        return self._autocommit
+
     def give_up(self) -> None:
         self._connection.rollback()
 
@@ -235,11 +244,18 @@ class _DjangoTransaction(Borrowed):
         return bool(not self._connection.in_atomic_block and self._connection.get_autocommit())
 
     def after_commit(self, call: Callable[[], None]) -> None:
-        if self._connection.in_atomic_block or self.autocommit:  # elsewhere Django tells of no commit, as psycopg
+        if self.tells_of_commits:
             self._connection.on_commit(call)
 
+    @property
+    def tells_of_commits(self) -> bool:
+        return bool(self._connection.in_atomic_block or self._connection.get_autocommit())
+
     def give_up(self) -> None:
-        self._connection.rollback()
+        if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out of it
+            self._connection.close()
+        else:
+            self._connection.rollback()
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         with self._connection.cursor() as cursor:

@@ -13,7 +13,7 @@ from typing import Any
 from .statement import Executor, Statement
 
 LONGEST_LOOK_S = 6 * 3600.0
-RESERVE_S = 30.0
+RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
 _MARK = Statement("""

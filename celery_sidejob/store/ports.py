@@ -60,8 +60,8 @@ def set_default(executor: Executor, port_id: int, value: str | None) -> None:
 
 
 _SUBSCRIBERS = Statement("""
-SELECT s.port_id, p.job_id FROM {subscriptions} s JOIN {ports} p ON p.id = s.port_id
-WHERE s.channel = ANY(%(channels)s::text[]) GROUP BY s.port_id, p.job_id ORDER BY p.job_id""")
+SELECT s.port_id, (SELECT p.job_id FROM {ports} p WHERE p.id = s.port_id) AS job_id
+FROM (SELECT DISTINCT port_id FROM {subscriptions} WHERE channel = ANY(%(channels)s::text[])) s ORDER BY job_id""")
 
 
 def subscribers(executor: Executor, channels: Iterable[str]) -> Sequence[Any]:

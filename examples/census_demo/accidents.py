@@ -26,7 +26,7 @@ class Loss:
     """Runs that must begin again: {job id: number of that run}. `back` gathers after how many seconds each did."""
 
     what: str
-    things: str
+    thing: str
     at: datetime
     awaited: dict[int, int]
     back: list[float] = field(default_factory=list)
@@ -39,9 +39,9 @@ class Loss:
                 self.back.append((ran_at - self.at).total_seconds())
 
     @property
-    def extent(self) -> int:
+    def extent(self) -> str:
         """How many were lost."""
-        return len(self.awaited) + len(self.back)
+        return _number(len(self.awaited) + len(self.back), self.thing)
 
 
 class Accidents:
@@ -78,7 +78,7 @@ class Accidents:
                     break
         time.sleep(SETTLED_AFTER_S)
         lost = {job_id: run_no + 1 for job_id, run_no in self._store.held_by(worker.pid).items()}
-        self.losses.append(Loss(f"kill -9 of {worker.name}", "runs under way", at, lost))
+        self.losses.append(Loss(f"kill -9 of {worker.name}", "run", at, lost))
         return (
             f"kill -9 of {worker.name}, process {worker.pid}, with {_number(len(lost), 'run')} under way; "
             "the other worker goes on alone"
@@ -100,7 +100,7 @@ class Accidents:
         announced = {bell["job"]: bell["for_run"] for bell in bells if bell}
         runs = self._store.runs(announced)
         lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id][0] < for_run}
-        self.losses.append(Loss("broker emptied", "messages", at, lost))
+        self.losses.append(Loss("broker emptied", "message", at, lost))
         return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost)} of them awaited"
 
 

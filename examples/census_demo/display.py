@@ -57,7 +57,7 @@ class Bars:
 
     def say(self, text: str) -> None:
         """Write a line above the bars."""
-        self._console.print(f"{time.monotonic() - self._began_at:6.1f} s  {text}")
+        self._console.print(f"{time.monotonic() - self._began_at:6.1f} s  {text}", soft_wrap=True)
 
 
 def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Table:
@@ -82,5 +82,5 @@ def recovery_table(losses: Sequence[Loss]) -> Table:
     for loss in losses:
         back = sorted(loss.back)
         times = [f"{back[place]:.1f}" for place in (0, len(back) // 2, -1)] if back else ["-"] * 3
-        table.add_row(loss.what, f"{loss.extent:,} {loss.things}", *times)
+        table.add_row(loss.what, loss.extent, *times)
     return table

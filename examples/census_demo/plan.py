@@ -13,9 +13,9 @@ from census_demo.plain import walk
 
 BUDGET_S = 60.0
 """For the jobs and the plain count. Starting, recovering and drawing take some twenty seconds more."""
-JOB_PER_PROBE = 0.6
+JOB_PROBES = 1.2
 """A job's work beside the parsing, in all processes together and Postgres too, in units of `probe()`."""
-PARSED_PER_PROBE = 80_000
+PARSED_PER_PROBE = 38_000
 """Bytes of Python that are parsed and counted in the time of one `probe()`."""
 PROBE = "def probe(first, *rest):\n    return [first + other for other in rest if other in {1: first}]\n\n\n" * 300
 
@@ -63,7 +63,7 @@ def _estimate_s(jobs: int, size: int) -> float:
     unit = min(probe() for _ in range(3))
     cores = min(2, os.cpu_count() or 1)
     parsing = size / PARSED_PER_PROBE
-    return unit * ((jobs * JOB_PER_PROBE + parsing) / cores + parsing)
+    return unit * ((jobs * JOB_PROBES + parsing) / cores + parsing)
 
 
 def probe() -> float:

@@ -108,6 +108,33 @@ class _Django(Lender):
         self._outermost.__enter__()
 
 
+class _DjangoManual(Lender):
+    """Django without its own transaction management: it has no hook there."""
+
+    tells_of_commits = False
+
+    def sql(self, text: str) -> list[tuple[Any, ...]]:
+        with self.transaction.cursor() as cursor:
+            cursor.execute(text)
+            return cursor.fetchall() if cursor.description else []
+
+    def commit(self) -> None:
+        self.transaction.commit()
+
+    def rollback(self) -> None:
+        self.transaction.rollback()
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        name = self.transaction.savepoint()
+        try:
+            yield
+        except BaseException:
+            self.transaction.savepoint_rollback(name)
+            raise
+        self.transaction.savepoint_commit(name)
+
+
 @contextmanager
 def _engine(driver: str, url: str, **options: Any) -> Iterator[Lender]:
     engine = create_engine(url.replace("postgresql://", f"postgresql+{driver}://"), poolclass=NullPool, **options)
@@ -159,11 +186,16 @@ def django_database(url: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _django(url: str, *, by_alias: bool) -> Iterator[Lender]:
+def _django(url: str) -> Iterator[Lender]:
     with django_database(url):
-        from django.db import connection
+        yield _Django("default")
 
-        yield _Django("default" if by_alias else connection)
+
+@contextmanager
+def _django_manual(url: str) -> Iterator[Lender]:
+    with django_database(url) as connection:
+        connection.set_autocommit(False)
+        yield _DjangoManual(connection)
 
 
 LENDERS: dict[str, Callable[[str], AbstractContextManager[Lender]]] = {
@@ -172,7 +204,7 @@ LENDERS: dict[str, Callable[[str], AbstractContextManager[Lender]]] = {
     "session-psycopg": lambda url: _session("psycopg", url),
     "session-psycopg2": lambda url: _session("psycopg2", url),
     "psycopg": _psycopg,
-    "django-connection": lambda url: _django(url, by_alias=False),
-    "django-alias": lambda url: _django(url, by_alias=True),
+    "django": _django,
+    "django-manual": _django_manual,
 }
 """By name: what opens one on the database of a URL."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,4 +26,5 @@ def make_app(configuration: Mapping[str, Any]) -> Celery:
 
 
 if CONFIGURATION in os.environ:  # in a process that a test has started
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     app = make_app(json.loads(os.environ[CONFIGURATION]))

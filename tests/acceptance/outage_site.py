@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 import pytest
@@ -20,6 +22,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import Process, Processes, WorkerProcess
 
 APP = "tests.acceptance.outage_app"
+T = TypeVar("T")
 
 
 class Site:
@@ -77,7 +80,7 @@ class Site:
                 raise LookupError(f"it is {row}")
             return row
 
-        return wait_until(there, timeout=timeout, message=f"job {job.id} to be {status}")
+        return self._wait(there, timeout, f"job {job.id} to be {status}")
 
     def wait_for_count(self, status: str, count: int, timeout: float = 30.0) -> None:
         """Return once so many jobs have this status."""
@@ -88,7 +91,16 @@ class Site:
                 raise LookupError(f"there are {found}")
             return True
 
-        wait_until(enough, timeout=timeout, interval=0.1, message=f"{count} jobs to be {status}")
+        self._wait(enough, timeout, f"{count} jobs to be {status}", interval=0.1)
+
+    def _wait(self, predicate: Callable[[], T | None], timeout: float, message: str, **options: float) -> T:
+        """Wait for a fact; when it does not come, have all processes write down where they stand."""
+        try:
+            return wait_until(predicate, timeout=timeout, message=message, **options)
+        except TimeoutError:
+            for pid in [pid for process in self._processes.started for pid in process.group()]:
+                os.kill(pid, signal.SIGUSR2)
+            raise
 
     def nothing_lost(self) -> None:
         """Check that no job was buried or counts a loss."""

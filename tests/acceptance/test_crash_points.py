@@ -13,12 +13,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.acceptance import checker
 from tests.acceptance.scene import QUICK, Scene, Workload
-from tests.tools.waiting import wait_until
 
 
 def around(*transactions: str) -> list[str]:
@@ -29,6 +26,8 @@ def around(*transactions: str) -> list[str]:
 BROKER = ["publish:before", "publish:after"]
 IN_RUNS = [*around("claim", "take", "checkpoint", "end", "mark", "settle", "mature", "enqueue"), *BROKER]
 """What a process of the pool comes past with the workload."""
+ALSO_IN_PARENT = {*around("mark"), *BROKER}
+"""What their parent comes past too, once it rescues one of them: with these it would be killed instead."""
 IN_SWEEPER = [
     "sweep:before",
     "sweep:before-publish",
@@ -37,8 +36,7 @@ IN_SWEEPER = [
 ]
 """What the parent process of the worker that sweeps comes past, while others run the jobs."""
 IN_RESCUE = ["rescue:before", *around("take-back")]
-RESERVED = {"reserve:after-commit", "sweep:before-publish", *BROKER, "mark:before-commit"}
-"""Where a sweeper that dies leaves messages reserved: half a minute passes before another may publish them."""
+AT_EVERY_TURN = {"sweep:before", *around("lease")}
 CALLS = ["enqueue", "write", "run", "terminate", "mark"]
 
 
@@ -75,23 +73,23 @@ def finish(scene: Scene, workload: Workload, timeout: float) -> None:
 
 def test_processes_of_the_pool_are_killed_at_every_point(scene: Scene, acted: Path) -> None:
     scene.worker(queues="elsewhere", name="sweeps", **QUICK)
-    scene.worker(concurrency=2, **armed(acted, IN_RUNS, "kill"))
+    # What follows an asking's end is made by the sweeper after the first of its two points, so here it is the second.
+    points = [point for point in IN_RUNS if point not in {*ALSO_IN_PARENT, "enqueue:before-commit"}]
+    worker = scene.worker(concurrency=2, **armed(acted, points, "kill"))
     workload = Workload.start(scene)
-    finish(scene, workload, 55)
-    assert names(acted) == set(IN_RUNS)
+    finish(scene, workload, 50)
+    assert names(acted) == set(points)
+    assert worker.alive
 
 
 def test_every_answer_is_lost_once(scene: Scene, acted: Path) -> None:
-    points = [*IN_RUNS, *around("lease", "reserve", "read"), *IN_RESCUE, "sweep:before"]
-    env = armed(acted, points, "lost")
-    # A loss of a process, for what is reached only by a rescue.
-    env["SIDEJOB_CRASH_POINTS"] += ",sweep:before-publish=lost"
-    scene.worker(concurrency=2, **env)
+    points = {*IN_RUNS, *IN_SWEEPER, *IN_RESCUE, *around("read")}
+    scene.worker(concurrency=2, **armed(acted, points, "lost"))
     workload = Workload.start(scene)
-    killed = scene.enqueue("leaver", (3, 1))
-    finish(scene, workload, 55)
-    assert str(killed.refresh().status) == "completed"
-    assert names(acted) == {*points, "sweep:before-publish"}
+    rescued = scene.enqueue("leaver", (3, 1))
+    finish(scene, workload, 50)
+    assert str(rescued.refresh().status) == "completed"
+    assert names(acted) == points
 
 
 # -- one point at a time ----------------------------------------------------------------------------------------------
@@ -108,25 +106,82 @@ def test_one_point_in_the_pool(scene: Scene, acted: Path, point: str, action: st
     assert names(acted) == {point}
 
 
-def _slow_where_reserved(points: list[str]) -> list[object]:
-    return [pytest.param(point, marks=[pytest.mark.slow] if point in RESERVED else []) for point in points]
+def in_ci(points: Iterable[str], *chosen: str) -> list[object]:
+    """Leave all but the chosen points to the full walk."""
+    return [pytest.param(point, marks=[] if point in chosen else [pytest.mark.slow]) for point in points]
 
 
-CI_KILLS = ["lease:after-commit", "mature:before-commit", "mature:after-commit", "reserve:before-commit"]
-
-
-@pytest.mark.parametrize(
-    "point", [pytest.param(point, marks=[] if point in CI_KILLS else [pytest.mark.slow]) for point in IN_SWEEPER]
-)
+@pytest.mark.parametrize("point", in_ci(IN_SWEEPER, "mature:after-commit", "reserve:before-commit"))
 def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, point: str) -> None:
-    sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill")) if not (
-        point.startswith(("lease", "sweep:before")) and point != "sweep:before-publish"
-    ) else None  # fmt: skip
-    follower = scene.worker(concurrency=2, name="follows", **QUICK)
-    if sweeper is None:  # it is reached at once: by a worker that follows and then is killed, so by the second
-        pytest.skip("covered by the kills of sweepers in recovery")
+    env = armed(acted, [point], "kill")
+    if point in AT_EVERY_TURN:
+        env["SIDEJOB_CRASH_POINTS"] += "@10"  # not before it is ready
+    sweeper = scene.worker(queues="elsewhere", name="sweeps", **env)
     workload = Workload.start(scene)
-    _ask_without_dispatch(scene)
     assert sweeper.wait(20) == -9, "it has died at the point"
-    finish(scene, workload_with_borrowed(workload), 50 if point in RESERVED else 30)
+    follower = scene.worker(concurrency=2, name="follows", **QUICK)
+    finish(scene, workload, 30)
     assert follower.alive
+
+
+@pytest.mark.parametrize("point", in_ci(IN_RESCUE, "take-back:after-commit"))
+def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point: str) -> None:
+    sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill"))
+    runs = scene.worker(concurrency=2, name="runs", **QUICK)
+    jobs = [scene.enqueue("holder"), scene.enqueue("holder")]
+    for value, job in enumerate(jobs):
+        job.input("in").write(value)
+    scene.record.wait_for("holding", count=2, timeout=15)
+
+    runs.kill()
+
+    assert sweeper.wait(20) == -9
+    scene.worker(concurrency=2, name="follows", **QUICK)
+    scene.record.wait_for("holding", count=4, timeout=25)
+    assert [scene.row(job).losses for job in jobs] == [1, 1], "each was lost once, whoever rescued it"
+    scene.go(*jobs)
+    scene.settle(20)
+    assert sorted(value for _, _, what, value in scene.ledger() if what == "held") == [0, 1]
+
+
+# -- clients ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", ["kill", "lost"])
+def test_a_client_at_every_point(scene: Scene, acted: Path, action: str) -> None:
+    """What has returned happens; what has not happens as a whole or not at all."""
+    scene.worker(concurrency=2, **QUICK)
+    for point in [*around(*CALLS), *BROKER]:
+        scene.record.path.unlink(missing_ok=True)
+        scene.sql("TRUNCATE jobs CASCADE")
+        client = scene.processes.start(
+            [sys.executable, "-m", "tests.acceptance.client"],
+            env={**scene.env, **armed(acted, [point], action)}, name=point.replace(":", "-"),
+        )  # fmt: skip
+        code = client.wait(20)
+        assert code == (-9 if action == "kill" else 0), client.log_tail()
+        assert names(acted) >= {point}
+        scene.settle(30)
+        _judge_client(scene, point)
+
+
+def _judge_client(scene: Scene, point: str) -> None:
+    returned = {line["call"] for line in scene.record.of("returned")}
+    asked = {line["call"] for line in scene.record.of("asked")}
+    job = scene.sidejob.find("client")
+    if job is None:
+        assert not returned, point
+        return
+    sums = [value for of, _, what, value in scene.ledger() if of == job.id and what == "sum"]
+    shutdowns = [what for of, _, what, _ in scene.ledger() if of == job.id and what == "shutdown"]
+    if "terminate" in returned:
+        assert (str(job.status), shutdowns) == ("terminated", ["shutdown"]), point
+    elif "terminate" not in asked:
+        assert shutdowns == [], point
+    # A termination overtakes runs that were asked for before it, but no packet is read twice, and none is lost.
+    written = {"write a", "write b"} & returned
+    left = len(job.input("a")) + len(job.input("b"))
+    assert len(sums) <= 1, point
+    assert left + 2 * len(sums) >= len(written), point
+    if written == {"write a", "write b"} and "terminate" not in asked:
+        assert sums == [3], point

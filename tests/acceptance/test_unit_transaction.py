@@ -18,7 +18,7 @@ from tests.tools.workers import Processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
 
-KINDS = ["connection-psycopg", "session-psycopg", "session-psycopg2", "psycopg", "django-alias"]
+KINDS = ["connection-psycopg", "session-psycopg", "session-psycopg2", "psycopg", "django"]
 RESTS = [Status.COMPLETED, Status.FAILED, Status.SUSPENDED, Status.TERMINATED]
 TIMEOUT_S = 15.0
 
@@ -57,8 +57,8 @@ class Site:
 
     def error(self, job: Job) -> str:
         """What the job failed with."""
-        entry = next(entry for entry in self.sidejob.dead.list() if entry.job == job)
-        return str(entry.error)
+        error = job.info["error"]
+        return f"{error['type']}: {error['message']}"
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_what_was_before_the_block_outlives_its_rollback(site: Site, kind: str) 
     assert waiting(job) == [2, 3]
 
 
-@pytest.mark.parametrize("kind", ["connection-psycopg2", "session-psycopg", "psycopg", "django-connection"])
+@pytest.mark.parametrize("kind", ["connection-psycopg2", "session-psycopg", "psycopg", "django-manual"])
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_forgotten_commit(site: Site, kind: str, goes_on: bool) -> None:
     job = site.run("forgotten", kind, goes_on)

@@ -1,0 +1,118 @@
+"""The hot statements use their indexes, also when Postgres turns to a generic plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from celery_sidejob.store import aliases, askings, asks, claims, dead, jobs, messages, packets, ports, state
+from celery_sidejob.store.statement import Statement
+from tests.tools.databases import SCHEMA, Databases
+
+MODULES = (aliases, askings, asks, claims, dead, jobs, messages, packets, ports, state)
+
+READS_ALL = {
+    "claims._HELD": "finds what a dead worker held, once per death",
+    "dead._COUNT": "counts",
+    "dead._PRUNE": "prunes a page, once in a while",
+    "jobs._LIST": "walks the primary key until `limit` rows match",
+    "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
+    "messages._DEPTH": "counts",
+    "messages._LOOK_NOW": "pages through everything after a broker was emptied",
+}
+"""What reads a table as a whole, and why it may."""
+
+SAMPLES = {
+    "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x", "text[]": "{x,y}",
+    "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
+    "timestamp with time zone": "2026-01-01", "interval": "1 s",
+}  # fmt: skip
+
+FILL = """
+INSERT INTO workers (ident) VALUES ('one'), ('two');
+INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q' || n % 3, 'queued' FROM generate_series(1, 100000) n;
+INSERT INTO jobs (id, task, queue, status, parent_id, name)
+  SELECT n, 'task', 'q', 'completed', n - 100000, 'kid' FROM generate_series(100001, 120000) n;
+INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(1, 100000) n;
+INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(1, 100000) n;
+INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
+  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 120000) n;
+INSERT INTO timers (job_id, due_at, ask, accepted)
+  SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
+INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
+INSERT INTO subscriptions SELECT '/c' || id % 1000, id FROM ports;
+INSERT INTO packets (port_id, value) SELECT id, '1' FROM ports, generate_series(1, 3);
+INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
+INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
+INSERT INTO dead (job_id, task, queue, reason, payload)
+  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
+ANALYZE"""
+
+
+def hot_statements() -> dict[str, Statement]:
+    """Every statement of the modules whose tables grow."""
+    found = {}
+    for module in MODULES:
+        for name, value in vars(module).items():
+            if isinstance(value, Statement):
+                found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value
+    return found
+
+
+HOT = {name: statement for name, statement in hot_statements().items() if name not in READS_ALL}
+
+
+@pytest.fixture(scope="module")
+def large_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store with a hundred thousand rows in each table that grows."""
+    with databases.fresh(template=database_template) as name:
+        with psycopg.connect(
+            databases.url_of(name),
+            autocommit=True,
+            prepare_threshold=None,
+            options=f"-c search_path={SCHEMA} -c jit=off",
+        ) as connection:
+            connection.execute(FILL)
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            yield connection
+
+
+def plan_of(connection: psycopg.Connection[Any], statement: Statement) -> Any:
+    """Return the generic plan of a statement."""
+    names = sorted(statement.parameters)
+    text = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", statement.render(SCHEMA))
+    connection.execute("DEALLOCATE ALL")
+    connection.execute(f"PREPARE hot AS {text}")
+    found = connection.execute("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'hot'")
+    values = sql.SQL(", ").join(sql.Literal(SAMPLES[kind]) for kind in found.fetchone()[0])  # type: ignore[index]
+    call = sql.SQL("EXECUTE hot ({})").format(values) if names else sql.SQL("EXECUTE hot")
+    return connection.execute(sql.SQL("EXPLAIN (FORMAT JSON) ") + call).fetchone()[0][0]["Plan"]  # type: ignore[index]
+
+
+def scans(plan: Any) -> Iterator[str]:
+    """The tables that a plan reads from their beginning to their end."""
+    if plan["Node Type"] == "Seq Scan":
+        yield plan["Relation Name"]
+    for below in plan.get("Plans", ()):
+        yield from scans(below)
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_a_hot_statement_reads_no_large_table_as_a_whole(
+    large_store: psycopg.Connection[Any], name: str
+) -> None:
+    if HOT[name].text.startswith("SET "):
+        pytest.skip("no query")
+    plan = plan_of(large_store, HOT[name])
+    assert set(scans(plan)) <= {"workers"}, json.dumps(plan, indent=1)
+
+
+def test_the_exceptions_are_still_there() -> None:
+    assert READS_ALL.keys() <= hot_statements().keys()

@@ -1,0 +1,46 @@
+"""A worker knows what it runs, however often it was told of it."""
+
+from __future__ import annotations
+
+from celery_sidejob.services import runs_here
+from celery_sidejob.services.runs_here import RunsHere
+
+KEY = (1, 1)
+
+
+def test_a_second_delivery_that_ends_at_once_does_not_end_the_run() -> None:
+    """The broker had two copies of one message: the run that the first began goes on."""
+    runs = RunsHere()
+    running = runs.received(KEY)
+    runs.accepted(running, 11)
+    stale = runs.received(KEY)
+    runs.accepted(stale, 12)
+
+    runs.over(stale)
+    stale.over_at = -runs_here.GRACE_S  # long ago
+    runs.sweep()
+
+    assert runs.knows(KEY)
+    assert runs.busy() == {11}
+    assert runs.of_process(12) == []
+    assert runs.of_process(11) == [KEY]
+    assert not runs.knows(KEY)
+
+
+def test_what_is_over_is_known_for_a_while() -> None:
+    """Its end may still be on its way to the store."""
+    runs = RunsHere()
+    delivery = runs.received(KEY)
+    runs.over(delivery)
+    assert runs.knows(KEY)
+
+    delivery.over_at = -runs_here.GRACE_S
+    assert not runs.knows(KEY)
+
+
+def test_all_deliveries_of_a_run_that_the_worker_stopped_are_over() -> None:
+    runs = RunsHere()
+    for pid in (11, 12):
+        runs.accepted(runs.received(KEY, lease_s=1.0), pid)
+    runs.stopped(KEY)
+    assert (runs.busy(), runs.own_leases(), runs.clear()) == (set(), {}, [])
