@@ -44,7 +44,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeat = Heartbeat(runtime, Children(lambda: _pool_pids(worker), self._bell.ring))
         self._heartbeat.register()
         sidejob.heartbeat = self._heartbeat
-        self._loops = [Loop(self._heartbeat)]
+        self._loops = [Loop(self._heartbeat), Loop(self._heartbeat.errands)]
         if sidejob.settings.worker_services:
             heartbeat = self._heartbeat
             self._loops.append(Loop(Sweeper(runtime, worker_id=lambda: heartbeat.worker_id)))

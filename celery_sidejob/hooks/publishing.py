@@ -18,6 +18,7 @@ from typing import Any
 from celery import Celery
 from celery.canvas import maybe_signature
 from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
@@ -46,6 +47,8 @@ class CeleryPublisher:
         self._pid = os.getpid()
         self._producer: Producer | None = None
         self._paused_until = float("-inf")
+        self._refusing: dict[str, float] = {}
+        """Queues that took no message though the broker is there, and until when they are passed over."""
         self._marked = False
 
     @property
@@ -54,7 +57,7 @@ class CeleryPublisher:
         return time.monotonic() >= self._paused_until
 
     def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
-        """Publish in order until the broker fails, and return what it has."""
+        """Publish in order until the broker fails, and return what it has; a queue that refuses is passed over."""
         self._mind_fork()
         sent: list[Doorbell | Continuation] = []
         if INLINE.get():
@@ -65,15 +68,19 @@ class CeleryPublisher:
             for message in messages:
                 if not self.ready:
                     break
+                if self._refusing.get(message.queue, 0.0) > time.monotonic():
+                    continue
                 try:
                     reach("publish:before")
                     self._send(message)
                     reach("publish:after")
                 except Exception as error:
-                    if isinstance(message, Continuation) and not self._is_broker_error(error):
+                    if self._is_connection_error(error):
+                        self._pause(error)
+                    elif isinstance(message, Continuation):
                         logger.exception("A continuation cannot be published; it is tried again: %s", message.task_id)
-                        continue
-                    self._pause(error)
+                    else:
+                        self._pass_over(message.queue, error)
                 else:
                     sent.append(message)
         return sent
@@ -192,6 +199,17 @@ class CeleryPublisher:
             error,
             pause_s,
         )
+        self._drop_connection()
+
+    def _pass_over(self, queue: str, error: Exception) -> None:
+        """Leave one queue alone for a while: it is not declared, or something else has its name."""
+        self._refusing[queue] = time.monotonic() + PAUSE_S[1]
+        logger.warning(
+            "Queue %r did not take a message (%s: %s); its messages go out later.", queue, type(error).__name__, error
+        )
+        self._drop_connection()  # with AMQP the channel is gone after such an error
+
+    def _drop_connection(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
             try:
@@ -199,9 +217,12 @@ class CeleryPublisher:
             except Exception as closing:
                 logger.debug("Closing the broker connection failed: %s", closing)
 
-    def _is_broker_error(self, error: Exception) -> bool:
-        connection = self._app.connection_for_write()
-        return isinstance(error, (*connection.connection_errors, *connection.channel_errors, OSError))
+    def _is_connection_error(self, error: BaseException) -> bool:
+        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
+            error = error.__cause__ or error
+        if isinstance(error, KeyError):  # a queue that is not declared; kombu counts it among errors of its connections
+            return False
+        return isinstance(error, (*self._app.connection_for_write().connection_errors, OSError))
 
     def _mind_fork(self) -> None:
         if self._pid != os.getpid():

@@ -112,7 +112,7 @@ class JobRequest(Request):
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
             key = self._key
-            heartbeat.soon(lambda: end_from_outside(heartbeat, key, kind, message, reason))
+            heartbeat.errands.soon(lambda: end_from_outside(heartbeat, key, kind, message, reason))
             heartbeat.runs.stopped(key)
 
     def _plan(self, plan: str) -> None:

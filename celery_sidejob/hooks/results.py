@@ -11,13 +11,14 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.canvas import maybe_signature
+from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.uuid import uuid
 
 from ..model import values
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
-from .publishing import publication
+from .publishing import INLINE, publication
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -68,10 +69,49 @@ class CeleryResults:
             return False
         return True
 
+    def show(self, outcome: Outcome) -> bool:
+        """Store only the state of an asking and what belongs to it: no callbacks, no chord. Never raises."""
+        backend = self._app.backend
+        options = _revive(outcome.options)
+        if isinstance(backend, DisabledBackend) or not self._stores(outcome.task, options):
+            return False
+        state, value, trace = outcome.outcome.upper(), None, None
+        if outcome.outcome == Status.COMPLETED:
+            state, value = states.SUCCESS, values.decode(outcome.result)
+        elif outcome.outcome == Status.TERMINATED:
+            state, value = states.REVOKED, CeleryTaskRevokedError("the job was terminated")
+        elif outcome.result != "null":
+            error = json.loads(outcome.result)
+            value, trace = exception_of(self._app, error), error.get("traceback")
+            if outcome.outcome == Status.FAILED:
+                state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+        try:
+            backend.store_result(outcome.task_id, value, state, traceback=trace, request=self._request(outcome, options))
+        except Exception as error:
+            logger.warning("%s could not be shown as %s: %s", outcome.task_id, state, error)
+            return False
+        return True
+
     def _store(self, outcome: Outcome) -> None:
         backend = self._app.backend
         options = _revive(outcome.options)
-        request = Context(
+        request = self._request(outcome, options)
+        store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
+        if outcome.outcome == Status.COMPLETED:
+            backend.mark_as_done(outcome.task_id, values.decode(outcome.result), request, store_result)
+        elif outcome.outcome == Status.TERMINATED:
+            backend.mark_as_revoked(outcome.task_id, "the job was terminated", request, store_result)
+        else:
+            error = json.loads(outcome.result)
+            state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+            backend.mark_as_failure(
+                outcome.task_id, exception_of(self._app, error), error.get("traceback"), request, store_result,
+                state=state,
+            )  # fmt: skip
+
+    def _request(self, outcome: Outcome, options: Mapping[str, Any]) -> Context:
+        """Return the request of an asking, as far as Celery's backends look at it."""
+        return Context(
             {
                 "id": outcome.task_id,
                 "task": outcome.task,
@@ -89,20 +129,10 @@ class CeleryResults:
                 "delivery_info": {"routing_key": outcome.queue},
             }
         )
-        store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
-        if outcome.outcome == Status.COMPLETED:
-            backend.mark_as_done(outcome.task_id, values.decode(outcome.result), request, store_result)
-        elif outcome.outcome == Status.TERMINATED:
-            backend.mark_as_revoked(outcome.task_id, "the job was terminated", request, store_result)
-        else:
-            error = json.loads(outcome.result)
-            state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
-            backend.mark_as_failure(
-                outcome.task_id, exception_of(self._app, error), error.get("traceback"), request, store_result,
-                state=state,
-            )  # fmt: skip
 
     def _stores(self, task: str, options: Mapping[str, Any]) -> bool:
+        if INLINE.get() and not self._app.conf.task_store_eager_result:
+            return False
         known = self._app.tasks.get(task)
         ignored = options.get("ignore_result")
         return not (ignored if ignored is not None else known.ignore_result if known is not None else False)

@@ -141,12 +141,14 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     except (Exception, RecursionError) as error:
         return _fail(task, runtime, unit, error)
     try:
-        _end(runtime, hold, unit.unit, ending)
+        ended = _end(runtime, hold, unit.unit, ending)
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
         return _fail(task, runtime, unit, error)
     if ending.outcome == Status.SUSPENDED:
+        if ended.status == Status.SUSPENDED:
+            _show(runtime, task, row, Status.SUSPENDED)
         raise Ignore(f"job {job.id} is suspended")
     return value
 
@@ -173,10 +175,25 @@ def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: Running
         _end(runtime, unit.hold, unit.unit, Ending(Status.TERMINATED))
 
 
-def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> None:
+def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> Ended:
     """End the run; what follows its commit (callbacks, signals) is no part of the unit, which is over."""
     with outside_of_runs():
-        runs.end(runtime, hold, unit, ending)
+        return runs.end(runtime, hold, unit, ending)
+
+
+def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:
+    """Show in the result backend that the asking is still open, and how it stands.
+
+    It may have ended elsewhere by now; whoever ended it may have stored that before us, so what counts is stored again.
+    """
+    options = json.loads(row.options) if row.options else None
+    asking = Outcome(row.task_id, row.id, task.name, row.queue, state, error or "null", options, row.args, row.kwargs)
+    with outside_of_runs():
+        if row.task_id is None or not runtime.results.show(asking):
+            return
+        now = askings.outcome(runtime.connections, row.task_id)
+        if now is not None and now.outcome is not None:
+            runtime.results.show(replace(asking, outcome=now.outcome, result=now.result))
 
 
 def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
@@ -187,7 +204,9 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
     error = _error_json(cause) if cause is not None else None
-    _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=float(countdown), error=error))
+    ended = _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=float(countdown), error=error))
+    if ended.status == Status.QUEUED:
+        _show(runtime, task, row, "retry", error)
     raise Retry(exc=cause, when=countdown)
 
 

@@ -96,6 +96,10 @@ class Results(Protocol):
         """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
         ...
 
+    def show(self, outcome: Outcome) -> bool:
+        """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
+        ...
+
 
 class Observer(Protocol):
     """Is told what happened, after its commit."""

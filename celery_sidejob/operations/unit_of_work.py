@@ -78,10 +78,19 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
         applied.apply()
         return applied
 
-    applied = runtime.connections.transact(name, work)
+    applied = runtime.connections.transact(name, work, single=all(map(_is_one_statement, changes)) and len(changes) > 0)
     runtime.follow(applied.aftermath)
     apply_noted_asks(runtime, applied.aftermath.noted)
     return applied
+
+
+def _is_one_statement(change: Change) -> bool:
+    """Tell whether such changes, however many, are applied by `jobs.insert` alone, which needs no BEGIN and COMMIT."""
+    match change:
+        case NewJob(parent_id=None, ports=(), aliases=(), state=state):
+            return not state
+        case _:
+            return False
 
 
 def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Applied:

@@ -11,10 +11,8 @@ import logging
 import os
 import signal
 import socket
-import threading
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +23,7 @@ from ..operations.runtime import Runtime
 from ..store import claims, messages, workers
 from ..store.connection import Connections, OwnExecutor
 from .children import Children
+from .errands import Errands
 from .runs_here import ENDED, GRACE_S, RunsHere
 
 logger = logging.getLogger("celery_sidejob")
@@ -55,8 +54,7 @@ class Heartbeat:
         self.worker_id = 0
         self._died: set[int] = set()
         """Processes of the pool that died and whose runs are not all rescued yet."""
-        self._tasks: list[Callable[[], None]] = []
-        self._tasks_lock = threading.Lock()
+        self.errands = Errands()
         self._beat: OwnExecutor | None = None
         self._lock: OwnExecutor | None = None
         self._beat_at = float("-inf")
@@ -100,11 +98,6 @@ class Heartbeat:
         """Beat if it is time, rescue the runs of pool processes that died, give back what is held and not run."""
         beaten = self._beat_if_due()
         self._died.update(self._children.died(self.runs.busy()))
-        # After the look at the processes and before their rescue: a time limit asks for the run's end, then kills.
-        with self._tasks_lock:
-            tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task()
         orphans = sum(self._rescue(pid) for pid in sorted(self._died))
         given_back = self._reconcile() if self._reconcile_is_due() else 0
         given_back += self._cancel_overdue()
@@ -123,11 +116,6 @@ class Heartbeat:
             if executor is not None:
                 executor.close()
         self._lock = self._beat = None
-
-    def soon(self, task: Callable[[], None]) -> None:
-        """Have `task` done by this thread at its next look: callers on the worker's event loop must not wait."""
-        with self._tasks_lock:
-            self._tasks.append(task)
 
     # -- beating -------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -73,6 +74,7 @@ class Sweeper:
         self._reserved: list[str] = []
         self._trouble_at = float("-inf")
         self._looked_at: dict[str, float] = {}
+        self._settling: threading.Thread | None = None
 
     def run_once(self) -> PollReport | None:
         """Sweep once, if this worker is the schema's sweeper; None if another one is."""
@@ -194,21 +196,39 @@ class Sweeper:
             sent = self._runtime.dispatch(bells, continuations)
             report.published += sent
             self._reserved = []
-            if sent < len(rows):
-                self._set_aside(rows, report)
+            if sent == len(rows):
+                continue
+            report.unpublished += len(rows) - sent
+            if not self._runtime.publisher.ready:
+                self._set_aside(rows)
                 return
+            # Otherwise it is these rows that cannot be published: they wait for the end of their reservation.
 
-    def _set_aside(self, rows: Any, report: PollReport) -> None:
-        """Look again soon at what the broker did not take: no row may wait for the whole reservation."""
-        waiting = messages.still_unpublished(self._runtime.connections, [row.task_id for row in rows], SET_ASIDE_S)
-        report.unpublished += waiting
+    def _set_aside(self, rows: Any) -> None:
+        """Look again soon at what a broker that is away did not take: it need not wait for the whole reservation."""
+        messages.still_unpublished(self._runtime.connections, [row.task_id for row in rows], SET_ASIDE_S)
 
     # -- results -------------------------------------------------------------------------------------------------
 
     def _store_results(self, report: PollReport) -> None:
-        """Bring results to the backend that the process which ended the asking could not."""
+        """Bring results to the backend that the process which ended the asking could not.
+
+        A backend that is silent holds up whoever speaks to it, for minutes: a worker's sweeper leaves that to a thread.
+        """
+        if self._settling is not None and self._settling.is_alive():
+            return
         rows = askings.unsent(self._runtime.connections, older_than_s=RESULT_GRACE_S, limit=PAGE)
-        report.results += self._runtime.settle(_outcome(row) for row in rows)
+        if self._worker_id is None:
+            report.results += self._runtime.settle(_outcome(row) for row in rows)
+        elif rows:
+            self._settling = threading.Thread(target=self._settle, args=(rows,), name="sidejob-results", daemon=True)
+            self._settling.start()
+
+    def _settle(self, rows: Sequence[Any]) -> None:
+        try:
+            self._runtime.settle(_outcome(row) for row in rows)
+        except Exception:
+            logger.exception("Results could not be brought to the backend; it is tried again")
 
     def _is_time(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

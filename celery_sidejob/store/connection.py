@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors as pg
+from psycopg.pq import TransactionStatus
 from psycopg.conninfo import conninfo_to_dict
 
 from ..model.crash_points import AnswerLost, reach
@@ -152,7 +153,7 @@ class Connections:
         return self.connect()
 
     def _release(self, executor: OwnExecutor) -> None:
-        if executor.broken:
+        if executor.broken or executor.busy:
             executor.close()
             return
         with self._lock:
@@ -211,7 +212,7 @@ class OwnExecutor:
             self.close()
             raise StoreUnavailableError(str(lost)) from lost
         except BaseException:
-            if not self.broken:
+            if not self.broken and not self.busy:
                 self._cursor.execute("ROLLBACK")
             raise
         try:
@@ -255,9 +256,17 @@ class OwnExecutor:
         """Tell whether this connection can no longer be used."""
         return self.connection.closed or self.connection.broken
 
+    @property
+    def busy(self) -> bool:
+        """Tell whether a statement is under way: a signal's handler raised in the middle of it, as time limits do."""
+        return self.connection.info.transaction_status == TransactionStatus.ACTIVE
+
     def close(self) -> None:
         """Close the connection; never raises."""
         _open_connections.discard(self.connection)
+        if not self.broken and self.busy:
+            with suppress(psycopg.Error):  # else the server finishes the statement for nobody
+                self.connection.cancel_safe(timeout=1.0)
         with suppress(psycopg.Error):  # it is gone either way
             self.connection.close()
 

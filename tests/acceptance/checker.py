@@ -18,7 +18,8 @@ from tests.tools.in_process import RULES
 ALWAYS: Mapping[str, str] = {
     **RULES,
     "a run in progress is of a worker that is known": """
-        SELECT id FROM jobs j WHERE unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id)""",
+        SELECT id FROM jobs j
+        WHERE unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM workers w WHERE w.id = j.worker_id)""",
     "a terminated job has nothing below it that was made later": """
         SELECT c.id FROM jobs c JOIN jobs p ON p.id = c.parent_id
         WHERE p.status = 'terminated' AND c.created_at > p.ended_at""",
@@ -30,7 +31,8 @@ ALWAYS: Mapping[str, str] = {
 
 AT_REST: Mapping[str, str] = {
     "no packet stays taken by a run that is over": """
-        SELECT p.id FROM packets p JOIN jobs t ON t.id = p.taken_by WHERE t.unit_no IS NULL OR t.run_no <> p.taken_run""",
+        SELECT p.id FROM packets p JOIN jobs t ON t.id = p.taken_by
+        WHERE t.unit_no IS NULL OR t.run_no <> p.taken_run""",
     "no result waits for the backend": "SELECT task_id FROM askings WHERE closed_at IS NOT NULL AND stored_at IS NULL",
     "no asking of a job that completed, failed or was terminated is open": """
         SELECT a.task_id FROM askings a JOIN jobs j ON j.id = a.job_id

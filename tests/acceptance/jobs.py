@@ -200,4 +200,3 @@ def slow(job: RunningJob) -> None:
     """Take longer than the hard time limit."""
     note("slow", job)
     time.sleep(HOLDING_S)
-

@@ -67,6 +67,23 @@ class Site:
         ) as connection:
             return connection.execute(query, parameters).fetchall()
 
+    @contextmanager
+    def locked(self, job: Job) -> Iterator[Callable[[], bool]]:
+        """Hold the lock on a job's row within the block; yields what tells whether somebody of ours waits for it."""
+        with psycopg.connect(
+            self.configuration["sidejob_database_url"], options="-c search_path=sidejob"
+        ) as connection:
+            connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [job.id])
+            pid = connection.info.backend_pid
+
+            def waiting() -> bool:
+                return bool(
+                    self.rows("SELECT 1 FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))", pid)
+                )
+
+            yield waiting
+            connection.rollback()
+
     def job_row(self, job: Job) -> dict[str, Any]:
         """Return a job's own row."""
         return self.rows("SELECT * FROM jobs WHERE id = %s", job.id)[0]

@@ -37,9 +37,7 @@ class Scene:
         self.processes = processes
         self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
         self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
-        self.app.conf.update(
-            sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance"
-        )
+        self.app.conf.update(sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance")
         self.sidejob = SideJob(self.app)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(LEDGER)
@@ -64,7 +62,10 @@ class Scene:
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in the schema of sidejob and return the rows."""
         with psycopg.connect(
-            self.database_url, autocommit=True, options="-c search_path=sidejob", row_factory=psycopg.rows.namedtuple_row
+            self.database_url,
+            autocommit=True,
+            options="-c search_path=sidejob",
+            row_factory=psycopg.rows.namedtuple_row,
         ) as connection:
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
@@ -76,7 +77,8 @@ class Scene:
     def sweeper(self) -> int | None:
         """The process id of the worker that sweeps."""
         rows = self.sql(
-            "SELECT w.ident FROM leases l JOIN workers w ON w.id = l.holder WHERE l.name = 'sweeper' AND w.dead_at IS NULL"
+            "SELECT w.ident FROM leases l JOIN workers w ON w.id = l.holder"
+            " WHERE l.name = 'sweeper' AND w.dead_at IS NULL"
         )
         return int(rows[0].ident.split(":")[1]) if rows else None
 
@@ -141,7 +143,6 @@ class Workload:
         assert [packet.value for packet in self.stepper.output("steps").peek()] == list(range(STEPS))
         assert [packet.value for packet in self.borrowed.output("sum").peek()] == [15]
         assert len(self.scene.sidejob.dead) == 0
-
 
     def _jobs(self) -> list[Job]:
         return [self.family, self.stepper, self.patient, self.borrowed]

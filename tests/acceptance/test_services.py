@@ -192,7 +192,7 @@ def test_a_result_backend_that_is_silent_blocks_no_sweep(
             for job in jobs:
                 site.wait_for(job, "completed")
             wait_until(
-                lambda: not site.rows("SELECT 1 FROM askings WHERE closed_at > now() - interval '6 s'"),
+                lambda: not site.rows("SELECT 1 FROM askings WHERE closed_at > now() - interval '9 s'"),
                 timeout=15,
                 message="the results to be the sweeper's business",
             )

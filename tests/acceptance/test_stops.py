@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ from celery_sidejob.model.status import Status
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.runs import Ending, Unit
 from celery_sidejob.services.heartbeat import Heartbeat
-from tests.acceptance.outage_site import Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
+from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
 
 POOLS = pytest.mark.parametrize("pool", ["prefork", "solo"])
+LEASE_S = 3.0
 STOP_S = 45.0
 """Celery's own warm shutdown of a prefork pool takes half a minute now and then."""
 
@@ -181,6 +185,55 @@ def test_a_soft_time_limit_is_a_run_that_raised(site: Site) -> None:
     assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
 
 
+def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behind(site: Site) -> None:
+    """It is raised in the middle of our own statement, which waits for somebody who has locked the job."""
+    job = site.hold("gate", [1], soft_time_limit=3)
+    worker = site.start_worker()
+    (begun,) = site.record.wait_for("holding", job=job.id)
+
+    with site.locked(job) as waiting:
+        site.open("gate")
+        wait_until(waiting, message="the end of the run to wait for the lock")
+        worker.wait_for_log("Soft time limit")
+    row = wait_until(lambda: at_rest(site, job), timeout=10, message="the job to rest")
+
+    assert (row["run_no"], row["losses"], row["status"]) == (1, 0, "completed")
+    assert len(job.input("numbers")) == 0
+    for _ in range(3):  # in the same process, on the same connection or a new one
+        later = site.hold("gate")
+        site.wait_for(later, "completed", timeout=5)
+        assert site.record.of("holding", job=later.id)[0]["pid"] == begun["pid"]
+
+
+def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+) -> None:
+    with site_of(
+        tmp_path, processes, record, broker_url=redis_url, sidejob_database_url=database_url, sidejob_lease=LEASE_S,
+        sidejob_heartbeat_interval=0.5,
+    ) as site:  # fmt: skip
+        revoked, other = site.hold("gate", [1]), site.hold("gate", [2])
+        site.start_worker(concurrency=2)
+        for job in (revoked, other):
+            site.record.wait_for("holding", job=job.id)
+
+        with site.locked(revoked) as waiting:
+            site.app.control.revoke(revoked.task_id, terminate=True)
+            wait_until(waiting, message="the end of the run to wait for the lock")
+            beats = site.rows("SELECT beat_at FROM workers")[0]["beat_at"]
+            wait_until(
+                lambda: site.rows("SELECT 1 FROM workers WHERE beat_at > %s + interval '1.2 s' * 3", beats),
+                timeout=3 * LEASE_S,
+                message="the worker to beat on for longer than its lease",
+            )
+
+        row = site.wait_for(revoked, "failed")
+        assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "TaskRevokedError")
+        site.open("gate")
+        assert site.wait_for(other, "completed")["run_no"] == 1
+        site.quiet()
+
+
 def test_a_hard_time_limit_is_a_run_that_raised(site: Site) -> None:
     job = site.hold("gate", [1, 2], task="outage.deaf", soft_time_limit=1, time_limit=2)
     result = job.result
@@ -230,6 +283,12 @@ def test_an_asking_that_expired_before_it_began_is_revoked(site: Site, pool: str
     assert_ended_as_revoked(site, job, result, run_no=1)
     assert site.record.of("holding", job=job.id) == []
     assert_runs_again_when_asked(site, job, [1], run_no=2)
+
+
+def at_rest(site: Site, job: Job) -> dict[str, Any] | None:
+    """Return the job's row if it is finished."""
+    row = site.job_row(job)
+    return row if row["status"] in ("completed", "failed") and row["unit_no"] is None else None
 
 
 # -- what is checked -----------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 from celery import Celery
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, SideJob, Status
 from tests.tools.databases import Databases
@@ -32,6 +34,7 @@ class Site:
         self.app = Celery("units", broker=broker_url, backend=broker_url, set_as_current=False)
         self.app.conf.sidejob_database_url = database_url
         self.sidejob = SideJob(self.app)
+        self.engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
         self.outside = psycopg.connect(database_url, autocommit=True)
         self.outside.execute("CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, what text, value int)")
 
@@ -42,10 +45,11 @@ class Site:
 
     def run(self, task: str, *args: Any, values: tuple[Any, ...] = (1, 2, 3), rest: Any = RESTS) -> Job:
         """Make a job with packets on its port, and wait until it rests."""
-        with psycopg.connect(self.url) as connection:
+        with self.engine.begin() as connection:
             job = self.sidejob.enqueue(f"units.{task}", args, transaction=connection)
             job.input("a").write_many(values, transaction=connection)
-        return job.wait(rest, timeout=TIMEOUT_S)
+        job.wait(rest, timeout=TIMEOUT_S)
+        return job
 
     def ledger(self, job: Job) -> list[tuple[str, int]]:
         """What was entered for a job."""
@@ -57,7 +61,7 @@ class Site:
 
     def error(self, job: Job) -> str:
         """What the job failed with."""
-        error = job.info["error"]
+        error = job.refresh().info["error"]
         return f"{error['type']}: {error['message']}"
 
 
@@ -99,7 +103,7 @@ def test_everything_commits_together(site: Site, kind: str) -> None:
     other = bystander(site)
     job = site.run("together", kind, other.id)
 
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert site.ledger(job) == [("sum", 6)]
     assert (waiting(job), written(job), job.state) == ([], [6], {"total": 6})
     assert job.aliases == [f"alias{job.id}"]
@@ -115,7 +119,7 @@ def test_after_a_rollback_the_run_goes_on_from_before(site: Site, kind: str) -> 
     other = bystander(site)
     job = site.run("again", kind, other.id)
 
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert [line["values"] for line in site.notes("read", job)] == [[1, 2, 3], [1, 2, 3]]
     back = site.notes("back", job)[0]
     assert (back["waiting"], back["state"], back["children"]) == (3, {}, [])
@@ -127,7 +131,7 @@ def test_after_a_rollback_the_run_goes_on_from_before(site: Site, kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_before_the_block_outlives_its_rollback(site: Site, kind: str) -> None:
     job = site.run("given_up", kind)
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert job.state == {"before": True, "first": 1}
     assert waiting(job) == [2, 3]
 
@@ -150,7 +154,7 @@ def test_an_error_inside_the_block(site: Site, kind: str, caught: bool) -> None:
 
     assert site.ledger(job) == []
     if caught:
-        assert job.status == Status.COMPLETED
+        assert job.status == Status.COMPLETED, site.error(job)
         assert (waiting(job), job.state) == ([], {"before": True, "after": [1, 2, 3]})
     else:
         assert job.status == Status.FAILED
@@ -162,7 +166,7 @@ def test_an_error_inside_the_block(site: Site, kind: str, caught: bool) -> None:
 def test_a_unit_that_the_store_refuses(site: Site, kind: str) -> None:
     job = site.run("refused", kind)
 
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     note = site.notes("refused", job)[0]
     assert note["values"] == [1, 2, 3]
     assert note["error"] in {"ChildNameTakenError", "UniqueViolation", "IntegrityError"}
@@ -177,7 +181,7 @@ def test_a_unit_that_the_store_refuses(site: Site, kind: str) -> None:
 def test_several_units_in_one_run(site: Site, kind: str) -> None:
     job = site.run("several", kind)
 
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert site.ledger(job) == [("one", 1), ("one", 2), ("one", 3)], "the third was rolled back and read again"
     assert written(job) == [1, 2, 3, "plain", "last"]
     assert (waiting(job), job.state) == ([], {"number": 3})
@@ -186,14 +190,14 @@ def test_several_units_in_one_run(site: Site, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_connection_may_be_in_its_next_transaction(site: Site, kind: str) -> None:
     job = site.run("used_again", kind)
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert (waiting(job), job.state, site.ledger(job)) == ([], {"values": [1, 2, 3], "more": True}, [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoints(site: Site, kind: str) -> None:
     job = site.run("checkpointing", kind)
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert site.ledger(job) == [("one", 1), ("one", 2), ("one", 3)]
     assert (waiting(job), written(job)) == ([], [1, 2, 3])
     assert site.notes("kept", job)[0]["state"] == {"total": 1}, "what a checkpoint could not commit is still to come"
@@ -203,7 +207,7 @@ def test_checkpoints(site: Site, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_unit_inside_a_savepoint_that_is_rolled_back(site: Site, kind: str) -> None:
     job = site.run("savepoint", kind)
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert site.ledger(job) == [("outer", 0)]
     assert (waiting(job), job.state) == ([], {"after": [1, 2, 3]})
 
@@ -248,7 +252,7 @@ def test_outside_of_a_run_there_is_no_unit(site: Site) -> None:
 @pytest.mark.parametrize("kind", ["session-psycopg", "psycopg"])
 def test_a_run_that_is_no_longer_current_writes_nothing(site: Site, kind: str) -> None:
     job = site.run("outdated", kind)
-    assert job.status == Status.COMPLETED
+    assert job.status == Status.COMPLETED, site.error(job)
     assert site.ledger(job) == [("told", 0)]
     assert (waiting(job), job.state) == ([1, 2, 3], {})
 
@@ -271,7 +275,7 @@ def test_a_process_that_dies_around_the_commit(
     processes.start_worker("tests.acceptance.units", env=env, pool="prefork", concurrency=2)
     for when in ("before", "after"):
         job = site.run("killed", kind, when)
-        assert job.status == Status.COMPLETED
+        assert job.status == Status.COMPLETED, site.error(job)
         assert site.ledger(job) == [(when, 1), (when, 2), (when, 3)]
         assert written(job) == [1, 2, 3]
         assert job.input("a").read() is NO_DATA

@@ -67,6 +67,8 @@ def child(job: RunningJob) -> None:
 
 @sidejob.task(name="units.together", **ports)
 def together(job: RunningJob, kind: str, other: int) -> None:
+    if "child" in job.children:
+        return  # its end has asked us to run once more
     with lent(kind) as lender:
         with job.unit(transaction=lender.transaction):
             everything(job, lender, other)
@@ -77,6 +79,8 @@ def together(job: RunningJob, kind: str, other: int) -> None:
 
 @sidejob.task(name="units.again", **ports)
 def again(job: RunningJob, kind: str, other: int) -> None:
+    if "child" in job.children:
+        return  # its end has asked us to run once more
     with lent(kind) as lender:
         with job.unit(transaction=lender.transaction):
             note("read", job, values=everything(job, lender, other))

@@ -105,9 +105,7 @@ def scans(plan: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("name", HOT)
-def test_a_hot_statement_reads_no_large_table_as_a_whole(
-    large_store: psycopg.Connection[Any], name: str
-) -> None:
+def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Connection[Any], name: str) -> None:
     if HOT[name].text.startswith("SET "):
         pytest.skip("no query")
     plan = plan_of(large_store, HOT[name])

@@ -1,7 +1,7 @@
 """Each trace by which a simpler protocol loses something, step by step on a real Postgres.
 
-The numbers are those of the protocol's list of defects. Where a trace needs a killed process or a server that goes away,
-it is among the acceptance tests.
+The numbers are those of the protocol's list of defects. Where a trace needs a killed process or a server that goes
+away, it is among the acceptance tests.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ def applying(stage: Stage, *changes: Change) -> Callable[[Any], Applied]:
 
 def wait_for_waiters(stage: Stage, count: int = 1) -> None:
     """Return once so many backends wait for a lock."""
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     wait_until(lambda: stage.sql(waiting)[0][0] >= count, message=f"{count} backends to wait for a lock")
 
 
@@ -257,9 +255,7 @@ def test_p08_a_worker_that_beats_between_look_and_mark_is_alive(stage: Stage) ->
     assert workers.suspect(connections, stage.worker_id, by="silence", seen=seen.beat_at)
     assert workers.beat(connections, stage.worker_id)
     assert not workers.declare_dead(connections, stage.worker_id, lock_grace_s=0, silence_s=0)
-    assert not recovery.take_back(
-        stage.runtime, job.id, run_no=1, worker_id=stage.worker_id, own=False, loss=True
-    )
+    assert not recovery.take_back(stage.runtime, job.id, run_no=1, worker_id=stage.worker_id, own=False, loss=True)
     assert row(stage, job) == ("running", 1, 0, 0)
 
 

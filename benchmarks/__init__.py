@@ -1,0 +1,1 @@
+"""Measurements of the promises that have a number: `python -m benchmarks`."""

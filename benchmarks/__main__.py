@@ -1,0 +1,28 @@
+"""Runs one of the benchmarks: `python -m benchmarks <name> [options]`; without a name it lists them."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+BENCHMARKS = {
+    "throughput": "how many messages and jobs per second, against bare Celery",
+    "scale": "what statements cost on large tables",
+    "recovery": "how soon runs begin again after kills",
+}
+"""Each is a module here with `main(arguments)`, which returns an exit code or None."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run the benchmark that is named first with the rest of the arguments."""
+    if not arguments or arguments[0] not in BENCHMARKS:
+        print(__doc__)
+        for name, what in BENCHMARKS.items():
+            print(f"  {name:12} {what}")
+        return 2 if arguments else 0
+    code: int | None = import_module(f"benchmarks.{arguments[0]}").main(arguments[1:])
+    return code or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
