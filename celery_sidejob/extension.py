@@ -12,6 +12,7 @@ from celery.canvas import Signature
 from . import job as jobs_of
 from .deadset import DeadSet
 from .hooks import beat, configuration
+from .hooks import task as tasks
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
 from .hooks.publishing import CeleryPublisher
@@ -269,6 +270,9 @@ def _status(name: str) -> Status:
         return Status(name)
     except ValueError:
         raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
+
+
+tasks.extend_copy = SideJob
 
 
 def _several(status: str | Iterable[str]) -> Iterable[str]:

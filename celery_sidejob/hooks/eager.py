@@ -12,13 +12,12 @@ from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
 from ..job import Job, enqueue
-from ..model import values
 from ..model.status import Status
 from ..operations import runs
 from ..operations.unit_of_work import apply_noted_asks
 from ..services.heartbeat import Heartbeat
 from ..services.loop import Loop
-from ..store import askings, jobs, messages
+from ..store import jobs, messages
 from .publishing import INLINE
 from .run import run_claimed
 
@@ -38,16 +37,15 @@ def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, 
     inline = INLINE.set(True)
     try:
         job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
-        raised = drain(task.app.sidejob, job)
+        returned, raised = drain(task.app.sidejob, job)
     finally:
         INLINE.reset(inline)
     job.refresh()
     state = {Status.COMPLETED: states.SUCCESS, Status.FAILED: states.FAILURE, Status.TERMINATED: states.REVOKED}
     shown = state.get(job.status, job.status.upper())
-    row = askings.outcome(runtime.connections, task_id)
     value: Any = None
-    if job.status == Status.COMPLETED and row is not None and row.result is not None:
-        value = values.decode(row.result)
+    if job.status == Status.COMPLETED:
+        value = returned.get(job.id)
     elif job.status == Status.FAILED:
         value = raised.get(job.id)
     result = EagerResult(task_id, value, shown, name=task.name)
@@ -57,15 +55,15 @@ def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, 
     return result
 
 
-def drain(sidejob: Any, job: Job) -> dict[int, BaseException]:
-    """Run what is due of the job's family until all of it is quiet, and return what bodies raised, by job."""
+def drain(sidejob: Any, job: Job) -> tuple[dict[int, Any], dict[int, BaseException]]:
+    """Run what is due of the job's family until all of it is quiet; returns what bodies returned and raised, by job."""
     runtime = sidejob.runtime
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
     loop = Loop(heartbeat)
     loop.start()
+    returned: dict[int, Any] = {}
     raised: dict[int, BaseException] = {}
-
     deadline = time.monotonic() + QUIET_S
     try:
         while time.monotonic() < deadline:
@@ -78,21 +76,24 @@ def drain(sidejob: Any, job: Job) -> dict[int, BaseException]:
                 time.sleep(0.02)
                 continue
             for row in due:
-                _run_one(sidejob, runtime, heartbeat, row, raised)
+                _run_one(sidejob, runtime, heartbeat, row, returned, raised)
     finally:
         heartbeat.leave()
         loop.stop()
-    return raised
+    return returned, raised
 
 
-def _run_one(sidejob: Any, runtime: Any, heartbeat: Heartbeat, row: Any, raised: dict[int, BaseException]) -> None:
+def _run_one(
+    sidejob: Any, runtime: Any, heartbeat: Heartbeat, row: Any, returned: dict[int, Any],
+    raised: dict[int, BaseException],
+) -> None:  # fmt: skip
     hold = runs.claim(runtime, row.job_id, for_run=row.for_run, worker_id=heartbeat.worker_id)
     if hold is None:
         return
     task = sidejob.app.tasks[row.task]
     request = Context({"id": row.task_id, "is_eager": True, "called_directly": False})
     try:
-        run_claimed(task, runtime, hold, request)
+        returned[row.job_id] = run_claimed(task, runtime, hold, request)
     except (Ignore, Retry):
         pass
     except Exception as error:

@@ -62,6 +62,9 @@ class CeleryPublisher:
         sent: list[Doorbell | Continuation] = []
         if INLINE.get():
             messages = [message for message in messages if isinstance(message, Continuation)]
+        if self._app.conf.task_always_eager:
+            sent += self._continue_here([message for message in messages if isinstance(message, Continuation)])
+            messages = [message for message in messages if isinstance(message, Doorbell)]
         if not messages or not self.ready:
             return sent
         with self._lock:
@@ -105,7 +108,7 @@ class CeleryPublisher:
 
     def _send(self, message: Doorbell | Continuation) -> None:
         if isinstance(message, Continuation):
-            self._continue(message)
+            self._continue(message, producer=self._open(), retry=False)
         else:
             self._ring(message)
 
@@ -157,16 +160,26 @@ class CeleryPublisher:
             return 9 - max(0, min(9, priority))
         return priority
 
-    def _continue(self, continuation: Continuation) -> None:
+    def _continue(self, continuation: Continuation, **how: Any) -> None:
         """Send a callback or the rest of a chain: a message of its own, or for a sidejob task a job.
 
         Its task id was fixed when the asking ended, so that a repetition is recognised as one.
         """
         kept = kombu_loads(continuation.publication)
         signature = maybe_signature(kept["signature"], app=self._app)
-        signature.apply_async(
-            tuple(kept["args"]), producer=self._open(), retry=False, task_id=continuation.task_id, **kept["options"]
-        )
+        signature.apply_async(tuple(kept["args"]), task_id=continuation.task_id, **how, **kept["options"])
+
+    def _continue_here(self, continuations: Sequence[Continuation]) -> list[Continuation]:
+        """In eager mode: run callbacks and the rest of chains in this process, without a broker."""
+        done: list[Continuation] = []
+        for continuation in continuations:
+            try:
+                self._continue(continuation)
+            except Exception:
+                logger.exception("A continuation failed; it is tried again: %s", continuation.task_id)
+            else:
+                done.append(continuation)
+        return done
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -7,23 +7,26 @@ import logging
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from celery.app.task import Context
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ..job import enqueue
 from ..model import values
 from ..model.errors import LeaseLostError, StoreUnavailableError, TaskRevokedError
+from ..model.messages import Outcome
 from ..model.status import Status
 from ..open_unit import ACTIVE, OpenUnit, outside_of_runs
 from ..operations import recovery, runs
-from ..operations.runs import Ending, Hold, InputsMovedError, Unit
+from ..operations.runs import Ended, Ending, Hold, InputsMovedError, Unit
 from ..operations.runtime import Runtime
 from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
+from ..store import askings
 from .publishing import HEADER
 from .stopping import worker_is_stopping
 from .task import SideJobTask, hook_of
@@ -176,9 +179,16 @@ def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: Running
 
 
 def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> Ended:
-    """End the run; what follows its commit (callbacks, signals) is no part of the unit, which is over."""
+    """End the run; what follows its commit (callbacks, signals) is no part of the unit, which is over.
+
+    A soft time limit that strikes now comes too late: it was raised in the middle of our statement, so that is
+    repeated. If the first one was committed after all, the second finds the run over (LeaseLostError).
+    """
     with outside_of_runs():
-        return runs.end(runtime, hold, unit, ending)
+        try:
+            return runs.end(runtime, hold, unit, ending)
+        except SoftTimeLimitExceeded:
+            return runs.end(runtime, hold, unit, ending)
 
 
 def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:

@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from celery import Celery, _state
+from celery.app import base as celery_app
 from celery.app.task import Task
 from celery.exceptions import MaxRetriesExceededError
-from celery.local import Proxy
+from celery.local import PromiseProxy, Proxy
 
 from ..job import Job, enqueue
 from ..model.errors import IllegalMoveError, SchemaError, SettingsError
@@ -30,6 +31,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity", "durable"})
+
+SENDING_OPTIONS = frozenset({"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"})
+"""Set after Celery has bound the task: it warns of them before, because Celery 6 wants routes instead. Ours stay."""
 
 
 class SideJobTask(Task):
@@ -212,9 +216,16 @@ class SideJobTask(Task):
     def _runtime(self) -> Runtime:
         app = self._get_app()
         sidejob = getattr(app, "sidejob", None)
+        if sidejob is None and celery_app.USING_EXECV:
+            sidejob = extend_copy(app)
         if sidejob is None:
             raise SettingsError(f"{self.name} is a sidejob task, but its app has no SideJob: call SideJob(app).")
         return cast("Runtime", sidejob.runtime)
+
+
+def extend_copy(app: Celery) -> Any:
+    """Give the copy of an app that a spawned process was sent what the original has; set by the extension."""
+    return None
 
 
 class SharedSideJobTask(Proxy, Generic[P, R]):
@@ -275,24 +286,20 @@ def sidejob_task(function: Any = None, /, **options: Any) -> Any:
 def task_of(app: Celery, function: Any = None, options: dict[str, Any] | None = None) -> Any:
     """Make a sidejob task of one app; what `@sidejob.task` does."""
     options = options or {}
+    if celery_app.USING_EXECV:  # a spawned process of a pool works for a copy of the app: as Celery's own tasks there
+        return _shared(options)(function) if function is not None else _shared(options)
 
     def decorate(body: Any) -> Any:
         noted: dict[str, Any] = {}
         checked = _check(options)
         name = _name_of(body, checked)
 
-        def register() -> Any:
-            return build(app, body, name, checked, noted)
-
-        if app.finalized:
-            register()
-        else:
-            with app._finalize_mutex:
-                if app.finalized:
-                    register()
-                else:
-                    app.on_after_finalize.connect(lambda **_: register(), weak=False)
-        return _proxy(lambda: app.tasks[name or app.gen_task_name(body.__name__, body.__module__)], noted)
+        with app._finalize_mutex:
+            if app.finalized:
+                build(app, body, name, checked, noted)
+            else:  # with the app's other tasks: before any receiver of on_after_finalize, which may look for it
+                app._pending.append(PromiseProxy(build, (app, body, name, checked, noted)))
+        return _proxy(lambda: app.tasks[name or app.gen_task_name(body.__name__, body.__module__)], body, noted)
 
     return decorate(function) if function is not None else decorate
 
@@ -314,13 +321,13 @@ def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
             app = _state.get_current_app()
             return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
 
-        return _proxy(find, noted)
+        return _proxy(find, body, noted)
 
     return decorate
 
 
-def _proxy(find: Callable[[], Any], noted: dict[str, Any]) -> Any:
-    proxy: Any = SharedSideJobTask(find)
+def _proxy(find: Callable[[], Any], body: Any, noted: dict[str, Any]) -> Any:
+    proxy: Any = SharedSideJobTask(find, __doc__=body.__doc__)
     object.__setattr__(proxy, "_noted", noted)
     return proxy
 
@@ -329,6 +336,7 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
     """Build and register the task for one app; `noted` are the hooks, also those that are given after this."""
     options = dict(options)
     base = options.pop("base", None) or app.Task
+    sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}
     if isinstance(body, type):
         task_class = type(body.__name__, (body, base), {**options, "__module__": body.__module__, "abstract": False})
         task = task_class()
@@ -337,6 +345,8 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
     else:
         marked = base if issubclass(base, SideJobTask) else type("SideJobTask", (SideJobTask, base), {"abstract": True})
         task = app._task_from_fun(body, name=name, base=marked, **options)
+    for option, value in sent.items():
+        setattr(type(task), option, value)
     task._hooks = noted
     return task
 

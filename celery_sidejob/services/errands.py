@@ -27,6 +27,11 @@ class Errands:
         """Have `errand` done at the next turn; from any thread, and safe in a signal handler."""
         self._waiting.append(errand)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something is wanted or being done."""
+        return bool(self._waiting)
+
     def run_once(self) -> int:
         """Do what is wanted, and return how much that was; while the store is away it stays wanted."""
         done = 0

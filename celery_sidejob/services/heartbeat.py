@@ -209,6 +209,8 @@ class Heartbeat:
 
     def _reconcile_is_due(self) -> bool:
         # It reads the whole of `messages`, so only after a death here, and otherwise once per lease.
+        if self.errands.waiting:
+            return False  # runs that this worker stopped are still to be ended
         self.runs.sweep()
         return self._look_again or time.monotonic() - self._reconciled_at > self._settings.lease
 

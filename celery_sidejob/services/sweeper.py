@@ -75,6 +75,7 @@ class Sweeper:
         self._trouble_at = float("-inf")
         self._looked_at: dict[str, float] = {}
         self._settling: threading.Thread | None = None
+        self._emptied = False  # the broker tells only once
 
     def run_once(self) -> PollReport | None:
         """Sweep once, if this worker is the schema's sweeper; None if another one is."""
@@ -161,7 +162,9 @@ class Sweeper:
 
     def _look_for_an_emptied_broker(self, report: PollReport) -> None:
         """Have everything published again that the broker no longer has: copies are harmless."""
-        if not self._is_time("marker", MARKER_S) or not self._runtime.publisher.was_emptied():
+        if not self._emptied:
+            self._emptied = self._is_time("marker", MARKER_S) and self._runtime.publisher.was_emptied()
+        if not self._emptied:
             return
         report.broker_emptied = True
         after: int | None = 0
@@ -172,6 +175,7 @@ class Sweeper:
                 return messages.look_now(executor, after=page_after, limit=1000)
 
             after = self._runtime.connections.transact("look-now", work)
+        self._emptied = False
 
     def _publish(self, report: PollReport) -> None:
         """Publish what is due and unpublished, or published and not heard of; fair by queue, oldest first."""

@@ -23,20 +23,26 @@ SETTLED_AFTER_S = 0.3
 
 @dataclass
 class Loss:
-    """Runs that must begin again: {job id: number of that run}. `back` gathers after how many seconds each did."""
+    """Runs that must begin again, {job id: number of that run}, and after how many seconds each was asked for and did.
+
+    What is asked for again waits in the queue like everything else, and longer than it takes to notice the loss.
+    """
 
     what: str
     thing: str
     at: datetime
     awaited: dict[int, int]
-    back: list[float] = field(default_factory=list)
+    announced: dict[int, float] = field(default_factory=dict)
+    back: dict[int, float] = field(default_factory=dict)
 
     def look(self, store: Store) -> None:
-        """Note what has come back since the last look."""
-        for job_id, (run_no, ran_at) in store.runs(self.awaited).items() if self.awaited else ():
-            if run_no >= self.awaited[job_id] and ran_at is not None:
+        """Note what has happened since the last look."""
+        for job_id, run in store.runs(self.awaited).items() if self.awaited else ():
+            if run.announced_at is not None and run.announced_at > self.at:
+                self.announced[job_id] = (run.announced_at - self.at).total_seconds()
+            if run.began_at is not None and run.number >= self.awaited[job_id]:
                 del self.awaited[job_id]
-                self.back.append((ran_at - self.at).total_seconds())
+                self.back[job_id] = (run.began_at - self.at).total_seconds()
 
     @property
     def extent(self) -> str:
@@ -99,7 +105,7 @@ class Accidents:
         bells = [json.loads(message)["headers"].get("sidejob") for message in messages]
         announced = {bell["job"]: bell["for_run"] for bell in bells if bell}
         runs = self._store.runs(announced)
-        lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id][0] < for_run}
+        lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id].number < for_run}
         self.losses.append(Loss("broker emptied", "message", at, lost))
         return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost)} of them awaited"
 

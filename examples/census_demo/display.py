@@ -73,14 +73,15 @@ def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Tab
 
 
 def recovery_table(losses: Sequence[Loss]) -> Table:
-    """Return what was lost, and after how many seconds it ran again."""
-    table = Table(
-        "what happened", "lost", title="Recovery: seconds until what was lost ran again", title_justify="left"
-    )
-    for heading in ("first", "median", "last"):
+    """Return what was lost, and after how many seconds it was back."""
+    table = Table("what happened", "lost", title="Recovery, in seconds", title_justify="left")
+    for heading in ("all back in the queue", "the first running", "the last running"):
         table.add_column(heading, justify="right")
     for loss in losses:
-        back = sorted(loss.back)
-        times = [f"{back[place]:.1f}" for place in (0, len(back) // 2, -1)] if back else ["-"] * 3
+        queued, running = loss.announced.values(), loss.back.values()
+        times = [
+            f"{max(queued):.1f}" if queued else "-",
+            *(f"{end(running):.1f}" if running else "-" for end in (min, max)),
+        ]
         table.add_row(loss.what, loss.extent, *times)
     return table

@@ -13,10 +13,11 @@ from census_demo.plain import walk
 
 BUDGET_S = 60.0
 """For the jobs and the plain count. Starting, recovering and drawing take some twenty seconds more."""
-JOB_PROBES = 1.2
+JOB_PROBES = 0.9
 """A job's work beside the parsing, in all processes together and Postgres too, in units of `probe()`."""
-PARSED_PER_PROBE = 38_000
+PARSED_PER_PROBE = 49_000
 """Bytes of Python that are parsed and counted in the time of one `probe()`."""
+PROBES = 20
 PROBE = "def probe(first, *rest):\n    return [first + other for other in rest if other in {1: first}]\n\n\n" * 300
 
 
@@ -44,30 +45,35 @@ def make_plan(path: Path, always: Path) -> Plan:
     """Plan a census of `path`, of all of it or of a sample that fits the budget, and of all of `always`."""
     found = list(walk(path, 1))
     files = [file for _, files in found for file in files]
-    size = sum(file.stat().st_size for file in files)
-    one_in = math.ceil(_estimate_s(len(found) + len(files), size) / BUDGET_S)
-    paths = {path: one_in}
+    paths = {path: _one_in(len(found), len(files), sum(file.stat().st_size for file in files))}
     if not always.is_relative_to(path):
         paths[always] = 1
-    counted = [walked for part, n in paths.items() for walked in walk(part, n)]
+    counted = [walked for part, one_in in paths.items() for walked in walk(part, one_in)]
+    more = sum(len(files) for part in paths.keys() - {path} for _, files in walk(part, 1))
     return Plan(
         paths=paths,
         directories=len(counted),
         files=sum(len(files) for _, files in counted),
-        all_files=len(files) + (0 if always.is_relative_to(path) else len(list(always.iterdir()))),
+        all_files=len(files) + more,
     )
 
 
-def _estimate_s(jobs: int, size: int) -> float:
-    """Estimate how long a census takes: the jobs on all cores (Postgres needs one of them), the plain count on one."""
-    unit = min(probe() for _ in range(3))
-    cores = min(2, os.cpu_count() or 1)
-    parsing = size / PARSED_PER_PROBE
-    return unit * ((jobs * JOB_PROBES + parsing) / cores + parsing)
+def _one_in(directories: int, files: int, size: int) -> int:
+    """Return the n of "one file in n" that fits the budget: 1 if all do. A directory's job is made in any case."""
+    unit = probe()
+    cores = min(2, os.cpu_count() or 1)  # of more than two our four processes make little more
+    jobs_s = unit * JOB_PROBES / cores
+    parsing_s = unit * size / PARSED_PER_PROBE * (1 / cores + 1)  # once by the jobs, once by the plain loop
+    return max(1, math.ceil((files * jobs_s + parsing_s) / max(1.0, BUDGET_S - directories * jobs_s)))
 
 
 def probe() -> float:
-    """Measure how fast this machine is, by the kind of work to be done; returns seconds."""
-    began = time.process_time()
-    list(ast.walk(ast.parse(PROBE)))
-    return time.process_time() - began
+    """Measure how long a little of the work takes here and now; in seconds.
+
+    On a busy machine that is between the processor's time and the clock's: our several processes will be given more of
+    it than this one is.
+    """
+    clock, processor = time.perf_counter(), time.process_time()
+    for _ in range(PROBES):
+        list(ast.walk(ast.parse(PROBE)))
+    return math.sqrt((time.perf_counter() - clock) * (time.process_time() - processor)) / PROBES

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import psycopg
+from kombu import Connection, Exchange, Queue
 from psycopg import sql
 
 from celery_sidejob import embedded
@@ -43,7 +44,7 @@ class Servers:
 
 @contextmanager
 def running_servers() -> Iterator[Servers]:
-    """Start what is not given; in the end it is gone again, and so is our schema in a database that was given."""
+    """Start what is not given; in the end it is gone again, and so are our schema and our queue in what was given."""
     given_database = os.environ.get("SIDEJOB_DATABASE_URL")
     given_broker = os.environ.get("CELERY_BROKER_URL")
     given_schema = os.environ.get("SIDEJOB_SCHEMA")
@@ -56,6 +57,8 @@ def running_servers() -> Iterator[Servers]:
         if given_database and not given_schema:
             started.callback(_drop_schema, database_url, schema)
         own_broker = None if given_broker else started.enter_context(embedded.Valkey())
+        if given_broker:
+            started.callback(_delete_queue, given_broker, name)
         yield Servers(
             database_url=database_url,
             schema=schema,
@@ -74,3 +77,11 @@ def running_servers() -> Iterator[Servers]:
 def _drop_schema(database_url: str, schema: str) -> None:
     with psycopg.connect(plain_url(database_url), autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+
+
+def _delete_queue(broker_url: str, name: str) -> None:
+    with Connection(broker_url) as connection:
+        queue = Queue(name, Exchange(name), routing_key=name)(connection.default_channel)
+        queue.declare()
+        queue.delete()
+        queue.exchange.delete()

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
 import psycopg
 from psycopg import sql
+
+
+@dataclass(frozen=True)
+class Run:
+    """A job's latest run and when it began, and when the broker was last told of the job; None for never."""
+
+    number: int
+    began_at: datetime | None
+    announced_at: datetime | None
 
 
 class Store:
@@ -42,10 +52,14 @@ class Store:
         )
         return dict(rows.fetchall())
 
-    def runs(self, job_ids: Iterable[int]) -> dict[int, tuple[int, datetime | None]]:
-        """Return the number of each job's latest run, and when it began."""
-        rows = self._connection.execute("SELECT id, run_no, ran_at FROM jobs WHERE id = ANY(%s)", [list(job_ids)])
-        return {job_id: (run_no, ran_at) for job_id, run_no, ran_at in rows}
+    def runs(self, job_ids: Iterable[int]) -> dict[int, Run]:
+        """Return the latest run of each of these jobs."""
+        rows = self._connection.execute(
+            "SELECT j.id, j.run_no, j.ran_at, m.published_at FROM jobs j LEFT JOIN messages m ON m.job_id = j.id"
+            " WHERE j.id = ANY(%s)",
+            [list(job_ids)],
+        )
+        return {job_id: Run(*found) for job_id, *found in rows}
 
 
 def plain_url(url: str) -> str:

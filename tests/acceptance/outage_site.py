@@ -77,9 +77,7 @@ class Site:
             pid = connection.info.backend_pid
 
             def waiting() -> bool:
-                return bool(
-                    self.rows("SELECT 1 FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))", pid)
-                )
+                return bool(self.rows("SELECT 1 FROM pg_stat_activity WHERE %s = ANY(pg_blocking_pids(pid))", pid))
 
             yield waiting
             connection.rollback()

@@ -483,7 +483,9 @@ def test_a_child_name_that_is_taken_by_a_transaction_not_yet_committed(shop: Sho
         parent.enqueue(shop.add, child_name="x", transaction=rival)
 
         def let_the_rival_win() -> None:
-            blocked = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            blocked = (
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
             with psycopg.connect(shop.url, autocommit=True) as watch:
                 wait_until(lambda: watch.execute(blocked).fetchone() == (1,), message="somebody to wait for the rival")
             rival.commit()

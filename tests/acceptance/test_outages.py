@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import redis
 
-from celery_sidejob import embedded
+from celery_sidejob import Job, embedded
 from celery_sidejob.hooks.publishing import PAUSE_S
 from tests.acceptance.outage_site import Site, site_of
 from tests.tools.databases import prepare_template
@@ -261,7 +261,7 @@ def wait_for_beats(site: Site, count: int) -> None:
     wait_until(beaten, timeout=20, message=f"{count} workers to beat again")
 
 
-def assert_ran_through(site: Site, jobs: list) -> None:
+def assert_ran_through(site: Site, jobs: list[Job]) -> None:
     """Each job ended with the very run that was under way."""
     for number, job in enumerate(jobs):
         row = site.wait_for(job, "completed")
@@ -277,7 +277,7 @@ def away_for(seconds: float) -> None:
     wait_until(lambda: time.monotonic() >= until, timeout=seconds + 5, interval=0.1)
 
 
-def timed(call) -> float:
+def timed(call: Callable[[], object]) -> float:
     """Return how long a call takes."""
     began = time.monotonic()
     call()

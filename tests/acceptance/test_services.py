@@ -20,9 +20,7 @@ from tests.tools.workers import Processes
 
 
 @pytest.fixture
-def offline(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
-) -> Iterator[Site]:
+def offline(tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str) -> Iterator[Site]:
     """A client whose broker refuses: what it asks for is in the store alone."""
     with TcpProxy.to(redis_url) as proxy:
         proxy.refuse()
@@ -81,8 +79,10 @@ def test_poll_reports_what_it_did(offline: Site, redis_url: str) -> None:
 
         site.sidejob.enqueue("outage.note", countdown=0.2)
         wait_until(
-            lambda: site.rows("SELECT 1 FROM timers WHERE due_at <= now()")
-            or site.rows("SELECT 1 FROM messages WHERE due_at <= now() AND published_at IS NULL"),
+            lambda: (
+                site.rows("SELECT 1 FROM timers WHERE due_at <= now()")
+                or site.rows("SELECT 1 FROM messages WHERE due_at <= now() AND published_at IS NULL")
+            ),
             message="the timer to be due",
         )
         report = site.sidejob.poll()

@@ -36,7 +36,9 @@ class Site:
         self.sidejob = SideJob(self.app)
         self.engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
         self.outside = psycopg.connect(database_url, autocommit=True)
-        self.outside.execute("CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, what text, value int)")
+        self.outside.execute(
+            "CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, what text, value int)"
+        )
 
     def close(self) -> None:
         self.outside.close()
@@ -281,5 +283,3 @@ def test_a_process_that_dies_around_the_commit(
         assert job.input("a").read() is NO_DATA
         assert job.info["run_no"] == 2
     site.close()
-
-
