@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from .model.changes import (
@@ -35,6 +36,7 @@ from .operations.runs import Hold, Unit
 from .operations.runtime import Runtime
 from .store import claims, packets, ports, state
 from .store.borrowed import Borrowed, is_open
+from .store.connection import FIRST_LOOK
 
 READ_AHEAD = 100
 
@@ -89,6 +91,17 @@ class OpenUnit:
         self._lent: _Lent | None = None
 
     # -- committing ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Make this the unit of whatever asks and reads in the block."""
+        token = ACTIVE.set(self)
+        looking = FIRST_LOOK.set(partial(runs.look, self.hold))
+        try:
+            yield
+        finally:
+            FIRST_LOOK.reset(looking)
+            ACTIVE.reset(token)
 
     def commit(self) -> None:
         """Apply the unit, and begin the next."""

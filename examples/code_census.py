@@ -7,7 +7,7 @@ does not parse is announced on a channel, and one job collects it. Whatever dies
     export SIDEJOB_DATABASE_URL=postgresql://localhost/census CELERY_BROKER_URL=redis://localhost:6379/0
     celery -A code_census sidejob db upgrade
     celery -A code_census worker --beat
-    python -c "import code_census; root, _ = code_census.start({'/usr/lib/python3': 1}); print(root.wait().state)"
+    python -c "import code_census; root, _ = code_census.start({'/usr/lib/python3.11': 1}); print(root.wait().state)"
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ COUNTED: dict[str, tuple[type[ast.AST], ...]] = {
     "imports": (ast.Import, ast.ImportFrom),
 }
 SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages"})
-UNREADABLE = (OSError, SyntaxError, ValueError, RecursionError)
-"""What `count` raises for a file that cannot be read or parsed."""
-CHANNEL = "/census/unreadable"
+UNPARSABLE = (OSError, SyntaxError, ValueError, RecursionError)
+"""What `count` raises for a file that cannot be read or does not parse."""
+CHANNEL = "/census/unparsable"
 
 
 def start(paths: dict[str, int]) -> tuple[Job, Job]:
@@ -79,23 +79,23 @@ def count_file(job: RunningJob, path: str) -> None:
     """Count one file, and send the counts to the parent; announce the file if it cannot be read."""
     try:
         counts = count(path)
-    except UNREADABLE as error:
-        counts = {"unreadable": 1}
+    except UNPARSABLE as error:
+        counts = {"unparsable": 1}
         sidejob.publish(CHANNEL, {"path": path, "error": f"{type(error).__name__}: {error}"})
     send(job, {"files": 1, **counts})
 
 
-@sidejob_task(inports={"unreadable": {"channels": [CHANNEL]}})
+@sidejob_task(inports={"unparsable": {"channels": [CHANNEL]}})
 def collect(job: RunningJob) -> None:
     """Keep what was announced so far, and wait for more."""
-    for found in job.for_inputs("unreadable"):
+    for found in job.for_inputs("unparsable"):
         job.set({found["path"]: found["error"]})
     job.suspend()
 
 
 @collect.on_shutdown
 def _(job: RunningJob) -> None:
-    for found in job.input("unreadable"):  # what came between the last run and the termination
+    for found in job.input("unparsable"):  # what came between the last run and the termination
         job.set({found["path"]: found["error"]})
 
 
@@ -167,7 +167,7 @@ def is_text(path: Path) -> bool:
 
 
 def count(path: str | Path) -> dict[str, int]:
-    """Parse a file and count what is in it; raises one of `UNREADABLE`."""
+    """Parse a file and count what is in it; raises one of `UNPARSABLE`."""
     source = Path(path).read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on old code: invalid escapes

@@ -96,16 +96,16 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     with Bars(console, made=plan.jobs, done=plan.jobs) as bars:
         watch(root, plan, bars, accidents, workers, interruption)
     collector.terminate().wait(Status.TERMINATED, timeout=READY_DEADLINE_S)
-    totals, unreadable = root.state["totals"], set(collector.state)
+    totals, unparsable = root.state["totals"], set(collector.state)
     drawing = draw(root, collector)
     workers.stop()  # so that the plain loop has the machine to itself
 
     with Bars(console, compared=plan.files) as bars:
-        plainly, plainly_unreadable = count_plainly(plan, bars)
+        plainly, plainly_unparsable = count_plainly(plan, bars)
     console.print(results_table(totals, plainly))
     console.print(recovery_table(accidents.losses))
     console.print(f"the graph of the jobs: {drawing}", soft_wrap=True)
-    if totals != plainly or unreadable != plainly_unreadable:
+    if totals != plainly or unparsable != plainly_unparsable:
         console.print("The jobs and the plain loop differ.", style="red")
         return 1
     console.print("The jobs and the plain loop have counted the same.", style="green")

@@ -86,7 +86,9 @@ class CeleryResults:
             if outcome.outcome == Status.FAILED:
                 state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
         try:
-            backend.store_result(outcome.task_id, value, state, traceback=trace, request=self._request(outcome, options))
+            backend.store_result(
+                outcome.task_id, value, state, traceback=trace, request=self._request(outcome, options)
+            )
         except Exception as error:
             logger.warning("%s could not be shown as %s: %s", outcome.task_id, state, error)
             return False

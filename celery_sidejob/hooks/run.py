@@ -17,10 +17,10 @@ from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ..job import enqueue
 from ..model import values
-from ..model.errors import LeaseLostError, StoreUnavailableError, TaskRevokedError
+from ..model.errors import InvalidValueError, LeaseLostError, StoreUnavailableError, TaskRevokedError
 from ..model.messages import Outcome
 from ..model.status import Status
-from ..open_unit import ACTIVE, OpenUnit, outside_of_runs
+from ..open_unit import OpenUnit, outside_of_runs
 from ..operations import recovery, runs
 from ..operations.runs import Ended, Ending, Hold, InputsMovedError, Unit
 from ..operations.runtime import Runtime
@@ -67,7 +67,11 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
         }  # fmt: skip
         given = {key: value for key, value in options.items() if value is not None}
         queue = (request.delivery_info or {}).get("routing_key")
-        enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
+        try:
+            enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
+        except InvalidValueError:
+            if task._repeated(request.id) is None:  # otherwise the other delivery was quicker
+                raise
     raise Ignore(f"task {request.id} is a job now")
 
 
@@ -109,14 +113,12 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
         callbacks=options.get("link"), errbacks=options.get("link_error"), called_directly=False,
     )  # fmt: skip
     job.request = shown
-    token = ACTIVE.set(unit)
     task.push_request(**shown.__dict__)
     try:
-        with context(job=job.id):
+        with unit.active(), context(job=job.id):
             yield
     finally:
         task.pop_request()
-        ACTIVE.reset(token)
 
 
 def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:

@@ -42,6 +42,8 @@ class Hold:
     started: bool = False
     row: Any = None
     """The job and its asking as they were claimed."""
+    seen_wakes: int | None = None
+    """The asks that had come when the run first looked at the store, if since the claim there were only nudges."""
 
 
 @dataclass(slots=True)
@@ -112,6 +114,18 @@ def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hol
     return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started, row=found)
 
 
+def look(hold: Hold, executor: Executor) -> None:
+    """Note which asks came before the run's first look at the store: a nudge among them needs no run of its own.
+
+    It is read in the snapshot of that first look, so whatever the nudge was for is visible to this run's every read:
+    it is as if the claim had been made now. An explicit `run()` among them keeps its run.
+    """
+    row = claims.wakes(executor, hold.job_id)
+    if row is not None and hold.row is not None:
+        asked, nudged = row.wakes - hold.row.wakes_taken, row.nudges - hold.row.nudges
+        hold.seen_wakes = row.wakes if asked == nudged else None
+
+
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     """Apply a unit of a run in one commit, or nothing of it.
 
@@ -148,9 +162,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
             raise _lease_lost(hold)
         number = transaction_id(borrowed)
-    follow = runtime.follow_commit_of(
-        borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id])
-    )
+    follow = runtime.follow_commit_of(borrowed, applied.aftermath, lambda job_id: apply_noted_asks(runtime, [job_id]))
     return number, follow
 
 
@@ -244,6 +256,7 @@ def _end(
         applied=unit is not None,
         retry=retry,
         error=ending.error,
+        seen=hold.seen_wakes if unit is not None else None,
     )
     if row is None:
         raise _lease_lost(hold)
@@ -252,7 +265,7 @@ def _end(
     _settle_message(runtime, executor, hold, job, row, ending, applied.aftermath)
     _announce(hold, job, row.status, ending, retry, applied)
     if not retry and row.parent_id is not None and applied.statuses.get(row.parent_id) in ASKABLE:
-        applied.ask([row.parent_id])
+        applied.ask([row.parent_id], nudge=True)
     return applied, Ended(row.status, row.retries)
 
 

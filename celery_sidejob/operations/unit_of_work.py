@@ -518,18 +518,18 @@ class Applied:
             if len(found) > FAN_OUT:
                 self._lifecycle.append(("note", row.job_id))
             else:
-                self._lifecycle.append(("ask", row.job_id))
+                self._lifecycle.append(("nudge", row.job_id))
         return [(row.port_id, value, with_channel, None) for row in found]
 
     def _notify(self, change: Write) -> None:
         if not change.notify:
             return
         if change.direction == "in":
-            self._lifecycle.append(("ask", change.job_id))
+            self._lifecycle.append(("nudge", change.job_id))
             return
         reader = self._parents.get(change.job_id)
         if reader is not None:
-            self._lifecycle.append(("ask", reader))
+            self._lifecycle.append(("nudge", reader))
 
     def _lifecycle_of(self, change: Ask | Terminate) -> None:
         if isinstance(change, Terminate):
@@ -574,27 +574,29 @@ class Applied:
             return
         if kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
-            asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
+            asks.note(self._executor, late, {"ask": "run", "nudge": "run", "note": "run"}.get(kind, kind))
             self.aftermath.noted += late
         elif kind == "terminate":
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
             self.terminate([row.id for row in jobs.subtree(self._executor, ids)], tree=True)
         else:
-            self.ask([job_id for job_id in ids if kind == "force" or not self._just_created(job_id)], kind == "force")
+            late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
+            self.ask(late, force=kind == "force", nudge=kind == "nudge")
 
     def _just_created(self, job_id: int) -> bool:
         """Whether the job is new and its first run, which no one can have claimed yet, is owed at once."""
         new = self._new.get(job_id)
         return new is not None and new.due_at is None and not new.wait_s and self.statuses[job_id] == Status.QUEUED
 
-    def ask(self, ids: Sequence[int], force: bool = False) -> None:
+    def ask(self, ids: Sequence[int], *, force: bool = False, nudge: bool = False) -> None:
         """Ask jobs that are locked to run; those that may not are in `refused` afterwards."""
         may = [job_id for job_id in ids if force or self.statuses[job_id] in ASKABLE]
         self.refused.update(set(ids) - set(may))
         if not may:
             return
-        for row in asks.ask(self._executor, may, force=force, look_after_s=self._runtime.settings.lost_after):
+        look_after_s = self._runtime.settings.lost_after
+        for row in asks.ask(self._executor, may, force=force, nudge=nudge, look_after_s=look_after_s):
             self._moved(row.id, row.status)
             self._ring(row)
 

@@ -14,7 +14,8 @@ from .statement import Executor, Statement
 
 _ASK = Statement("""
 WITH asked AS (
-  UPDATE {jobs} SET wakes = wakes + 1, status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
+  UPDATE {jobs} SET wakes = wakes + 1, nudges = nudges + CASE WHEN %(nudge)s THEN 1 ELSE 0 END,
+    status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
   RETURNING id, status, unit_no, run_no, task, queue, priority),
 revived AS (
@@ -41,13 +42,18 @@ SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS 
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
 
 
-def ask(executor: Executor, ids: Iterable[int], *, force: bool, look_after_s: float) -> Sequence[Any]:
+def ask(
+    executor: Executor, ids: Iterable[int], *, force: bool, look_after_s: float, nudge: bool = False
+) -> Sequence[Any]:
     """Count one more wake of each job, and arm a message where no run is in progress.
 
-    With `force` a backoff is cut short and the job leaves the dead set. The caller has judged the legality under the
-    lock. Returns a row for each job; those with a `task_id` are to be published.
+    A `nudge` only says that there is something to look at (a packet, a child's end): a run that is under way and has
+    not looked yet will see it. With `force` a backoff is cut short and the job leaves the dead set. The caller has
+    judged the legality under the lock. Returns a row for each job; those with a `task_id` are to be published.
     """
-    return executor.run(_ASK, ids=list(ids), force=force, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+    return executor.run(
+        _ASK, ids=list(ids), force=force, nudge=nudge, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S
+    )
 
 
 _TERMINATE = Statement("""

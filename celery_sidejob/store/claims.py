@@ -15,7 +15,7 @@ from .statement import Executor, Statement
 
 _RUN = """j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
   j.created_by, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries,
-  j.started, j.terminate_tree, a.task_id, a.options::text AS options"""
+  j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
 """What a run needs to know of its job and its asking."""
 
 _CLAIM = Statement(
@@ -79,6 +79,7 @@ def fence(executor: Executor, job_id: int, *, run_no: int, unit_no: int, worker_
 
 _END = Statement("""
 UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run = run_no, timer_in_run = false,
+  wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
   started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
   retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
   terminate_tree = terminate_tree AND run_kind <> 'shutdown',
@@ -87,7 +88,7 @@ UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run
       WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
       ELSE 'terminated' END
     WHEN status = 'terminating' THEN 'terminating'
-    WHEN wakes > wakes_taken OR %(retry)s THEN 'queued'
+    WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
     WHEN timer_in_run AND EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
     ELSE %(outcome)s END
 WHERE id = %(id)s AND run_no = %(run_no)s AND (unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
@@ -106,17 +107,28 @@ def end(
     applied: bool,
     retry: bool,
     error: str | None,
+    seen: int | None = None,
 ) -> Any | None:
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
-    Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the end is the
+    Wakes, termination and timers that came since the claim win over `outcome`; wakes up to `seen` came before the run
+    first looked at the store, and only said that there is something to see. With `unit_no=None` the end is the
     worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
     every timer that was committed under it.
     """
     found = executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, applied=applied,
-        retry=retry, error=error,
+        retry=retry, error=error, seen=seen,
     )  # fmt: skip
+    return found[0] if found else None
+
+
+_WAKES = Statement("SELECT wakes, nudges FROM {jobs} WHERE id = %(id)s")
+
+
+def wakes(executor: Executor, job_id: int) -> Any | None:
+    """Read how often the job was asked for so far, and how many of those asks were nudges."""
+    found = executor.run(_WAKES, id=job_id)
     return found[0] if found else None
 
 

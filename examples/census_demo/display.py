@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -65,7 +65,7 @@ def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Tab
     table = Table("counted", title="The census", title_justify="left")
     table.add_column("by jobs", justify="right")
     table.add_column("by one plain loop", justify="right")
-    for what in ("files", "lines", "functions", "classes", "imports", "unreadable"):
+    for what in ("files", "lines", "functions", "classes", "imports", "unparsable"):
         ours, theirs = by_jobs.get(what, 0), plainly.get(what, 0)
         style = "" if ours == theirs else "red"
         table.add_row(what, f"{ours:,}", f"{theirs:,}", style=style)
@@ -73,15 +73,17 @@ def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Tab
 
 
 def recovery_table(losses: Sequence[Loss]) -> Table:
-    """Return what was lost, and after how many seconds it was back."""
-    table = Table("what happened", "lost", title="Recovery, in seconds", title_justify="left")
-    for heading in ("all back in the queue", "the first running", "the last running"):
+    """Return what was lost, and after how many seconds it was asked for again, and ran."""
+    table = Table(title="Recovery: seconds until what was lost was in the queue again, and ran", title_justify="left")
+    for heading in ("what happened", "lost"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("all queued", "first ran", "last ran"):
         table.add_column(heading, justify="right")
     for loss in losses:
-        queued, running = loss.announced.values(), loss.back.values()
-        times = [
-            f"{max(queued):.1f}" if queued else "-",
-            *(f"{end(running):.1f}" if running else "-" for end in (min, max)),
-        ]
-        table.add_row(loss.what, loss.extent, *times)
+        moments = [_shown(max, loss.announced), _shown(min, loss.back), _shown(max, loss.back)]
+        table.add_row(loss.what, loss.extent, *moments)
     return table
+
+
+def _shown(which: Callable[[Iterable[float]], float], seconds: Mapping[int, float]) -> str:
+    return f"{which(seconds.values()):.1f}" if seconds else "-"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from code_census import UNREADABLE, count, is_counted, is_directory
+from code_census import UNPARSABLE, count, is_counted, is_directory
 
 
 def walk(path: Path, one_in: int) -> Iterator[tuple[Path, list[Path]]]:
@@ -23,15 +23,15 @@ def walk(path: Path, one_in: int) -> Iterator[tuple[Path, list[Path]]]:
 def count_all(paths: dict[Path, int], counted: Callable[[], None]) -> tuple[dict[str, int], set[str]]:
     """Count everything, calling `counted` after each file; returns the totals, and the files that cannot be read."""
     totals: Counter[str] = Counter()
-    unreadable = set()
+    unparsable = set()
     for path, one_in in paths.items():
         for _, files in walk(path, one_in):
             for file in files:
                 totals["files"] += 1
                 try:
                     totals.update(count(file))
-                except UNREADABLE:
-                    unreadable.add(str(file))
+                except UNPARSABLE:
+                    unparsable.add(str(file))
                 counted()
-    totals["unreadable"] = len(unreadable)
-    return dict(totals), unreadable
+    totals["unparsable"] = len(unparsable)
+    return dict(totals), unparsable

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import Process, Processes, WorkerProcess
 
 APP = "tests.acceptance.outage_app"
+STOP_S = 50.0
 T = TypeVar("T")
 
 
@@ -95,7 +96,7 @@ class Site:
                 raise LookupError(f"it is {row}")
             return row
 
-        return self._wait(there, timeout, f"job {job.id} to be {status}")
+        return self.wait(there, timeout, f"job {job.id} to be {status}")
 
     def wait_for_count(self, status: str, count: int, timeout: float = 30.0) -> None:
         """Return once so many jobs have this status."""
@@ -106,16 +107,28 @@ class Site:
                 raise LookupError(f"there are {found}")
             return True
 
-        self._wait(enough, timeout, f"{count} jobs to be {status}", interval=0.1)
+        self.wait(enough, timeout, f"{count} jobs to be {status}", interval=0.1)
 
-    def _wait(self, predicate: Callable[[], T | None], timeout: float, message: str, **options: float) -> T:
+    def wait(self, predicate: Callable[[], T | None], timeout: float, message: str, **options: float) -> T:
         """Wait for a fact; when it does not come, have all processes write down where they stand."""
         try:
             return wait_until(predicate, timeout=timeout, message=message, **options)
         except TimeoutError:
-            for pid in [pid for process in self._processes.started for pid in process.group()]:
-                os.kill(pid, signal.SIGUSR2)
+            self._have_processes_dump_their_stacks()
             raise
+
+    def wait_for_end(self, worker: WorkerProcess) -> int:
+        """Return a worker's exit code once it has ended; Celery's own warm stop takes half a minute now and then."""
+        try:
+            return worker.wait(STOP_S)
+        except TimeoutError:
+            self._have_processes_dump_their_stacks()
+            raise
+
+    def _have_processes_dump_their_stacks(self) -> None:
+        for pid in [pid for process in self._processes.started for pid in process.group()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
 
     def nothing_lost(self) -> None:
         """Check that no job was buried or counts a loss."""

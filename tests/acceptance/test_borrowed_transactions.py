@@ -181,7 +181,7 @@ def test_ours_may_be_the_first_statement_of_a_transaction(shop: Shop, lender: Le
 def test_a_savepoint_that_is_rolled_back_takes_its_job_along(shop: Shop, lender: Lender) -> None:
     lender.sql("INSERT INTO orders VALUES (1)")
     kept = shop.add.enqueue(transaction=lender.transaction)
-    with pytest.raises(Rolled), lender.savepoint():
+    with suppress(Rolled), lender.savepoint():
         lender.sql("INSERT INTO orders VALUES (2)")
         gone = shop.add.enqueue(transaction=lender.transaction)
         raise Rolled
@@ -635,6 +635,21 @@ def test_a_transaction_that_has_failed_already_says_so(shop: Shop) -> None:
             shop.add.enqueue(transaction=connection)
 
 
+@pytest.mark.parametrize("of", ["connection", "proxy"])
+def test_djangos_connection_by_each_of_its_names(shop: Shop, of: str) -> None:
+    from django.db import connection as proxy
+    from django.db import transaction
+
+    with django_database(shop.url) as connection:
+        with suppress(Rolled), transaction.atomic():
+            shop.add.enqueue(transaction=connection if of == "connection" else proxy)
+            raise Rolled
+        with transaction.atomic():
+            shop.add.enqueue(transaction=connection if of == "connection" else proxy)
+            assert shop.count("jobs") == 0
+        assert (shop.count("jobs"), shop.rung()) == (1, 1)
+
+
 # -- Django's own verbs -----------------------------------------------------------------------------------------------
 
 
@@ -644,7 +659,7 @@ def test_on_commit_of_celerys_task_for_django(database_url: str, redis_url: str)
     shop = Shop(database_url, redis_url, task_cls="celery.contrib.django.task:DjangoTask")
     assert isinstance(shop.add, DjangoTask)
     with django_database(database_url) as connection:
-        with pytest.raises(Rolled), transaction.atomic():
+        with suppress(Rolled), transaction.atomic():
             shop.add.delay_on_commit(1)
             raise Rolled
         with transaction.atomic():

@@ -23,8 +23,6 @@ from tests.tools.workers import Processes
 
 POOLS = pytest.mark.parametrize("pool", ["prefork", "solo"])
 LEASE_S = 3.0
-STOP_S = 45.0
-"""Celery's own warm shutdown of a prefork pool takes half a minute now and then."""
 
 
 # -- stops ---------------------------------------------------------------------------------------------------------
@@ -40,7 +38,7 @@ def test_a_warm_stop_lets_the_job_finish(site: Site, pool: str) -> None:
     worker.wait_for_log("Warm shutdown")
     site.open("gate")
 
-    assert worker.wait(STOP_S) == 0
+    assert site.wait_for_end(worker) == 0
     assert site.wait_for(job, "completed")["run_no"] == 1
     site.nothing_lost()
 
@@ -53,7 +51,7 @@ def test_a_job_may_see_that_the_worker_wants_to_stop(site: Site, pool: str) -> N
 
     worker.terminate()
 
-    assert worker.wait(STOP_S) == 0
+    assert site.wait_for_end(worker) == 0
     assert len(site.record.of("stopping", job=job.id)) == 1
     assert site.wait_for(job, "completed")["run_no"] == 1
 
@@ -70,7 +68,7 @@ def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[si
         worker.send_signal(number)
         if number == signal.SIGTERM:
             worker.wait_for_log("Warm " + text)
-    worker.wait(STOP_S)
+    site.wait_for_end(worker)
 
     row = site.wait_for(running, "queued")
     assert (row["run_no"], row["losses"]) == (1, 0)
@@ -89,7 +87,7 @@ def test_a_run_that_was_given_back_keeps_the_limits_of_its_asking(site: Site) ->
     worker = site.start_worker()
     site.record.wait_for("holding", job=job.id)
     worker.send_signal(signal.SIGQUIT)
-    worker.wait(STOP_S)
+    site.wait_for_end(worker)
     site.wait_for(job, "queued")
 
     site.start_worker(name="elsewhere")
@@ -191,7 +189,7 @@ def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behin
 
     with site.locked(job) as waiting:
         site.open("gate")
-        wait_until(waiting, message="the end of the run to wait for the lock")
+        site.wait(waiting, 10, message="the end of the run to wait for the lock")
         worker.wait_for_log("Soft time limit")
     row = wait_until(lambda: at_rest(site, job), timeout=10, message="the job to rest")
 
@@ -217,7 +215,7 @@ def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
 
         with site.locked(revoked) as waiting:
             site.app.control.revoke(revoked.task_id, terminate=True)
-            wait_until(waiting, message="the end of the run to wait for the lock")
+            site.wait(waiting, 10, message="the end of the run to wait for the lock")
             beats = site.rows("SELECT beat_at FROM workers")[0]["beat_at"]
             wait_until(
                 lambda: site.rows("SELECT 1 FROM workers WHERE beat_at > %s + interval '1.2 s' * 3", beats),

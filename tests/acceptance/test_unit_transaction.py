@@ -11,11 +11,10 @@ from celery import Celery
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import NO_DATA, IllegalMoveError, Job, SideJob, Status
+from celery_sidejob import NO_DATA, IllegalMoveError, Job, SideJob, Status, current_job
 from tests.tools.databases import Databases
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
-from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
@@ -243,8 +242,6 @@ def test_a_block_inside_another_is_refused(site: Site) -> None:
 def test_outside_of_a_run_there_is_no_unit(site: Site) -> None:
     assert not hasattr(bystander(site), "unit")
     with pytest.raises(IllegalMoveError):
-        from celery_sidejob import current_job
-
         current_job.unit(transaction=None)
 
 

@@ -143,7 +143,8 @@ def refused(job: RunningJob, kind: str) -> None:
                 job.enqueue(child, child_name="taken")
                 with psycopg.connect(URL, autocommit=True) as outside:
                     outside.execute(
-                        "INSERT INTO sidejob.jobs (task, queue, parent_id, name) VALUES ('units.child', 'x', %s, 'taken')",
+                        "INSERT INTO sidejob.jobs (task, queue, parent_id, name)"
+                        " VALUES ('units.child', 'x', %s, 'taken')",
                         [rival.id],
                     )
         except Exception as error:

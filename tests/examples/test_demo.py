@@ -92,7 +92,7 @@ def test_it_counts_right_after_a_kill_and_an_emptied_broker(
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line.startswith("│")]
     table = {row[0]: row[1:] for row in rows}
     assert table["files"] == [str(files)] * 2
-    assert table["unreadable"] == ["3", "3"]
+    assert table["unparsable"] == ["3", "3"]
     assert "broker emptied" in table
     jobs = ElementTree.parse(tmp_path / "census.svg").findall(".//*[@class='job completed']")
     assert len(jobs) == files + len([path for path in sample.rglob("*") if path.is_dir()]) + 3
@@ -133,14 +133,14 @@ def test_the_jobs_of_a_census_count_each_file_once(
     processes.start_worker("code_census", env=env, cwd=EXAMPLES, concurrency=2)
     client = processes.start_python(CLIENT, json.dumps({str(sample): 1}), env=env, cwd=EXAMPLES, name="client")
     client.wait_for_log("counted", 50)
-    totals, again, unreadable, jobs = json.loads(client.log().rpartition("counted")[2])
+    totals, again, unparsable, jobs = json.loads(client.log().rpartition("counted")[2])
     files = list(sample.rglob("*.py"))
     assert totals["files"] == len(files)
     assert totals["lines"] == sum(len(file.read_bytes().splitlines()) for file in files) - 1
     assert totals["classes"] == sum(file.read_text().count("\nclass ") for file in files)
-    assert totals["unreadable"] == 1
+    assert totals["unparsable"] == 1
     assert again == totals
-    assert list(unreadable) == [str(sample / "broken.py")]
+    assert list(unparsable) == [str(sample / "broken.py")]
     assert jobs == len(files) + len([path for path in [sample, *sample.rglob("*")] if path.is_dir()]) + 2
 
 

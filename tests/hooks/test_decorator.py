@@ -155,7 +155,8 @@ def test_bare_and_with_options(app: Celery) -> None:
     assert (named.name, named.queue, named.max_retries) == ("named.task", "q", 7)
     assert (list(named.parsed_inports), named.parsed_outports["b"].default) == (["a"], 1)
     assert isinstance(bare, SideJobTask)
-    assert type(named).__mro__.index(SideJobTask) < type(named).__mro__.index(app.Task)
+    mro = type(app.tasks["named.task"]).__mro__
+    assert mro.index(SideJobTask) < mro.index(app.Task)
 
 
 def test_the_shared_style_before_and_after_the_app() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -121,6 +122,22 @@ class Stage:
                     self.perform(hold)
                     done += 1
                 assert done <= most, "this does not come to rest"
+
+    def outside(self, call: Callable[[], Any]) -> None:
+        """Have `call` done by another thread, and wait: what it asks is no part of the run that is under way here."""
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                call()
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        if raised:
+            raise raised[0]
 
     def new_worker(self) -> int:
         """Enter a worker, and return the identity under which it claims."""
