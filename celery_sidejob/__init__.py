@@ -3,6 +3,7 @@
 from .deadset import DeadEntry, DeadSet
 from .extension import SideJob
 from .hooks.liveness import heartbeat
+from .hooks.revocation import TaskRevokedError
 from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
 from .hooks.task import SideJobTask, sidejob_task
 from .job import Job
@@ -24,7 +25,6 @@ from .model.errors import (
     SettingsError,
     SideJobError,
     StoreUnavailableError,
-    TaskRevokedError,
     UnknownTaskError,
 )
 from .model.port import NO_DATA

@@ -192,6 +192,8 @@ class SideJob:
     def iter_jobs(self, *, page: int = 500, **filters: Any) -> Iterator[Job]:
         """Iterate over all jobs that match, a page at a time; the filters are those of `jobs`."""
         after = filters.pop("after", None)
+        if "limit" in filters:
+            raise TypeError("iter_jobs() takes no limit: it iterates over all that match, page by page.")
         while found := self.jobs(**filters, limit=page, after=after):
             yield from found
             after = found[-1]

@@ -35,6 +35,7 @@ from .model.errors import (
     InvalidValueError,
     JobNotFoundError,
     NotAChildError,
+    SettingsError,
 )
 from .model.names import check_alias, check_child_name, why_not_storable
 from .model.status import FINISHED, Status
@@ -199,7 +200,7 @@ class Job:
         """
         wait_s, due_at = when(self._runtime, eta=eta, countdown=countdown)
         ask = Ask(self.id, force=force, of_parent=parent, due_at=due_at, wait_s=wait_s)
-        asked = self if not parent else self.parent
+        asked = self if not parent else Job(self.id, runtime=self._runtime).parent
         unit = active()
         if asked is None:
             return None
@@ -282,7 +283,10 @@ class Job:
 
     def child(self, name: str) -> Job | None:
         """Return the child of this name, None if there is none."""
-        return self.children.get(name)
+        if active() is not None:
+            return self.children.get(name)
+        child_id = jobs.child(self._runtime.connections, self.id, name)
+        return None if child_id is None else Job(child_id, runtime=self._runtime)
 
     def enqueue(
         self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, child_name: str, **options: Any
@@ -621,7 +625,7 @@ def _row_of(new: NewJob) -> Any:
 
 
 def _no_runtime() -> Runtime:
-    raise JobNotFoundError("This job handle belongs to no store: make `SideJob(app)` before a handle is used.")
+    raise SettingsError("This job handle belongs to no store: make `SideJob(app)` before a handle is used.")
 
 
 _default_runtime: Callable[[], Runtime] = _no_runtime

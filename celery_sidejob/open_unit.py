@@ -210,6 +210,7 @@ class OpenUnit:
 
     def new_jobs(self) -> dict[int, NewJob]:
         """Return the jobs this unit will create."""
+        self._settle_if_over()
         return {change.id: change for change in self.unit.changes if isinstance(change, NewJob)}
 
     # -- reading its own writes ----------------------------------------------------------------------------------

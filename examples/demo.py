@@ -25,7 +25,7 @@ from census_demo.plain import count_all
 from census_demo.plan import Plan, make_plan
 from census_demo.servers import running_servers
 from census_demo.store import Store
-from census_demo.workers import Workers
+from census_demo.workers import HASTE_DEADLINE_S, STOP_DEADLINE_S, Workers
 from rich.console import Console
 
 from celery_sidejob import Job, SideJobError, Status
@@ -56,7 +56,7 @@ def main() -> int:
         console.print(f"\n{interrupted}: ending everything that was started here")
         return interrupted.exit_code
     except (DemoFailedError, ServerError, SideJobError) as failed:
-        console.print(f"{type(failed).__name__}: {failed}", style="red", markup=False)
+        console.print(f"{type(failed).__name__}: {failed}", style="red", markup=False, soft_wrap=True)
         return 1
     finally:
         interruption.ignore()  # nothing must keep us from ending what was started
@@ -86,7 +86,7 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     directory = Path(started.enter_context(tempfile.TemporaryDirectory(prefix="census-")))
     # A worker that is killed leaves its temporary files behind: here they go with the rest.
     workers = Workers(directory, {**servers.environment, "TMPDIR": str(directory)})
-    started.callback(workers.stop)
+    started.callback(lambda: workers.stop(HASTE_DEADLINE_S if interruption.heard else STOP_DEADLINE_S))
     workers.start()
     wait_for_workers(store, workers)
     console.print(f"Up: {servers.description}, two workers of two processes each, a beat", soft_wrap=True)
@@ -157,6 +157,7 @@ def watch(
         if happened:
             bars.say(happened)
         if root.refresh().status == Status.COMPLETED:
+            accidents.look()
             bars.say(f"{plan.jobs:,} jobs are done")
             return
         if counts != before:

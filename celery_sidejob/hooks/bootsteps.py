@@ -21,7 +21,9 @@ logger = logging.getLogger("celery_sidejob")
 class SideJobStep(bootsteps.StartStopStep):
     """Starts with the worker's blueprint, once; its threads outlive every reconnection to the broker."""
 
-    requires = ("celery.worker.components:Timer",)
+    # After the pool has made its processes, which would inherit whatever lock a thread of ours holds just then (of an
+    # import, for one) and wait for it for ever; before the consumer, which is always the last.
+    requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)

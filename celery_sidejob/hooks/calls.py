@@ -1,4 +1,4 @@
-"""What the core asks about tasks: resolving a call, the ports a task declares, time zones, results."""
+"""What is asked about tasks: resolving a call, the ports a task declares, time zones, results."""
 
 from __future__ import annotations
 

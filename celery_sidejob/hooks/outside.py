@@ -14,7 +14,7 @@ from ..store import claims
 
 logger = logging.getLogger("celery_sidejob")
 
-MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery.exceptions"}
+MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery_sidejob.hooks.revocation"}
 
 
 def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, reason: str) -> None:

@@ -11,7 +11,7 @@ from billiard.exceptions import WorkerLostError
 from celery.exceptions import Ignore, Retry, WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
-from celery.worker.state import task_ready
+from celery.worker.state import active_requests, requests, task_ready
 
 from ..services.runs_here import ENDED, GIVEN_BACK, Delivery, Key
 from .publishing import HEADER
@@ -67,9 +67,19 @@ class JobRequest(Request):
         super().on_timeout(soft, timeout)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
-        """Revoked while it runs: the death of its process is then no loss."""
+        """Revoked while it runs: the death of its process is then no loss.
+
+        Celery finds one request of this task id; if that is a copy which only waits, the one that runs is meant.
+        """
         self._plan(ENDED)
-        super().terminate(pool, signal)
+        if self in active_requests:
+            super().terminate(pool, signal)
+            return
+        running = self._running_copies()
+        for request in running:
+            request.terminate(pool, signal)
+        if not running:
+            super().terminate(pool, signal)
 
     def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
         """Cut off by a cold stop: the death of its process is then no loss.
@@ -122,6 +132,16 @@ class JobRequest(Request):
     def _over(self) -> None:
         if self._heartbeat is not None and self._delivery is not None:
             self._heartbeat.runs.over(self._delivery)
+        for request in self._running_copies():  # Celery has forgotten the task id, and with it the one that still runs
+            requests.setdefault(request.id, request)
+
+    def _running_copies(self) -> list[JobRequest]:
+        """Return other deliveries of this asking that a process of the pool works on."""
+        return [
+            request
+            for request in list(active_requests)
+            if isinstance(request, JobRequest) and request is not self and request.id == self.id
+        ]
 
     @property
     def _heartbeat(self) -> Any:

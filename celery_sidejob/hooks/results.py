@@ -11,7 +11,6 @@ from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
 from celery.canvas import maybe_signature
-from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.uuid import uuid
 
@@ -19,6 +18,7 @@ from ..model import values
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
 from .publishing import INLINE, publication
+from .revocation import TaskRevokedError
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -79,7 +79,7 @@ class CeleryResults:
         if outcome.outcome == Status.COMPLETED:
             state, value = states.SUCCESS, values.decode(outcome.result)
         elif outcome.outcome == Status.TERMINATED:
-            state, value = states.REVOKED, CeleryTaskRevokedError("the job was terminated")
+            state, value = states.REVOKED, TaskRevokedError("the job was terminated")
         elif outcome.result != "null":
             error = json.loads(outcome.result)
             value, trace = exception_of(self._app, error), error.get("traceback")

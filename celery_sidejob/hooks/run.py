@@ -28,6 +28,7 @@ from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
 from ..store import askings
 from .publishing import HEADER
+from .revocation import TaskRevokedError as RevokedError
 from .stopping import worker_is_stopping
 from .task import SideJobTask, hook_of
 
@@ -125,7 +126,7 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     hold = unit.hold
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
-        return _fail(task, runtime, unit, CeleryTaskRevokedError(f"The asking {row.task_id} expired before it ran."))
+        return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     try:
         if not hold.started:
             hook_of(task, "startup")(job)

@@ -338,6 +338,7 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
     base = options.pop("base", None) or app.Task
     sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}
     if isinstance(body, type):
+        _check({name: getattr(body, name) for name in OPTIONS_OF_CLASSES if getattr(body, name, None) is not None})
         task_class = type(body.__name__, (body, base), {**options, "__module__": body.__module__, "abstract": False})
         task = task_class()
         task.name = name or app.gen_task_name(body.__name__, body.__module__)
@@ -349,6 +350,11 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
         setattr(type(task), option, value)
     task._hooks = noted
     return task
+
+
+OPTIONS_OF_CLASSES = LATER_OPTIONS | {
+    "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
+}  # fmt: skip
 
 
 def hook_of(task: Any, which: str) -> Callable[[RunningJob], None]:

@@ -1,6 +1,6 @@
-"""What goes to the broker and to the result backend, and the protocols by which the core reaches them.
+"""What goes to the broker and to the result backend, and the protocols by which they are reached.
 
-The core decides what must be sent and remembers it in the store; `hooks` knows how Celery sends it.
+Operations decide what must be sent and remember it in the store; `hooks` knows how Celery sends it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the core knows of a Celery task: its name, where it is served, its ports."""
+"""What is known of a Celery task: its name, where it is served, its ports."""
 
 from __future__ import annotations
 

@@ -619,10 +619,6 @@ class Applied:
         if before != after:
             self.aftermath.moves.append((job_id, job.task, before, after))
 
-    def _in_run(self, job_id: int) -> bool:
-        row = self.rows.get(job_id)
-        return row is not None and row.unit_no is not None
-
 
 def child_name_taken(drafts: Iterable[NewJob]) -> ChildNameTakenError:
     """Return the error for a name that another child of the same parent has."""

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
+import weakref
 from typing import Any, Protocol
 
+from ..model.errors import StoreUnavailableError
+
 logger = logging.getLogger("celery_sidejob")
+
+
+LONGEST_PAUSE_S = 2.0
+"""Between two tries of a service that fails."""
 
 
 class Service(Protocol):
@@ -32,22 +41,18 @@ class Loop:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._turn = threading.RLock()
+        _loops.add(self)
         self._stopped = threading.Event()
-        self._nudged = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"sidejob-{service.name}", daemon=True)
 
     def start(self) -> None:
         """Begin."""
         self._thread.start()
 
-    def nudge(self) -> None:
-        """Have the service run now."""
-        self._nudged.set()
-
     def stop(self, timeout_s: float = 5.0) -> None:
         """Finish the present turn and end."""
         self._stopped.set()
-        self._nudged.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -55,13 +60,38 @@ class Loop:
         failures = 0
         while not self._stopped.is_set():
             try:
-                self._service.run_once()
+                with self._turn:
+                    self._service.run_once()
                 failures = 0
+                pause_s = self._service.wait_s()
             except Exception as error:
                 failures += 1
+                pause_s = min(0.2 * 2**failures, LONGEST_PAUSE_S)
                 if failures in (1, 10) or failures % 100 == 0:
-                    logger.warning("%s failed (%d times in a row): %s", self._service.name, failures, error)
-            wait_s = self._service.wait_s()
-            self._nudged.wait(wait_s if not failures else max(wait_s, min(0.2 * 2**failures, 2.0)))
-            self._nudged.clear()
+                    logger.warning(
+                        "%s failed (%d times in a row): %s", self._service.name, failures, error,
+                        exc_info=not isinstance(error, StoreUnavailableError),
+                    )  # fmt: skip
+            self._stopped.wait(pause_s)
         self._service.close()
+
+
+# A process forked in the middle of a turn would inherit the locks that the turn holds (of an import, of a cached
+# property) from a thread which it does not have, and would wait for them for ever. So a fork waits for the turns in
+# progress, for a bounded time: a turn that waits for a silent store must not hold up the pool.
+FORK_WAIT_S = 1.0
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+_held: list[Loop] = []
+
+
+def _before_fork() -> None:
+    deadline = time.monotonic() + FORK_WAIT_S
+    _held.extend(loop for loop in list(_loops) if loop._turn.acquire(timeout=max(0.0, deadline - time.monotonic())))
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop()._turn.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -14,8 +14,8 @@ WINDOW = 5000
 """How many ids one turn looks at; the next turn goes on behind them, and begins anew at the end."""
 PAGE = 1000
 
-KEPT_NO_LONGER = frozenset({Status.COMPLETED, Status.TERMINATED})
-"""Failed jobs are in the dead set: a person decides about them, or `sidejob_dead_retention`."""
+DONE = frozenset({Status.COMPLETED, Status.TERMINATED})
+"""What `sidejob_retention` removes. Failed jobs are in the dead set: a person decides, or `sidejob_dead_retention`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,19 @@ class Pruner:
         settings = self._runtime.settings
         entries = 0
         if settings.dead_retention is not None:
-            entries = dead.prune(self._runtime.connections, settings.dead_retention.total_seconds(), PAGE)
+            entries = self._prune_dead(settings.dead_retention.total_seconds())
         age_s = settings.retention.total_seconds() if settings.retention is not None else None
         return Pruned(self._prune_jobs(age_s), entries)
+
+    def _prune_dead(self, age_s: float) -> int:
+        """Remove entries together with their jobs: a failed job without an entry would be found by nobody."""
+        old = dead.old_roots(self._runtime.connections, after=0, age_s=age_s, limit=PAGE)
+        return sum(delete_finished(self._runtime, job_id, DONE | {Status.FAILED}) for job_id in old)
 
     def _prune_jobs(self, age_s: float | None) -> int:
         connections = self._runtime.connections
         found = jobs.old_roots(connections, after=self._after, window=WINDOW, age_s=age_s)
-        removed = sum(delete_finished(self._runtime, row.id, KEPT_NO_LONGER) for row in found)
+        removed = sum(delete_finished(self._runtime, row.id, DONE) for row in found)
         self._after += WINDOW
         if self._after > jobs.last_id(connections):
             self._after = 0

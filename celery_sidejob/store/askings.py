@@ -11,7 +11,7 @@ from typing import Any
 from .statement import Executor, Statement
 
 _OPEN = Statement("""
-WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at IS NOT NULL)
+WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
 INSERT INTO {askings} (task_id, job_id) VALUES (gen_random_uuid()::text, %(id)s) RETURNING task_id""")
 
 

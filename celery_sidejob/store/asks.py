@@ -26,7 +26,7 @@ opened AS (
     SELECT FROM {askings} a WHERE a.job_id = asked.id AND a.closed_at IS NULL)
   RETURNING task_id, job_id),
 spent AS (
-  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at IS NOT NULL),
+  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at < now() - interval '1 hour'),
 armed AS (
   INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
   SELECT coalesce(opened.task_id, a.task_id, gen_random_uuid()::text), asked.id, asked.run_no + 1, asked.queue,

@@ -42,15 +42,15 @@ _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s"
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
 
 
-_PRUNE = Statement("""
-DELETE FROM {dead} WHERE id IN (
-  SELECT id FROM {dead} WHERE died_at < now() - make_interval(secs => %(age_s)s) ORDER BY id LIMIT %(limit)s)
-RETURNING id""")
+_OLD_ROOTS = Statement("""
+SELECT d.job_id FROM {dead} d JOIN {jobs} j ON j.id = d.job_id
+WHERE d.id > %(after)s AND d.died_at < now() - make_interval(secs => %(age_s)s) AND j.parent_id IS NULL
+ORDER BY d.id LIMIT %(limit)s""")
 
 
-def prune(executor: Executor, age_s: float, limit: int) -> int:
-    """Remove a page of the entries that are older than this; their jobs stay as they are."""
-    return len(executor.run(_PRUNE, age_s=age_s, limit=limit))
+def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> list[int]:
+    """Read the jobs without a parent whose entry is older than this; others are kept by what is above them."""
+    return [row.job_id for row in executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)]
 
 
 def page(executor: Executor, *, after: int, limit: int) -> Sequence[Any]:

@@ -39,7 +39,7 @@ class Loss:
         """Note what has happened since the last look."""
         for job_id, run in store.runs(self.awaited).items() if self.awaited else ():
             if run.announced_at is not None and run.announced_at > self.at:
-                self.announced[job_id] = (run.announced_at - self.at).total_seconds()
+                self.announced.setdefault(job_id, (run.announced_at - self.at).total_seconds())
             if run.began_at is not None and run.number >= self.awaited[job_id]:
                 del self.awaited[job_id]
                 self.back[job_id] = (run.began_at - self.at).total_seconds()
@@ -63,8 +63,7 @@ class Accidents:
 
     def happen(self, done: float) -> str | None:
         """Do what is due when this part of the census is done, and return what it was, for people."""
-        for loss in self.losses:
-            loss.look(self._store)
+        self.look()
         if not self._killed and done >= KILL_AT:
             self._killed = True
             return self._kill_a_worker()
@@ -72,6 +71,11 @@ class Accidents:
             self._emptied = True
             return self._empty_the_broker()
         return None
+
+    def look(self) -> None:
+        """Note which losses have been made good."""
+        for loss in self.losses:
+            loss.look(self._store)
 
     def _kill_a_worker(self) -> str:
         """Kill a worker that is in the middle of a run: they are short, so we look until we meet one."""

@@ -18,7 +18,8 @@ class Interruption:
     """Listens to SIGINT, SIGTERM and SIGHUP in place of Python; the first one raises Interrupted in the main thread."""
 
     def __init__(self) -> None:
-        self._heard: signal.Signals | None = None
+        self.heard: signal.Signals | None = None
+        """What was received."""
         self._listening = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
@@ -26,14 +27,14 @@ class Interruption:
 
     def check(self) -> None:
         """Raise again what was raised where Python swallows exceptions, for instance in a finalizer."""
-        if self._heard is not None:
-            raise Interrupted(self._heard)
+        if self.heard is not None:
+            raise Interrupted(self.heard)
 
     def ignore(self) -> None:
         """Listen no more."""
         self._listening = False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._listening and self._heard is None:
-            self._heard = signal.Signals(number)
-            raise Interrupted(self._heard)
+        if self._listening and self.heard is None:
+            self.heard = signal.Signals(number)
+            raise Interrupted(self.heard)

@@ -15,7 +15,8 @@ from celery_sidejob.embedded.processes import TRAMPOLINE, tail
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 STOP_DEADLINE_S = 8.0
-"""How long a worker has for its warm shutdown. A killed run is only begun again, so there is no need for more."""
+HASTE_DEADLINE_S = 1.0
+"""How long a worker has for its warm shutdown, and when somebody waits. A killed run would only be begun again."""
 
 
 class CeleryProcess:
@@ -111,11 +112,11 @@ class Workers:
         """Return the end of each log."""
         return "\n".join(f"--- {process.name}:\n{tail(process.log)}" for process in self._all)
 
-    def stop(self) -> None:
+    def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
         """End all that are left, in good order if they can do that in time."""
         for process in self._all:
             process.ask_to_stop()
-        end_at = time.monotonic() + STOP_DEADLINE_S
+        end_at = time.monotonic() + deadline_s
         for process in self._all:
             process.wait(end_at - time.monotonic())
         self.workers, self._all = [], []

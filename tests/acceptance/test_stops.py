@@ -12,6 +12,7 @@ from celery.exceptions import TaskRevokedError
 from celery_sidejob.hooks.outside import end_from_outside
 from celery_sidejob.job import Job
 from celery_sidejob.model.errors import LeaseLostError
+from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.model.status import Status
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.runs import Ending, Unit
@@ -199,6 +200,23 @@ def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behin
         later = site.hold("gate")
         site.wait_for(later, "completed", timeout=5)
         assert site.record.of("holding", job=later.id)[0]["pid"] == begun["pid"]
+
+
+@pytest.mark.parametrize("concurrency", [1, 2])
+def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, concurrency: int) -> None:
+    """With one process the copy waits behind the run; with two it is found stale before the revocation."""
+    job = site.hold("gate")
+    worker = site.start_worker(concurrency=concurrency)
+    site.record.wait_for("holding", job=job.id)
+    site.sidejob.runtime.publisher.publish([Doorbell(job.id, 1, job.task_id, job.task, job.queue)])
+    worker.wait_for_log("received", count=2)
+    if concurrency > 1:
+        worker.wait_for_log("ignored")
+
+    site.app.control.revoke(job.task_id, terminate=True)
+
+    row = site.wait_for(job, "failed")
+    assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "TaskRevokedError")
 
 
 def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(

@@ -12,7 +12,7 @@ from celery_sidejob.model.settings import SETTINGS, Settings, read_settings
 
 URL = "postgresql://localhost/shop"
 
-# The table of api.md.
+# The table of settings.
 DEFAULTS = {
     "database_url": None,
     "direct_url": None,
@@ -51,7 +51,7 @@ GOOD = {
     "lease": [(30, 30.0), (5.5, 5.5), (timedelta(minutes=1), 60.0)],
     "heartbeat_interval": [(1, 1.0), (0.1, 0.1)],
     "lock_grace": [(0, 0.0), (3, 3.0)],
-    "lost_after": [(0, 0.0), (timedelta(minutes=2), 120.0)],
+    "lost_after": [(0.5, 0.5), (timedelta(minutes=2), 120.0)],
     "max_losses": [(1, 1)],
     "poll_interval": [(0.5, 0.5)],
     "poll_queue": [("sweep", "sweep"), (None, None)],
@@ -74,7 +74,7 @@ BAD = {
     "lease": [-1, "30", True, None, float("nan"), float("inf"), timedelta(-1)],
     "heartbeat_interval": [0, -1, "2"],
     "lock_grace": [-0.1, None],
-    "lost_after": [-1, "soon"],
+    "lost_after": [-1, 0, "soon"],
     "max_losses": [0, -1, 1.5, True, "3", None],
     "poll_interval": [0, -1, None, timedelta(0)],
     "poll_queue": ["", 7],

@@ -6,7 +6,7 @@ import itertools
 
 from celery_sidejob.model.status import ASKABLE, FINISHED, MOVES, Status, is_legal_move
 
-# api.md, "Legal moves", as it stands there; its long remark on asking again is "→suspended|completed|failed" of queued.
+# The legal moves in one sentence; the long remark on asking again is "→suspended|completed|failed" of queued.
 SENTENCE = (
     "new→queued · queued→running|terminating · queued→suspended|completed|failed · "
     "running→queued|suspended|completed|failed|terminating · suspended|completed|failed→queued|terminating · "

@@ -488,10 +488,10 @@ def test_the_sql_needs_no_database_and_names_no_owner_unless_told(capsys: pytest
 
 def test_what_looks_like_a_parameter_in_ddl_is_none(databases, empty_database_url: str, scripts: Path) -> None:
     remark = "100% of %s, %(name)s :name '':x'' a::b 12:30"
-    core = scripts / "versions" / "0001_core.py"
+    jobs = scripts / "versions" / "0001_jobs.py"
     last = "CREATE INDEX aliases_job_id_idx ON {s}.aliases (job_id);\n"
-    assert last in core.read_text()
-    core.write_text(core.read_text().replace(last, f"{last}COMMENT ON TABLE {{s}}.jobs IS '{remark}';\n"))
+    assert last in jobs.read_text()
+    jobs.write_text(jobs.read_text().replace(last, f"{last}COMMENT ON TABLE {{s}}.jobs IS '{remark}';\n"))
     written = io.StringIO()
 
     migrate.upgrade(empty_database_url)

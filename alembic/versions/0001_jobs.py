@@ -1,4 +1,4 @@
-"""The core: jobs, messages, timers, askings, ports, packets, state, aliases, workers, the dead set.
+"""Jobs, messages, timers, askings, ports, packets, state, aliases, workers, the dead set.
 
 What a run changes carries neither an index nor a foreign key, not even in an index's WHERE, so that updates of `jobs`
 stay HOT; illegal rows are impossible by the CHECKs (the rules are those of the protocol's model).
