@@ -24,8 +24,8 @@ model: install ## every interleaving of the protocol's model
 bench: ## the benchmarks
 	./run bench
 
-chaos: ## the benchmarks while workers and servers are killed
-	./run bench chaos
+chaos: ## every crash point and every accident, again and again: CHAOS=10 times
+	for round in $$(seq $${CHAOS:-10}); do ./run test tests/acceptance -q || exit 1; done
 
 # hatchling and editables are there so that an editable install needs nothing that is not pinned.
 lock: install ## requirements.lock anew, with the newest versions pyproject.toml allows

@@ -78,7 +78,8 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     """Run the census, disturb it, and hold its result beside that of a plain loop."""
     plan = make_plan(path, BROKEN)
     describe(console, path, plan)
-    servers = started.enter_context(running_servers())
+    with interruption.held():
+        servers = started.enter_context(running_servers())
     os.environ.update(servers.environment)  # before the app first reads its settings
     code_census.app.conf.task_default_queue = servers.queue  # in the workers the environment says so
     upgrade(servers.database_url, servers.schema, owner=code_census.sidejob.owner)
@@ -87,7 +88,8 @@ def demonstrate(console: Console, path: Path, interruption: Interruption, starte
     # A worker that is killed leaves its temporary files behind: here they go with the rest.
     workers = Workers(directory, {**servers.environment, "TMPDIR": str(directory)})
     started.callback(lambda: workers.stop(HASTE_DEADLINE_S if interruption.heard else STOP_DEADLINE_S))
-    workers.start()
+    with interruption.held():
+        workers.start()
     wait_for_workers(store, workers)
     console.print(f"Up: {servers.description}, two workers of two processes each, a beat", soft_wrap=True)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 
@@ -25,8 +27,18 @@ class Interruption:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._hear)
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Raise what comes within the block only at its end: what is started by half cannot be ended in good order."""
+        self._listening = False
+        try:
+            yield
+        finally:
+            self._listening = True
+        self.check()
+
     def check(self) -> None:
-        """Raise again what was raised where Python swallows exceptions, for instance in a finalizer."""
+        """Raise what was held, or was raised where Python swallows exceptions, for instance in a finalizer."""
         if self.heard is not None:
             raise Interrupted(self.heard)
 
@@ -35,6 +47,7 @@ class Interruption:
         self._listening = False
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._listening and self.heard is None:
+        if self.heard is None:
             self.heard = signal.Signals(number)
-            raise Interrupted(self.heard)
+            if self._listening:
+                raise Interrupted(self.heard)

@@ -79,8 +79,9 @@ def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) 
         worker.kill_group()
     scene.worker(concurrency=3)
 
-    wait_until(lambda: all(scene.row(job).unit_no is not None for job in jobs), timeout=30)
-    assert sorted(scene.row(job).losses for job in jobs) == [0, 1, 1], "the third had not begun"
+    # The third had not begun: it is not lost, and may begin before the others are rescued.
+    wait_until(lambda: sorted(scene.row(job).losses for job in jobs) == [0, 1, 1], timeout=30)
+    scene.record.wait_for("holding", count=5, timeout=15)
     scene.go(*jobs)
     for value, job in enumerate(jobs, 1):
         ends_once(scene, job, value)
