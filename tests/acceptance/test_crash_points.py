@@ -37,7 +37,12 @@ IN_SWEEPER = [
 """What the parent process of the worker that sweeps comes past, while others run the jobs."""
 IN_RESCUE = ["rescue:before", *around("take-back")]
 AT_EVERY_TURN = {"sweep:before", *around("lease")}
-CALLS = ["enqueue", "write", "run", "terminate", "mark"]
+IN_CLIENT = {
+    "making": around("enqueue", "write"),
+    "asking": around("run", "terminate"),
+    "ringing": [*around("mark"), *BROKER],
+}
+"""What a client comes past, by what it does there."""
 
 
 def plan(points: Iterable[str], action: str) -> str:
@@ -148,10 +153,11 @@ def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point
 
 
 @pytest.mark.parametrize("action", ["kill", "lost"])
-def test_a_client_at_every_point(scene: Scene, acted: Path, action: str) -> None:
+@pytest.mark.parametrize("doing", IN_CLIENT)
+def test_a_client_at_every_point(scene: Scene, acted: Path, doing: str, action: str) -> None:
     """What has returned happens; what has not happens as a whole or not at all."""
     scene.worker(concurrency=2, **QUICK)
-    for point in [*around(*CALLS), *BROKER]:
+    for point in IN_CLIENT[doing]:
         scene.record.path.unlink(missing_ok=True)
         scene.sql("TRUNCATE jobs CASCADE")
         client = scene.processes.start(
