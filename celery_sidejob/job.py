@@ -444,6 +444,9 @@ class Job:
         return state_rows.read(self._runtime.connections, self.id, key)
 
     def _child_rows(self) -> Iterable[Any]:
+        unit = active()
+        if unit is not None and unit.hold.job_id == self.id and unit.children is not None:
+            return unit.children
         return jobs.children(self._runtime.connections, self.id)
 
     def _ports(self, direction: str) -> list[Port]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from .model.changes import (
@@ -36,7 +35,6 @@ from .operations.runs import Hold, Unit
 from .operations.runtime import Runtime
 from .store import claims, packets, ports, state
 from .store.borrowed import Borrowed, is_open
-from .store.connection import FIRST_LOOK
 
 READ_AHEAD = 100
 
@@ -84,6 +82,7 @@ class OpenUnit:
         self.hold = hold
         self.unit = Unit()
         self.job: Any = None
+        self.children: list[Any] | None = None
         self.stopping: Callable[[], bool] = lambda: False
         self._buffers: dict[int, _Buffer] = {}
         self._ports: dict[int, dict[tuple[str, str], Any]] = {}
@@ -92,15 +91,20 @@ class OpenUnit:
 
     # -- committing ----------------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """Read the children as the run begins; `children` shows these until the first commit.
+
+        So a body that sees a child's end sees all ends that need no further run, and no other.
+        """
+        self.children = runs.look(self.runtime, self.hold)
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make this the unit of whatever asks and reads in the block."""
         token = ACTIVE.set(self)
-        looking = FIRST_LOOK.set(partial(runs.look, self.hold))
         try:
             yield
         finally:
-            FIRST_LOOK.reset(looking)
             ACTIVE.reset(token)
 
     def commit(self) -> None:
@@ -162,6 +166,7 @@ class OpenUnit:
 
     def _begin_next(self) -> None:
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
+        self.children = None
         for kept in self._buffers.values():
             kept.read.clear()
         self._fresh_ports.clear()
@@ -170,7 +175,13 @@ class OpenUnit:
                 del self._ports[job_id]
 
     def go_back(self, before: Unit) -> None:
-        """Forget what this unit did since the snapshot `before` was taken; what it had read is read again."""
+        """Forget what this unit did since the snapshot `before` was taken; what it had read is read again.
+
+        If a commit came in between, what the snapshot holds is applied already: the whole unit since then is forgotten.
+        """
+        if before.serial != self.unit.serial:
+            before = Unit(serial=self.unit.serial)
+        before.took = before.took or self.unit.took  # taken packets stay taken until the run ends, and are freed then
         unread = {packet for _, packet in self.unit.read} - {packet for _, packet in before.read}
         self.unit = before
         for kept in self._buffers.values():

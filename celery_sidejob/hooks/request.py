@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
-from celery.exceptions import Ignore, Retry, WorkerTerminate
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, requests, task_ready
@@ -107,7 +107,7 @@ class JobRequest(Request):
         try:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
-            if isinstance(error, Ignore | Retry) or return_ok:
+            if not isinstance(error, TimeLimitExceeded | Terminated):  # those are ended from outside
                 self._over()
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:

@@ -90,7 +90,9 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
             return _run(task, runtime, unit, job, row)
     except InputsMovedError as error:
         logger.warning("%s The run begins again.", error)
-        recovery.take_back(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=False)
+        recovery.take_back(
+            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=False, wait=True
+        )
         raise Ignore(str(error)) from None
     except LeaseLostError as error:
         logger.warning("%s", error)
@@ -127,6 +129,7 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
         return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
+    unit.look()
     try:
         if not hold.started:
             hook_of(task, "startup")(job)
@@ -144,7 +147,9 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
         return _retry(task, runtime, unit, row, again)
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
-    except (Exception, RecursionError) as error:
+    except (SystemExit, KeyboardInterrupt):
+        raise  # this process is to end: what it held is rescued or given back
+    except BaseException as error:
         return _fail(task, runtime, unit, error)
     try:
         ended = _end(runtime, hold, unit.unit, ending)

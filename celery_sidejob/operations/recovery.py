@@ -16,15 +16,18 @@ from .unit_of_work import apply_noted_asks
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 
 
-def take_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> bool:
+def take_back(
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool = False
+) -> bool:
     """Take one run back from its worker, in one transaction; the job is queued again with its inputs intact.
 
     `own`: the worker gives back itself; otherwise it must have been declared dead. Only a `loss` counts towards
-    `max_losses`. A job that somebody has locked is left for the next look. Returns whether the run was taken.
+    `max_losses`. A job that somebody has locked is left for the next look, unless this is to `wait`.
+    Returns whether the run was taken.
     """
 
     def work(executor: Executor) -> Aftermath | None:
-        job = jobs.lock_if_free(executor, job_id)
+        job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
         return _take_back(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
@@ -45,7 +48,7 @@ def give_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> 
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            take_back(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=True)
+            take_back(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=True, wait=True)
             return
         except StoreUnavailableError:
             if time.monotonic() > deadline:
@@ -96,6 +99,10 @@ def _give_up(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: i
         aftermath.doorbells.append(bell_of(job, armed))
         aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
         return
+    if terminating and job.terminate_tree:  # its shutdown, which would have handed this down, is given up
+        below = [child.id for child in jobs.children(executor, job.id)]
+        asks.note(executor, below, "terminate_tree")
+        aftermath.noted += below
     claims.give_up(executor, job.id, status=outcome, error=error)
     claims.disarm(executor, job.id)
     bury(

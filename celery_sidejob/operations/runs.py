@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 import uuid
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ..model.changes import Change, Terminate
-from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..model.changes import Adopt, Change, Disown, Terminate
+from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.messages import FORMAT, Outcome
 from ..model.status import ASKABLE, Status
 from ..store import askings, asks, claims, dead, jobs, messages, packets
@@ -43,7 +44,7 @@ class Hold:
     row: Any = None
     """The job and its asking as they were claimed."""
     seen_wakes: int | None = None
-    """The asks that had come when the run first looked at the store, if since the claim there were only nudges."""
+    """The asks that had come when the body began, if since the claim there were only nudges."""
 
 
 @dataclass(slots=True)
@@ -53,6 +54,8 @@ class Unit:
     changes: list[Change] = field(default_factory=list)
     read: list[tuple[int, int]] = field(default_factory=list)
     took: bool = False
+    serial: int = field(default_factory=itertools.count().__next__)
+    """Tells a snapshot of this unit from one of a unit that was committed since."""
 
     @property
     def empty(self) -> bool:
@@ -61,7 +64,7 @@ class Unit:
 
     def copy(self) -> Unit:
         """Return a snapshot to go back to."""
-        return Unit(list(self.changes), list(self.read), self.took)
+        return Unit(list(self.changes), list(self.read), self.took, self.serial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +117,17 @@ def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hol
     return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started, row=found)
 
 
-def look(hold: Hold, executor: Executor) -> None:
-    """Note which asks came before the run's first look at the store: a nudge among them needs no run of its own.
+def look(runtime: Runtime, hold: Hold) -> list[Any]:
+    """Read the job's children as they are when its run begins, and note which asks had come by then.
 
-    It is read in the snapshot of that first look, so whatever the nudge was for is visible to this run's every read:
-    it is as if the claim had been made now. An explicit `run()` among them keeps its run.
+    It is one statement, before any code of the user runs. Nudges among the asks since the claim need no run of their
+    own: what they are for is seen by this run, as if the claim had been made now. A `run()` among them keeps its run.
     """
-    row = claims.wakes(executor, hold.job_id)
-    if row is not None and hold.row is not None:
-        asked, nudged = row.wakes - hold.row.wakes_taken, row.nudges - hold.row.nudges
-        hold.seen_wakes = row.wakes if asked == nudged else None
+    rows = list(claims.look(runtime.connections, hold.job_id))
+    if rows and hold.row is not None:
+        asked, nudged = rows[0].wakes - hold.row.wakes_taken, rows[0].nudges - hold.row.nudges
+        hold.seen_wakes = rows[0].wakes if asked == nudged else None
+    return [row for row in rows if row.id is not None]
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
@@ -152,6 +156,11 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
     Lock, fence and everything buffered are in it, or after an error nothing. Wakes of other jobs are only noted there,
     so that the caller's transaction locks no job but the run's own.
     """
+    if any(isinstance(change, Adopt | Disown) for change in unit.changes):
+        raise IllegalMoveError(
+            f"adopt() and disown() of job {hold.job_id} cannot be part of job.unit(transaction=): they would lock "
+            "other jobs until your commit. Do them before or after the block."
+        )
     with borrowed.atomic():
         jobs_locked = jobs.lock(borrowed, [hold.job_id])
         _check_fence(hold, jobs_locked.get(hold.job_id))
@@ -237,7 +246,12 @@ def _end(
     changes = list(unit.changes) if unit is not None else []
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes)
     applied = Applied(runtime, executor, changes, own=hold.job_id)
-    applied.lock([hold.job_id], with_parents=True)
+    try:
+        applied.lock([hold.job_id], with_parents=True)
+    except JobNotFoundError:
+        if handed_down:
+            raise Moved("a child was deleted before it was locked") from None
+        raise
     job = applied.rows[hold.job_id]
     _check_fence(hold, job, any_unit=from_outside)
     if hold.kind == "shutdown" and job.terminate_tree and not handed_down:

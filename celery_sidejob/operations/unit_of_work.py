@@ -11,6 +11,7 @@ import json
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..model import channel as channels_of
@@ -110,7 +111,9 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
     What noted them is committed, so nothing here may fail it: a locked job, and a store that is away, are left to the
     sweeper.
     """
-    for job_id in sorted(set(job_ids)):
+    waiting = sorted(set(job_ids), reverse=True)
+    while waiting:
+        job_id = waiting.pop()
 
         def work(executor: Executor, job_id: int = job_id) -> Aftermath:
             return mature(runtime, executor, job_id)
@@ -121,6 +124,7 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
             logger.warning("What was asked of job %d is noted, and applied by the sweeper: %s", job_id, error)
             return
         runtime.follow(aftermath)
+        waiting += aftermath.noted  # a recursive termination notes what is below
 
 
 def mature(runtime: Runtime, executor: Executor, job_id: int) -> Aftermath:
@@ -140,10 +144,12 @@ def mature(runtime: Runtime, executor: Executor, job_id: int) -> Aftermath:
         status = applied.statuses[job_id]
         if timer.ask.startswith("terminate"):
             if timer.ask == "terminate_tree":
-                # Locking the subtree now could break the ascending order, so the job's own shutdown hands it down.
-                applied.terminate([job_id], tree=True)
-            else:
-                applied.terminate([job_id], tree=False)
+                # Locking the subtree now could break the ascending order, so it is handed down step by step; the job's
+                # own shutdown repeats it for children that come meanwhile.
+                below = [child.id for child in jobs.children(executor, job_id)]
+                asks.note(executor, below, "terminate_tree")
+                aftermath.noted += below
+            applied.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
         elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
             applied.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
     return aftermath
@@ -172,6 +178,7 @@ class Applied:
         self._ports: dict[PortKey, Any] = {}
         self._subscribers: dict[str, Sequence[Any]] = {}
         self._lifecycle: list[tuple[str, int]] = []
+        self._timed: list[Ask] = []
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
         self.refused: set[int] = set()
@@ -206,6 +213,9 @@ class Applied:
         exclusive = any(isinstance(change, Adopt | Disown) for change in self._changes)
         self.rows = self._lock_rows(everything, exclusive)
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
+        for name, found in self._subscribers.items():  # one that was deleted meanwhile subscribes to nothing
+            if len(found) <= FAN_OUT:
+                self._subscribers[name] = [row for row in found if row.job_id in self.rows or row.job_id in self._new]
         for job_id in old:
             if job_id not in self.rows:
                 raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
@@ -543,20 +553,22 @@ class Applied:
                 return
         assert job_id is not None
         if change.due_at is not None or (change.wait_s or 0) > 0:
-            if not (change.force or self.statuses[job_id] in ASKABLE):
-                self.refused.add(job_id)
-            elif self._noting:
-                asks.note(
-                    self._executor, [job_id], "force" if change.force else "run", due_at=change.due_at,
-                    wait_s=change.wait_s or 0.0,
-                )  # fmt: skip
-            else:
-                after = asks.set_timer(
-                    self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=change.force
-                )
-                self._moved(job_id, after)
+            self._lifecycle.append(("timer", len(self._timed)))
+            self._timed.append(replace(change, job_id=job_id, of_parent=False))
         else:
             self._lifecycle.append(("force" if change.force else "ask", job_id))
+
+    def _set_timer(self, change: Ask) -> None:
+        job_id, force = change.job_id, change.force
+        if not (force or self.statuses[job_id] in ASKABLE):
+            self.refused.add(job_id)
+        elif self._noting:
+            asks.note(
+                self._executor, [job_id], "force" if force else "run", due_at=change.due_at, wait_s=change.wait_s or 0.0
+            )
+        else:
+            after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
+            self._moved(job_id, after)
 
     def _apply_lifecycle(self) -> None:
         """Apply asks and terminations in their order; neighbours of one kind are one statement."""
@@ -572,14 +584,22 @@ class Applied:
     def _apply_batch(self, kind: str, ids: list[int]) -> None:
         if not ids:
             return
-        if kind == "note" or self._noting:
+        if kind == "timer":
+            for place in ids:
+                self._set_timer(self._timed[place])
+        elif kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
             asks.note(self._executor, late, {"ask": "run", "nudge": "run", "note": "run"}.get(kind, kind))
             self.aftermath.noted += late
         elif kind == "terminate":
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
-            self.terminate([row.id for row in jobs.subtree(self._executor, ids)], tree=True)
+            below = [row.id for row in jobs.subtree(self._executor, ids)]
+            unlocked = [job_id for job_id in below if job_id not in self.rows and job_id not in self._new]
+            if unlocked:  # adopted in this very transaction
+                asks.note(self._executor, unlocked, "terminate")
+                self.aftermath.noted += unlocked
+            self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
         else:
             late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
             self.ask(late, force=kind == "force", nudge=kind == "nudge")
@@ -600,9 +620,12 @@ class Applied:
             self._moved(row.id, row.status)
             self._ring(row)
 
-    def terminate(self, ids: Sequence[int], *, tree: bool) -> None:
+    def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
         """Make jobs that are locked terminating; terminated ones stay."""
-        for row in asks.terminate(self._executor, ids, tree=tree, look_after_s=self._runtime.settings.lost_after):
+        look_after_s = self._runtime.settings.lost_after
+        for row in asks.terminate(
+            self._executor, ids, tree=tree, look_after_s=look_after_s, timers_before=timers_before
+        ):
             self._moved(row.id, Status.TERMINATING)
             self._ring(row)
 

@@ -106,6 +106,11 @@ class Sweeper:
         report = PollReport()
         reach("sweep:before")
         self._look_at_workers(report)
+        if self._is_time("strays", self._settings.lease):
+            for stray in claims.held_by_nobody(self._runtime.connections, PAGE):
+                report.rescued += recovery.take_back(
+                    self._runtime, stray.job_id, run_no=stray.run_no, worker_id=stray.worker_id, own=False, loss=True
+                )
         self._mature_timers(report)
         if self._runtime.publisher.ready:
             self._look_for_an_emptied_broker(report)

@@ -63,7 +63,7 @@ WITH asked AS (
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue),
 cancelled AS (
-  DELETE FROM {timers} WHERE job_id IN (SELECT id FROM asked)),
+  DELETE FROM {timers} WHERE job_id IN (SELECT id FROM asked) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
   DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),
 armed AS (
@@ -80,12 +80,17 @@ SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
 FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
 
 
-def terminate(executor: Executor, ids: Iterable[int], *, tree: bool, look_after_s: float) -> Sequence[Any]:
-    """Make jobs terminating; earlier wakes and timers are superseded, a backoff is cut short.
+def terminate(
+    executor: Executor, ids: Iterable[int], *, tree: bool, look_after_s: float, timers_before: int | None = None
+) -> Sequence[Any]:
+    """Make jobs terminating; earlier wakes and timers (up to the id `timers_before`) go, a backoff is cut short.
 
     Returns a row for each job that was not terminated already; those with a `task_id` are to be published.
     """
-    return executor.run(_TERMINATE, ids=list(ids), tree=tree, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+    return executor.run(
+        _TERMINATE, ids=list(ids), tree=tree, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S,
+        timers_before=timers_before,
+    )  # fmt: skip
 
 
 _SET_TIMER = Statement("""
@@ -131,8 +136,7 @@ def take_due(executor: Executor, job_id: int) -> list[Any]:
 
 
 _DUE_TIMERS = Statement("""
-SELECT job_id FROM (SELECT job_id, due_at FROM {timers} WHERE due_at <= now() ORDER BY due_at LIMIT %(limit)s) t
-GROUP BY job_id ORDER BY min(due_at)""")
+SELECT job_id FROM {timers} WHERE due_at <= now() GROUP BY job_id ORDER BY min(due_at) LIMIT %(limit)s""")
 
 
 def due(executor: Executor, limit: int) -> list[int]:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .jobs import FIRST_LOOK_S
+from .jobs import FIRST_LOOK_S, HANDLE
 from .statement import Executor, Statement
 
 _RUN = """j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
@@ -36,7 +36,9 @@ held AS (
   FROM claimed WHERE m.job_id = claimed.id),
 past AS (
   DELETE FROM {timers} t USING claimed
-  WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force'))
+  WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force')
+    AND NOT EXISTS (
+      SELECT FROM {timers} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
 SELECT """
     + _RUN
     + """
@@ -85,7 +87,8 @@ UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run
   terminate_tree = terminate_tree AND run_kind <> 'shutdown',
   status = CASE
     WHEN run_kind = 'shutdown' THEN CASE
-      WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
+      WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force')
+        THEN 'queued'
       ELSE 'terminated' END
     WHEN status = 'terminating' THEN 'terminating'
     WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
@@ -111,8 +114,8 @@ def end(
 ) -> Any | None:
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
-    Wakes, termination and timers that came since the claim win over `outcome`; wakes up to `seen` came before the run
-    first looked at the store, and only said that there is something to see. With `unit_no=None` the end is the
+    Wakes, termination and timers that came since the claim win over `outcome`; wakes up to `seen` came before the body
+    began, and only said that there is something to see. With `unit_no=None` the end is the
     worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
     every timer that was committed under it.
     """
@@ -123,13 +126,15 @@ def end(
     return found[0] if found else None
 
 
-_WAKES = Statement("SELECT wakes, nudges FROM {jobs} WHERE id = %(id)s")
+_LOOK = Statement(f"""
+SELECT p.wakes, p.nudges, c.* FROM {{jobs}} p
+LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id ORDER BY j.id) c ON true
+WHERE p.id = %(id)s ORDER BY c.id""")
 
 
-def wakes(executor: Executor, job_id: int) -> Any | None:
-    """Read how often the job was asked for so far, and how many of those asks were nudges."""
-    found = executor.run(_WAKES, id=job_id)
-    return found[0] if found else None
+def look(executor: Executor, job_id: int) -> Sequence[Any]:
+    """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot."""
+    return executor.run(_LOOK, id=job_id)
 
 
 _TOUCH = Statement("""
@@ -199,7 +204,7 @@ UPDATE {jobs} SET unit_no = NULL, worker_id = NULL, run_kind = NULL,
   losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END, timer_in_run = false,
   status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
 WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s
-  AND (%(own)s OR EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NOT NULL))
+  AND (%(own)s OR NOT EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL))
 RETURNING status, losses, wakes > wakes_taken AS asked_again, parent_id""")
 
 
@@ -226,6 +231,21 @@ _HELD = Statement("""
 SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid,
   m.locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
 FROM {messages} m WHERE m.locked_by = %(worker_id)s ORDER BY m.job_id""")
+
+
+_HELD_BY_NOBODY = Statement("""
+SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id FROM {messages} m
+WHERE m.locked_by IS NOT NULL AND NOT EXISTS (
+  SELECT FROM {workers} w WHERE w.id = m.locked_by AND w.dead_at IS NULL)
+ORDER BY m.job_id LIMIT %(limit)s""")
+
+
+def held_by_nobody(executor: Executor, limit: int) -> Sequence[Any]:
+    """Read runs whose worker is dead and forgotten: its claim had waited for a lock and was committed after it died.
+
+    Reads the whole of `messages`: once per lease.
+    """
+    return executor.run(_HELD_BY_NOBODY, limit=limit)
 
 
 def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:

@@ -14,7 +14,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import psycopg
@@ -34,10 +33,6 @@ _SCHEME = re.compile(r"^postgres(ql)?(\+\w+)?://")
 
 ATTEMPTS = 5
 """How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
-
-
-FIRST_LOOK: ContextVar[Callable[[OwnExecutor], None] | None] = ContextVar("celery_sidejob_first_look", default=None)
-"""What is to be read in the same snapshot as the next read of this thread; then it is forgotten."""
 
 
 class OutcomeUnknown(StoreUnavailableError):
@@ -61,13 +56,10 @@ class Connections:
         self._pid = os.getpid()
         _pools.add(self)
 
-    def transact(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, snapshot: bool = False
-    ) -> T:
+    def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
-        With `single` it is one statement, which needs no BEGIN and no COMMIT; with `snapshot` all its
-        statements see the same state of the store. `work` is repeated whole after a
+        With `single` it is one statement, which needs no BEGIN and no COMMIT. `work` is repeated whole after a
         deadlock or when it raises `Moved`, and once after a connection that had died while idle; it must not have
         effects outside the transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
         `StoreUnavailableError` when nothing was committed.
@@ -76,7 +68,7 @@ class Connections:
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(fresh)
             try:
-                result = executor.in_transaction(name, work, single=single, snapshot=snapshot)
+                result = executor.in_transaction(name, work, single=single)
             except (pg.DeadlockDetected, pg.SerializationFailure, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
@@ -115,11 +107,6 @@ class Connections:
         def work(executor: OwnExecutor) -> list[Any]:
             return executor.run(statement, **parameters)
 
-        look = FIRST_LOOK.get()
-        if look is not None:
-            FIRST_LOOK.set(None)
-            with suppress(OutcomeUnknown):
-                return self.transact("read", lambda executor: (look(executor), work(executor))[1], snapshot=True)
         try:
             return self.transact("read", work, single=True)
         except OutcomeUnknown:  # it had died while it was idle, or has just broken
@@ -213,13 +200,11 @@ class OwnExecutor:
         self._cursor.execute(statement.render(self._schema), parameters or None)
         return rows(self._cursor)
 
-    def in_transaction(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, snapshot: bool = False
-    ) -> T:
+    def in_transaction(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
         """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error."""
         if single:
             return self._as_one_statement(name, work)
-        self._cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ" if snapshot else "BEGIN")
+        self._cursor.execute("BEGIN")
         try:
             result = work(self)
             reach(f"{name}:before-commit")

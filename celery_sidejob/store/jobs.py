@@ -11,7 +11,7 @@ from .statement import Executor, Statement
 FIRST_LOOK_S = 2.0
 """How long a fresh message may stay unpublished before the sweeper publishes it."""
 
-_HANDLE = """j.id, j.task, j.queue, j.priority, j.status, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id,
+HANDLE = """j.id, j.task, j.queue, j.priority, j.status, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id,
   j.name, j.created_by, j.created_at, j.ran_at, j.ended_at, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
   j.retries, j.wakes > j.wakes_taken AS asked_again, j.error::text AS error,
   (SELECT a.task_id FROM {askings} a WHERE a.job_id = j.id
@@ -100,7 +100,7 @@ def parents(executor: Executor, ids: Iterable[int]) -> dict[int, int | None]:
     return {row.id: row.parent_id for row in executor.run(_PARENTS, ids=sorted(set(ids)))}
 
 
-_FIND = Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.id = ANY(%(ids)s::bigint[]) ORDER BY j.id")
+_FIND = Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.id = ANY(%(ids)s::bigint[]) ORDER BY j.id")
 
 
 def find(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
@@ -109,7 +109,7 @@ def find(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
 
 
 _FIND_ALIAS = Statement(
-    f"SELECT {_HANDLE} FROM {{jobs}} j JOIN {{aliases}} x ON x.job_id = j.id WHERE x.name = %(name)s"
+    f"SELECT {HANDLE} FROM {{jobs}} j JOIN {{aliases}} x ON x.job_id = j.id WHERE x.name = %(name)s"
 )
 
 
@@ -120,7 +120,7 @@ def find_by_alias(executor: Executor, name: str) -> Any | None:
 
 
 _FIND_TASK_ID = Statement(
-    f"SELECT {_HANDLE} FROM {{jobs}} j JOIN {{askings}} x ON x.job_id = j.id WHERE x.task_id = %(task_id)s"
+    f"SELECT {HANDLE} FROM {{jobs}} j JOIN {{askings}} x ON x.job_id = j.id WHERE x.task_id = %(task_id)s"
 )
 
 
@@ -130,7 +130,7 @@ def find_by_task_id(executor: Executor, task_id: str) -> Any | None:
     return found[0] if found else None
 
 
-_CHILDREN = Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.parent_id = %(id)s ORDER BY j.id")
+_CHILDREN = Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = %(id)s ORDER BY j.id")
 
 
 def children(executor: Executor, job_id: int) -> Sequence[Any]:
@@ -245,7 +245,7 @@ def inputs_memo(executor: Executor, job_id: int) -> str | None:
 
 
 def _page(where: str) -> Statement:
-    return Statement(f"SELECT {_HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s {where} ORDER BY j.id LIMIT %(limit)s")
+    return Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s {where} ORDER BY j.id LIMIT %(limit)s")
 
 
 _LIST = _page("""
