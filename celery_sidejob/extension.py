@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, overload
 
 from celery import Celery
 from celery.canvas import Signature
@@ -18,7 +18,7 @@ from .hooks.calls import CeleryTasks
 from .hooks.publishing import CeleryPublisher
 from .hooks.results import CeleryResults
 from .hooks.signals import SignalObserver
-from .hooks.task import task_of
+from .hooks.task import P, R, SharedSideJobTask, task_of
 from .inspection import Inspection
 from .job import Job
 from .model import channel as channels
@@ -30,6 +30,7 @@ from .model.status import Status
 from .open_unit import active
 from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
+from .running import RunningJob
 from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
@@ -109,6 +110,12 @@ class SideJob:
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
+    @overload
+    def task(self, function: Callable[Concatenate[RunningJob, P], R], /) -> SharedSideJobTask[P, R]: ...
+    @overload
+    def task(
+        self, /, **options: Any
+    ) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
     def task(self, function: Any = None, /, **options: Any) -> Any:
         """Make a sidejob task of this app: what `@app.task` is to `@shared_task`."""
         return task_of(self.app, function, options)

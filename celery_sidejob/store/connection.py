@@ -147,9 +147,11 @@ class Connections:
         with self._lock:
             while self._idle and not fresh:
                 executor = self._idle.pop()[1]
-                if not executor.broken:
-                    executor.used = True
-                    return executor
+                if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
+                    executor.close()
+                    continue
+                executor.used = True
+                return executor
         return self.connect()
 
     def _release(self, executor: OwnExecutor) -> None:
@@ -245,11 +247,12 @@ class OwnExecutor:
 
     def dropped_within(self, timeout_s: float) -> bool:
         """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
+        waiting = select.poll()  # not select(): a process may have more than a thousand files open
         try:
-            ready, _, _ = select.select([self.connection.fileno()], [], [], timeout_s)
+            waiting.register(self.connection.fileno(), select.POLLIN)
+            return bool(waiting.poll(timeout_s * 1000))
         except (psycopg.Error, OSError, ValueError):
             return True
-        return bool(ready)
 
     @property
     def broken(self) -> bool:
