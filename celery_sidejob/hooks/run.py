@@ -79,6 +79,7 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
 def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:
     """Run what was claimed, and end the run whatever happens."""
     row = hold.row
+    task = task.app.tasks.get(row.task, task)  # a doorbell left over from another schema may name another task
     unit = OpenUnit(runtime, hold)
     unit.stopping = worker_is_stopping
     job = RunningJob(unit, row)

@@ -56,6 +56,12 @@ class SideJobTask(Task):
     lease_renewal = "auto"
     lease: float | None = None
 
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Refuse wrong options of a task that is a class, however it is registered."""
+        super().on_bound(app)
+        _check({name: getattr(cls, name) for name in OPTIONS_OF_CLASSES if getattr(cls, name, None) is not None})
+
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
         """The input ports every job of this task has."""
@@ -338,7 +344,6 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
     base = options.pop("base", None) or app.Task
     sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}
     if isinstance(body, type):
-        _check({name: getattr(body, name) for name in OPTIONS_OF_CLASSES if getattr(body, name, None) is not None})
         task_class = type(body.__name__, (body, base), {**options, "__module__": body.__module__, "abstract": False})
         task = task_class()
         task.name = name or app.gen_task_name(body.__name__, body.__module__)

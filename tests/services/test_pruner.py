@@ -1,0 +1,52 @@
+"""The pruner removes what has been finished for longer than it is to be kept, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sidejob import Job, RunningJob
+from celery_sidejob.services.pruner import Pruned, Pruner
+from tests.tools.in_process import Stage
+
+
+def soon_forgotten(stage: Stage) -> Job:
+    """A job of a task whose finished jobs are kept for no time."""
+
+    def forgettable(job: RunningJob) -> None:
+        pass
+
+    job: Job = stage.task(forgettable, name="pruner.forgettable", retention=0).enqueue()
+    return job
+
+
+def test_a_finished_job_goes_when_its_tasks_retention_is_over(stage: Stage) -> None:
+    kept, gone = stage.job(), soon_forgotten(stage)
+    stage.drain()
+    assert Pruner(stage.runtime).run_once() == Pruned(jobs=1, dead=0)
+    assert kept.exists
+    assert not gone.exists
+
+
+def test_a_job_stays_as_long_as_anything_below_it_is_not_finished(stage: Stage) -> None:
+    parent = soon_forgotten(stage)
+    stage.drain()
+    child = parent.enqueue("stage.idle", child_name="c")
+    pruner = Pruner(stage.runtime)
+    assert pruner.run_once() == Pruned()
+    stage.drain()
+    assert pruner.run_once() == Pruned(jobs=1)
+    assert not child.exists
+
+
+def test_an_old_entry_of_the_dead_set_goes_together_with_its_job(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        raise ValueError("for good")
+
+    old, young = stage.job(body), stage.job(body)
+    for job in (old, young):
+        with pytest.raises(ValueError, match="for good"):
+            stage.run(job)
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days' WHERE job_id = %s", old.id)
+    assert Pruner(stage.runtime).run_once() == Pruned(dead=1)
+    assert not old.exists
+    assert [job.id for job in stage.sidejob.jobs(status="failed")] == [young.id]
