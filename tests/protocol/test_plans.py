@@ -19,8 +19,8 @@ MODULES = (aliases, askings, asks, claims, dead, jobs, messages, packets, ports,
 
 READS_ALL = {
     "claims._HELD": "finds what a dead worker held, once per death",
+    "claims._HELD_BY_NOBODY": "finds what a forgotten worker held, once per lease",
     "dead._COUNT": "counts",
-    "dead._PRUNE": "prunes a page, once in a while",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "messages._DEPTH": "counts",
