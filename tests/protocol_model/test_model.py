@@ -28,10 +28,16 @@ def test_the_protocol_has_no_counterexample(instance: run.Instance) -> None:
 
 
 def test_all_files_were_collected() -> None:
-    assert len(MISTAKES) >= 11
-    assert len(PROTOCOLS) >= 21
+    assert len(MISTAKES) >= 39
+    assert len(PROTOCOLS) >= 52
     names = [instance.name for instance in MISTAKES + PROTOCOLS]
     assert len(names) == len(set(names))
+
+
+def test_every_mistake_that_can_be_switched_in_is_shown() -> None:
+    shown = {mistake for instance in MISTAKES + PROTOCOLS for mistake in instance.model.V}
+
+    assert shown == run.every_mistake()
 
 
 def test_a_mistake_that_goes_unnoticed_fails_the_run(
