@@ -2,7 +2,7 @@ SHELL := bash
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint test model bench chaos lock wheel
+.PHONY: help install check lint test model bench chaos soak lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -27,12 +27,15 @@ bench: ## the benchmarks
 chaos: ## every crash point and every accident, again and again: CHAOS=10 times
 	for round in $$(seq $${CHAOS:-10}); do ./run test tests/acceptance -q || exit 1; done
 
+soak: ## mixed load with outages in every state, judged: MINUTES=120 BROKER=redis
+	./run bench soak --minutes $${MINUTES:-120} --broker $${BROKER:-redis}
+
 # hatchling and editables are there so that an editable install needs nothing that is not pinned.
 lock: install ## requirements.lock anew, with the newest versions pyproject.toml allows
 	@$(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv
 	printf 'hatchling>=1.26\neditables\n' | $(PYTHON) -m uv pip compile pyproject.toml - \
 		--universal --python-version 3.11 --no-python-downloads --upgrade --quiet \
-		--extra embedded --extra graph --extra binary --group test --group check \
+		--extra embedded --extra graph --extra binary --extra prometheus --group test --group check \
 		--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command 'make lock' \
 		--output-file requirements.lock
 

@@ -9,6 +9,8 @@ BENCHMARKS = {
     "throughput": "how many messages and jobs per second, against bare Celery",
     "scale": "what statements cost on large tables",
     "recovery": "how soon runs begin again after kills",
+    "idle": "what workers that have nothing to do cost the store",
+    "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }
 """Each is a module here with `main(arguments)`, which returns an exit code or None."""
 

@@ -15,8 +15,9 @@ from celery import Celery
 
 from celery_sidejob import SideJob, embedded
 from celery_sidejob.model.status import Status
-from celery_sidejob.operations import runs
-from celery_sidejob.operations.runs import Ending, Unit
+from celery_sidejob.operations import endings, runs
+from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import claims, jobs, workers
 from celery_sidejob.store.migrate import upgrade
 
@@ -90,7 +91,7 @@ class Side:
             job = self._timed("enqueue", keep, lambda: self._sidejob.enqueue("noop"))
             hold = self._timed("claim", keep, lambda job=job: runs.claim(
                 self._runtime, job.id, for_run=1, worker_id=self._worker_id))  # fmt: skip
-            self._timed("end", keep, lambda hold=hold: runs.end(
+            self._timed("end", keep, lambda hold=hold: endings.end(
                 self._runtime, hold, Unit(), Ending(Status.COMPLETED)))  # fmt: skip
 
     def plans(self) -> dict[str, str]:

@@ -1,0 +1,132 @@
+"""The servers of a soak, and the networks before them that fail on request."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Self
+
+import psycopg
+import redis
+from kombu import Connection
+
+from celery_sidejob import embedded
+from tests.acceptance.scene import LEDGER
+from tests.tools.databases import prepare_template
+from tests.tools.proxy import TcpProxy
+
+QUEUE = "acceptance"
+PRELOADED = "pg_stat_statements"
+RESCUES = """
+CREATE SCHEMA soak;
+CREATE TABLE soak.rescues (
+  at timestamptz NOT NULL DEFAULT clock_timestamp(), job bigint, run bigint, pid int, lost boolean);
+CREATE FUNCTION soak.note_rescue() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO soak.rescues (job, run, pid, lost) VALUES (
+    old.id, old.run_no, (SELECT locked_pid FROM sidejob.messages WHERE job_id = old.id), new.losses > old.losses);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER soak_rescues AFTER UPDATE ON sidejob.jobs FOR EACH ROW
+  WHEN (old.unit_no IS NOT NULL AND new.unit_no IS NULL AND new.ended_run IS NOT DISTINCT FROM old.ended_run)
+  EXECUTE FUNCTION soak.note_rescue()"""
+"""Every run that was freed and not ended is noted by the store itself: nobody has to be looking just then."""
+
+
+class RedisBroker:
+    """A Valkey of our own."""
+
+    name = "redis"
+
+    def __init__(self, server: embedded.Valkey) -> None:
+        self.server: embedded.Valkey | None = server
+        self.url = server.url
+
+    def empty(self) -> None:
+        """Take everything from it."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
+
+
+class RabbitBroker:
+    """A RabbitMQ that we were given: its queues are ours, its process is not."""
+
+    name = "rabbitmq"
+    server = None
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def empty(self) -> None:
+        """Take all messages from our queue."""
+        with Connection(self.url) as connection:
+            connection.default_channel.queue_purge(QUEUE)
+
+
+class Ground:
+    """Postgres, a broker, and a proxy before each, within a `with` block."""
+
+    postgres: embedded.Postgres
+    broker: RedisBroker | RabbitBroker
+    store_net: TcpProxy
+    broker_net: TcpProxy
+
+    def __init__(self, broker: str) -> None:
+        self._kind = broker
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.postgres = stack.enter_context(embedded.Postgres(durable=False))
+            valkey = stack.enter_context(embedded.Valkey())
+            self._backend_url = valkey.url
+            self.broker = RedisBroker(valkey) if self._kind == "redis" else RabbitBroker(rabbit_url())
+            self._prepare_store()
+            self.store_net = stack.enter_context(TcpProxy.to(self.postgres.url))
+            self.broker_net = stack.enter_context(TcpProxy.to(self.broker.url))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def database_url(self) -> str:
+        """The store, past the proxy: for those who judge."""
+        return self.postgres.url
+
+    @property
+    def aside_url(self) -> str:
+        """Another database of the same server, so that what is asked there does not count in the store's figures."""
+        return self.postgres.url.rpartition("/")[0] + "/postgres"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What workers and clients need to know."""
+        broker_url = self.broker_net.url_for(self.broker.url)
+        return {
+            "SIDEJOB_DATABASE_URL": self.store_net.url_for(self.postgres.url),
+            "BROKER_URL": broker_url,
+            "RESULT_BACKEND": broker_url if self.broker.name == "redis" else self._backend_url,
+        }
+
+    def _prepare_store(self) -> None:
+        with psycopg.connect(self.aside_url, autocommit=True) as connection:
+            connection.execute(f"ALTER SYSTEM SET shared_preload_libraries = '{PRELOADED}'")
+        self.postgres.restart()
+        with psycopg.connect(self.aside_url, autocommit=True) as connection:
+            connection.execute(f"CREATE EXTENSION {PRELOADED}")
+        prepare_template(self.postgres.url)
+        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            connection.execute(LEDGER)
+            connection.execute(RESCUES)
+
+
+def rabbit_url() -> str:
+    """The RabbitMQ of the environment."""
+    try:
+        return os.environ["SIDEJOB_TEST_AMQP_URL"]
+    except KeyError:
+        raise SystemExit(
+            "A soak on RabbitMQ needs one: set SIDEJOB_TEST_AMQP_URL, e.g. to amqp://guest:guest@127.0.0.1:5672//"
+        ) from None
