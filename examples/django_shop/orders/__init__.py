@@ -1,0 +1,1 @@
+"""Orders: what is sold, and what has become of it."""

@@ -1,0 +1,41 @@
+"""The Flask example as `docs/flask.md` says it is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.examples.shops import FlaskShop, kill_in_the_middle
+from tests.tools.workers import Processes
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def shop(tmp_path: Path, processes: Processes, empty_database_url: str, redis_url: str) -> FlaskShop:
+    return FlaskShop("flask_shop", tmp_path, processes, empty_database_url, redis_url)
+
+
+def test_each_order_is_handled_once_whatever_dies(shop: FlaskShop) -> None:
+    shop.run("flask", "--app", "shop", "create-tables")
+    assert "it is new" in shop.celery("sidejob", "db", "upgrade")
+    shop.serve("flask", "--app", "shop", "run", "--port", "0")
+    kill_in_the_middle(shop)
+
+
+def test_what_was_picked_of_a_cancelled_order_is_put_back(shop: FlaskShop) -> None:
+    shop.run("flask", "--app", "shop", "create-tables")
+    shop.celery("sidejob", "db", "upgrade")
+    shop.serve("flask", "--app", "shop", "run", "--port", "0")
+    shop.stock(cup=10, kettle=1)
+    shop.worker("worker")
+    order = shop.place(cup=4, kettle=2)  # more kettles than there are: its job waits for them
+    shop.wait_for([order], "suspended")
+    shop.request("DELETE", f"/orders/{order}/")
+    shop.wait_for([order], "terminated")
+    assert shop.in_stock() == {"cup": 10, "kettle": 1}
+
+
+def test_the_shops_own_tests_pass(shop: FlaskShop) -> None:
+    assert "2 passed" in shop.run("pytest", "-c", "/dev/null", "--rootdir", ".")
