@@ -32,8 +32,8 @@ COUNTED: dict[str, tuple[type[ast.AST], ...]] = {
     "classes": (ast.ClassDef,),
     "imports": (ast.Import, ast.ImportFrom),
 }
-SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages"})
-UNPARSABLE = (OSError, SyntaxError, ValueError, RecursionError)
+SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", ".git"})
+UNPARSABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
 """What `count` raises for a file that cannot be read or does not parse."""
 CHANNEL = "/census/unparsable"
 
@@ -106,7 +106,7 @@ def split(job: RunningJob, parts: list[tuple[Path, int]]) -> None:
     """Make a child job for each path, and note how many will send their counts. All are made by one commit."""
     children = []
     for path, one_in in parts:
-        task, args = (count_directory, (str(path), one_in)) if path.is_dir() else (count_file, (str(path),))
+        task, args = (count_directory, (str(path), one_in)) if os.path.isdir(path) else (count_file, (str(path),))
         name = path.name if job.parent else str(path)[-255:]
         children.append({"task": task, "args": args, "parent": job, "child_name": name})
     sidejob.enqueue_many(children)
@@ -153,12 +153,14 @@ def entries(directory: str | Path, one_in: int) -> list[Path]:
 
 def is_directory(path: Path) -> bool:
     """Tell whether a census goes into a directory; a link may lead in a circle."""
-    return path.name not in SKIPPED and path.is_dir() and not path.is_symlink() and is_text(path)
+    # By os.path, for which what may not be looked at is not there; a Path raises.
+    return path.name not in SKIPPED and os.path.isdir(path) and not os.path.islink(path) and is_text(path)
 
 
 def is_counted(path: Path, one_in: int) -> bool:
     """Tell whether a path is a Python file and, if only one in so many is counted, among those: always the same."""
-    return path.suffix == ".py" and path.is_file() and is_text(path) and crc32(path.name.encode()) % one_in == 0
+    counts = path.suffix == ".py" and os.path.isfile(path) and is_text(path)
+    return counts and crc32(path.name.encode()) % one_in == 0
 
 
 def is_text(path: Path) -> bool:

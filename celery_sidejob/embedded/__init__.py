@@ -3,9 +3,10 @@
     with embedded.Postgres() as postgres, embedded.Valkey() as valkey:
         app.conf.update(broker_url=valkey.url, sidejob={"database_url": postgres.url})
 
-They are direct children of this process and work as root too. On Linux they leave when their owner dies, even by
-``kill -9``. Linux delivers that news when the *thread* that called ``start()`` ends: start them in a thread that lives
-as long as they should, most simply the main one. Elsewhere a killed owner leaves its servers running.
+They are direct children of this process and work as root too. When their owner dies, even by ``kill -9``, they leave,
+and their temporary directories with them: a janitor, a small process beside each, sees to that. On Linux the servers do
+not wait for it but leave when the *thread* that called ``start()`` ends: start them in a thread that lives as long as
+they should, most simply the main one.
 """
 
 from celery_sidejob.embedded.postgres import Postgres

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,25 +67,26 @@ def own(path: Path, account: Account | None) -> None:
         raise ServerError(f"We are root, but cannot hand {path} to user {account.name}: {error.strerror}") from error
 
 
-def temporary_directory(account: Account | None, *, longest: int | None = None) -> Path:
-    """Makes an empty directory of mode 0700 that the account owns and can reach.
+def temporary_path(account: Account | None, *, longest: int | None = None) -> Path:
+    """Returns a path for a new directory that the account can reach, in a temporary directory where we may make it.
 
-    ``longest`` bounds the length of its path, in bytes.
+    ``longest`` bounds its length, in bytes.
     """
-    for parent in (Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")):
-        if account is not None and not account.can_enter(parent):
+    name = f"sidejob-{secrets.token_hex(8)}"  # not to be guessed, so that nobody has made it when we do
+    for parent in _temporary_directories():
+        path = parent / name
+        if longest is not None and len(os.fsencode(path)) > longest:
             continue
-        if longest is not None and len(os.fsencode(parent)) + len("/sidejob-12345678") > longest:
-            continue
-        directory = Path(tempfile.mkdtemp(prefix="sidejob-", dir=parent))
-        try:
-            own(directory, account)
-        except ServerError:
-            directory.rmdir()
-            raise
-        return directory
-    who = "us" if account is None else f"user {account.name}"
-    raise ServerError(f"No temporary directory has a short path and lets {who} enter; set TMPDIR to one that does.")
+        if os.access(parent, os.W_OK | os.X_OK) and (account is None or account.can_enter(parent)):
+            return path
+    who = "us" if account is None else f"us and user {account.name}"
+    raise ServerError(f"No temporary directory has a short path and lets {who} in; set TMPDIR to one that does.")
+
+
+def _temporary_directories() -> Iterator[Path]:
+    with suppress(FileNotFoundError):  # no directory where one can write
+        yield Path(tempfile.gettempdir())
+    yield from (Path("/tmp"), Path("/var/tmp"))
 
 
 def copy_for_everyone(source: Path, target: Path) -> None:

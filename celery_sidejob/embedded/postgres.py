@@ -99,20 +99,29 @@ class Postgres(Server):
         """Makes the data directory with our database in it: whole, or not at all."""
         fresh = home / "data.new"
         if fresh.exists():
-            shutil.rmtree(fresh)  # left by a process that died below
-        fresh.mkdir(mode=0o700)
-        own(fresh, self._account)
-        log = home / "log"
-        log.touch(mode=0o600)
+            shutil.rmtree(fresh)  # left by a process that died below, and its janitor with it
+        try:
+            self._make_passing(fresh)
+            self._fill(home, fresh, password)
+            fresh.rename(home / "data")
+        finally:
+            self._remove(fresh)
+
+    def _fill(self, home: Path, fresh: Path, password: Path) -> None:
         initdb = [self._program("initdb"), "-D", str(fresh), "-U", NAME, f"--pwfile={password}"]
         initdb += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
         if self._given is None or not self._durable:
             initdb.append("--no-sync")
-        run(initdb, directory=home, log=log, account=self._account)
+        self._run(initdb, home)
         # Without a server, so that from the first connection on the database is there.
         single = [self._program("postgres"), "--single", "-D", str(fresh), "-c", "exit_on_error=true", "postgres"]
-        run(single, directory=home, log=log, account=self._account, text=f"CREATE DATABASE {NAME}\n")
-        fresh.rename(home / "data")
+        self._run(single, home, text=f"CREATE DATABASE {NAME}\n")
+
+    def _run(self, command: list[str], home: Path, *, text: str = "") -> None:
+        assert self._janitor is not None
+        log = home / "log"
+        log.touch(mode=0o600)
+        run(command, directory=home, log=log, account=self._account, janitor=self._janitor, text=text)
 
     def _program(self, name: str) -> str:
         assert self._binaries is not None

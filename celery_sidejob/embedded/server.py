@@ -17,8 +17,17 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Self
 
-from celery_sidejob.embedded.account import Account, own, temporary_directory
-from celery_sidejob.embedded.processes import ServerError, end, kill_with_children, spawn, tail, wait_until
+from celery_sidejob.embedded.account import Account, own, temporary_path
+from celery_sidejob.embedded.janitor import Janitor, uninterrupted
+from celery_sidejob.embedded.processes import (
+    ServerError,
+    end,
+    environment,
+    kill_with_children,
+    spawn,
+    tail,
+    wait_until,
+)
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
@@ -50,6 +59,7 @@ class Server(ABC):
         self._temporary: list[Path] = []
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._janitor: Janitor | None = None
         self._owner_pid: int | None = None
 
     @property
@@ -79,12 +89,17 @@ class Server(ABC):
         """Starts the server and returns when it answers; raises `ServerError` with the end of its log otherwise."""
         if self._process is not None and self._process.poll() is None:
             raise ServerError(f"{self.name} is running already.")
+        if self._process is not None:
+            self._forget_process()  # it has ended by itself
         self._owner_pid = os.getpid()
         atexit.register(self.stop)
         try:
+            if self._janitor is None:
+                self._janitor = Janitor(environment())
             if self._home is None:
-                self._home = self._settle()
-                self._prepare(self._home)
+                home = self._settle()
+                self._prepare(home)
+                self._home = home
             self._launch_on_a_port(self._home)
         except BaseException:
             self.stop()
@@ -95,24 +110,26 @@ class Server(ABC):
         """Ends the server in good order and removes its temporary directories; does nothing when it is stopped."""
         if self._owner_pid != os.getpid():
             return
-        if self._process is not None:
-            end(self._process, self.stop_signal, deadline_s=STOP_DEADLINE_S)
-            self._process = None
-        # A process that dies here leaves directories in the temporary one, and no server.
+        self._end_process()
+        # A process that dies here leaves the rest to its janitor.
         while self._temporary:
-            shutil.rmtree(self._temporary.pop())
+            self._remove(self._temporary[-1])
+            self._temporary.pop()
+        if self._janitor is not None:
+            self._janitor.close()
+            self._janitor = None
         self._home = self._port = self._owner_pid = None
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
         """Ends the server as a power cut would; its data, its port and its password stay for the next `start()`."""
         kill_with_children(self._running())
-        self._process = None
+        self._forget_process()
 
     def restart(self) -> None:
         """Stops the server in good order and starts it again at the same address."""
-        end(self._running(), self.stop_signal, deadline_s=STOP_DEADLINE_S)
-        self._process = None
+        self._running()
+        self._end_process()
         self.start()
 
     @abstractmethod
@@ -142,9 +159,26 @@ class Server(ABC):
         return self._given
 
     def _temporary_directory(self, *, longest: int | None = None) -> Path:
-        directory = temporary_directory(self._account, longest=longest)
-        self._temporary.append(directory)
-        return directory
+        path = temporary_path(self._account, longest=longest)
+        self._temporary.append(path)
+        self._make_passing(path)
+        return path
+
+    def _make_passing(self, path: Path) -> None:
+        """Makes a private directory of the account's that our janitor removes should we die before `_remove`."""
+        assert self._janitor is not None
+        self._janitor.watch_directory(path)
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise ServerError(f"The directory {path} could not be made: {error.strerror}") from error
+        own(path, self._account)
+
+    def _remove(self, path: Path) -> None:
+        assert self._janitor is not None
+        if path.exists():
+            shutil.rmtree(path)
+        self._janitor.forget_directory(path)
 
     def _launch_on_a_port(self, home: Path) -> None:
         """Launches on the port we had, which others know by now, or else on a free one."""
@@ -162,9 +196,13 @@ class Server(ABC):
         log.touch(mode=0o600)
         start = log.stat().st_size
         self._port = port
-        self._process = process = spawn(
-            self._command(home, port), directory=home, log=log, account=self._account, orphan_signal=self.orphan_signal
-        )
+        command = self._command(home, port)
+        assert self._janitor is not None
+        with uninterrupted():
+            self._process = process = spawn(
+                command, directory=home, log=log, account=self._account, orphan_signal=self.orphan_signal
+            )
+            self._janitor.watch_process(process.pid, self.orphan_signal)
 
         def ended_or_answers() -> bool:
             return process.poll() is not None or self._answers()
@@ -175,9 +213,21 @@ class Server(ABC):
             failure=lambda: f"{self.name} does not answer within {START_DEADLINE_S:.0f} s:\n{tail(log, start=start)}",
         )
         if process.poll() is not None:
+            self._forget_process()
             said = tail(log, start=start)
             kind = PortTakenError if "address already in use" in said.lower() else ServerError
             raise kind(f"{self.name} ended with exit code {process.returncode}:\n{said}")
+
+    def _end_process(self) -> None:
+        if self._process is not None:
+            end(self._process, self.stop_signal, deadline_s=STOP_DEADLINE_S)
+            self._forget_process()
+
+    def _forget_process(self) -> None:
+        assert self._process is not None
+        assert self._janitor is not None
+        self._janitor.forget_process(self._process.pid)
+        self._process = None
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:

@@ -7,6 +7,7 @@ owner has threads. It is run without site-packages and imports nothing of ours.
 
 import ctypes
 import os
+import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
@@ -25,6 +26,7 @@ def main(owner: int, orphan_signal: int, uid: int, gid: int, command: list[str])
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) is refused")
         if os.getppid() != owner:
             return  # The owner died before the line above: no signal will come, so nothing may start.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # our owner had them blocked while it started us
     os.execv(command[0], command)
 
 

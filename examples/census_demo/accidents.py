@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -11,14 +12,16 @@ import redis
 
 from celery_sidejob.embedded import Valkey
 from census_demo.store import Store
-from census_demo.workers import Workers
+from census_demo.workers import CeleryProcess, Workers
 
-KILL_AT = 0.3
+KILL_AT, KILL_BY = 0.3, 0.55
 EMPTY_AT = 0.6
-"""The part of the jobs that is done when it happens."""
-TRIES = 200
-SETTLED_AFTER_S = 0.3
-"""When a killed worker's last statements have been carried out. Only later may its death be noticed."""
+"""The part of the jobs that is done when it happens; between the first two the kill waits for Postgres' age."""
+YOUNG_S = 10.0
+"""The age of a Postgres up to which a free lock means nothing."""
+TRIES = 500
+SETTLED_AFTER_S = 0.1
+"""When the last statements of a worker that stands still have been carried out."""
 
 
 @dataclass
@@ -60,14 +63,19 @@ class Accidents:
         self._queue = queue
         self._killed = self._emptied = False
         self.losses: list[Loss] = []
+        self.recovered: dict[int, str] = {}
+        """The jobs whose run was lost with the killed worker, and that in words."""
+        self.notes: list[str] = []
+        """What somebody should know who looks at the times."""
 
     def happen(self, done: float) -> str | None:
         """Do what is due when this part of the census is done, and return what it was, for people."""
         self.look()
-        if not self._killed and done >= KILL_AT:
-            self._killed = True
-            return self._kill_a_worker()
-        if not self._emptied and done >= EMPTY_AT:
+        if not self._killed:
+            if done >= KILL_BY or (done >= KILL_AT and self._store.age_s() > YOUNG_S + 1):
+                self._killed = True
+                return self._kill_a_worker()
+        elif not self._emptied and done >= EMPTY_AT:
             self._emptied = True
             return self._empty_the_broker()
         return None
@@ -79,20 +87,44 @@ class Accidents:
 
     def _kill_a_worker(self) -> str:
         """Kill a worker that is in the middle of a run: they are short, so we look until we meet one."""
-        for attempt in range(TRIES):
-            worker = self._workers.workers[attempt % 2]
-            with worker.frozen():
-                if self._store.held_by(worker.pid) or attempt == TRIES - 1:
-                    at = self._store.now()
-                    self._workers.kill(worker)
-                    break
-        time.sleep(SETTLED_AFTER_S)
-        lost = {job_id: run_no + 1 for job_id, run_no in self._store.held_by(worker.pid).items()}
+        sweeper, age_s = self._store.sweeper(), self._store.age_s()
+        worker, at, lost = self._meet_a_run()
         self.losses.append(Loss(f"kill -9 of {worker.name}", "run", at, lost))
+        self.recovered = dict.fromkeys(lost, f"its run was lost with {worker.name}, and begun again")
+        if age_s < YOUNG_S - 1:
+            self.notes.append(
+                f"Postgres was {int(age_s)} s old at the kill. In its first ten seconds a free lock is no proof that a "
+                "worker is dead: later it takes two to four seconds."
+            )
+        role = ", the one that sweeps" if worker.pid == sweeper else ""
         return (
-            f"kill -9 of {worker.name}, process {worker.pid}, with {_number(len(lost), 'run')} under way; "
+            f"kill -9 of {worker.name}, process {worker.pid}{role}, with {_number(len(lost), 'run')} under way; "
             "the other worker goes on alone"
         )
+
+    def _meet_a_run(self) -> tuple[CeleryProcess, datetime, dict[int, int]]:
+        """Kill the first worker that is met with a run under way; returns it, the time, and the runs that must begin.
+
+        All of them stand still while we look, so that even a census of a few files is not over before we have met one.
+        """
+        for attempt in range(TRIES):
+            with ExitStack() as still:
+                for worker in self._workers.workers:
+                    still.enter_context(worker.frozen())
+                for worker in self._workers.workers:
+                    if self._holds(worker) or attempt == TRIES - 1:
+                        at, held = self._store.now(), self._store.held_by(worker.pid)
+                        self._workers.kill(worker)
+                        return worker, at, {job_id: run_no + 1 for job_id, run_no in held.items()}
+            time.sleep(0.001)
+        raise AssertionError("the last attempt kills")
+
+    def _holds(self, worker: CeleryProcess) -> bool:
+        """Tell whether a worker that stands still is in the middle of a run, and has not just sent its end."""
+        if not self._store.held_by(worker.pid):
+            return False
+        time.sleep(SETTLED_AFTER_S)
+        return bool(self._store.held_by(worker.pid))
 
     def _empty_the_broker(self) -> str:
         if self._broker is None:
@@ -111,7 +143,7 @@ class Accidents:
         runs = self._store.runs(announced)
         lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id].number < for_run}
         self.losses.append(Loss("broker emptied", "message", at, lost))
-        return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost)} of them awaited"
+        return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost):,} of them awaited"
 
 
 def _number(count: int, noun: str) -> str:

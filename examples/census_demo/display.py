@@ -19,7 +19,7 @@ LINE_EVERY_S = 3.0
 class Bars:
     """Some bars that grow; without a terminal a line now and then. A context manager."""
 
-    def __init__(self, console: Console, **totals: int) -> None:
+    def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
         self._console = console
         self._progress = Progress(
             TextColumn("{task.description:>12}"),
@@ -45,7 +45,7 @@ class Bars:
     ) -> None:
         self._progress.stop()
 
-    def show(self, **counts: int) -> None:
+    def show(self, counts: Mapping[str, int]) -> None:
         """Show how far each bar is."""
         for name, count in counts.items():
             self._progress.update(self._bars[name], completed=count)
@@ -56,8 +56,19 @@ class Bars:
             self.say(shown)
 
     def say(self, text: str) -> None:
-        """Write a line above the bars."""
-        self._console.print(f"{time.monotonic() - self._began_at:6.1f} s  {text}", soft_wrap=True)
+        """Write a line above the bars, with the time since they began."""
+        at = f"{time.monotonic() - self._began_at:6.1f} s"
+        if not self._console.is_terminal:
+            self._console.print(f"{at}  {text}", soft_wrap=True)
+            return
+        line = Table.grid(padding=(0, 2, 0, 0))  # so that a second line begins below the first one's text
+        line.add_row(at, text)
+        self._console.print(line)
+
+
+def write(console: Console, text: str, style: str | None = None) -> None:
+    """Write a sentence, broken between words; without a terminal it is one line."""
+    console.print(text, style=style, soft_wrap=not console.is_terminal)
 
 
 def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Table:
@@ -74,7 +85,12 @@ def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Tab
 
 def recovery_table(losses: Sequence[Loss]) -> Table:
     """Return what was lost, and after how many seconds it was asked for again, and ran."""
-    table = Table(title="Recovery: seconds until what was lost was in the queue again, and ran", title_justify="left")
+    table = Table(
+        title="Recovery: seconds until what was lost was queued again, and ran",
+        title_justify="left",
+        caption="What is queued again waits behind what was queued before it.",
+        caption_justify="left",
+    )
     for heading in ("what happened", "lost"):
         table.add_column(heading, no_wrap=True)
     for heading in ("all queued", "first ran", "last ran"):

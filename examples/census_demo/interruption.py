@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,8 +25,9 @@ class Interruption:
         """What was received."""
         self._listening = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+            if signal.getsignal(number) != signal.SIG_IGN:  # nohup, and Ctrl-C in the background of a script
                 signal.signal(number, self._hear)
+        sys.unraisablehook = _hook(sys.unraisablehook)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -51,3 +53,13 @@ class Interruption:
             self.heard = signal.Signals(number)
             if self._listening:
                 raise Interrupted(self.heard)
+
+
+def _hook(before: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], None]:
+    """Return a hook that says nothing of an interruption where Python swallows exceptions: `check` raises it soon."""
+
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
+        if not issubclass(unraisable.exc_type, Interrupted):
+            before(unraisable)
+
+    return hook

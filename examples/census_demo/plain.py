@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from code_census import UNPARSABLE, count, is_counted, is_directory
+from code_census import UNPARSABLE, count, entries, is_directory
 
 
 def walk(path: Path, one_in: int) -> Iterator[tuple[Path, list[Path]]]:
     """Yield each directory of a census with the files that are counted in it."""
-    if not path.is_dir():
-        yield path.parent, [path]
-    for directory, names, files in os.walk(path):
-        here = Path(directory)
-        names[:] = [name for name in names if is_directory(here / name)]
-        yield here, [here / name for name in files if is_counted(here / name, one_in)]
+    ahead = [path]
+    while ahead:
+        here = ahead.pop()
+        found = entries(here, one_in)
+        below = {entry for entry in found if is_directory(entry)}
+        yield here, [entry for entry in found if entry not in below]
+        ahead += below
 
 
 def count_all(paths: dict[Path, int], counted: Callable[[], None]) -> tuple[dict[str, int], set[str]]:

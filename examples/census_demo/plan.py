@@ -6,13 +6,15 @@ import ast
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from census_demo.plain import walk
 
-BUDGET_S = 60.0
-"""For the jobs and the plain count. Starting, recovering and drawing take some twenty seconds more."""
+BUDGET_S = 50.0
+"""For the jobs and the plain count. Starting, recovering and drawing take ten to thirty seconds more."""
 JOB_PROBES = 0.9
 """A job's work beside the parsing, in all processes together and Postgres too, in units of `probe()`."""
 PARSED_PER_PROBE = 49_000
@@ -21,10 +23,15 @@ PROBES = 20
 PROBE = "def probe(first, *rest):\n    return [first + other for other in rest if other in {1: first}]\n\n\n" * 300
 
 
+class UnusablePathError(Exception):
+    """There can be no census of this path. The message says why."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """Which paths are counted, each with the n of "one file in n", and how many jobs that will be."""
 
+    path: Path
     paths: dict[Path, int]
     directories: int
     files: int
@@ -41,16 +48,29 @@ class Plan:
         return self.files < self.all_files
 
 
-def make_plan(path: Path, always: Path) -> Plan:
-    """Plan a census of `path`, of all of it or of a sample that fits the budget, and of all of `always`."""
-    found = list(walk(path, 1))
+def make_plan(given: str, always: Path) -> Plan:
+    """Plan a census of a path, of all of it or of a sample that fits the budget, and of all of `always`.
+
+    Raises UnusablePathError if it is no directory with Python files, or has too many directories.
+    """
+    path = _checked(given)
+    jobs_s = probe() * JOB_PROBES / min(2, os.cpu_count() or 1)  # of more than two our four processes make little more
+    most = int(BUDGET_S / jobs_s)
+    found = list(islice(walk(path, 1), most + 1))
+    if len(found) > most:
+        raise UnusablePathError(
+            f"{path} has more than {most:,} directories, too many for a demo on this machine: name one of them"
+        )
     files = [file for _, files in found for file in files]
-    paths = {path: _one_in(len(found), len(files), sum(file.stat().st_size for file in files))}
-    if not always.is_relative_to(path):
+    if not files:
+        raise UnusablePathError(f"there is no Python file in {path}, nor below it")
+    paths = {path: _one_in(len(found), files, jobs_s)}
+    if always not in {directory for directory, _ in found}:
         paths[always] = 1
     counted = [walked for part, one_in in paths.items() for walked in walk(part, one_in)]
     more = sum(len(files) for part in paths.keys() - {path} for _, files in walk(part, 1))
     return Plan(
+        path=path,
         paths=paths,
         directories=len(counted),
         files=sum(len(files) for _, files in counted),
@@ -58,22 +78,32 @@ def make_plan(path: Path, always: Path) -> Plan:
     )
 
 
-def _one_in(directories: int, files: int, size: int) -> int:
+def _checked(given: str) -> Path:
+    path = Path(os.path.realpath(given))
+    if not os.path.lexists(path):
+        raise UnusablePathError(f"there is no {path}")
+    if not path.is_dir():
+        raise UnusablePathError(f"{path} is not a directory")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise UnusablePathError(f"{path} may not be read by this user")
+    if not str(path).isprintable():
+        raise UnusablePathError(f"the name {str(path)!r} is not text, as a job's arguments must be")
+    return path
+
+
+def _one_in(directories: int, files: Sequence[Path], jobs_s: float) -> int:
     """Return the n of "one file in n" that fits the budget: 1 if all do. A directory's job is made in any case."""
-    unit = probe()
-    cores = min(2, os.cpu_count() or 1)  # of more than two our four processes make little more
-    jobs_s = unit * JOB_PROBES / cores
-    parsing_s = unit * size / PARSED_PER_PROBE * (1 / cores + 1)  # once by the jobs, once by the plain loop
-    return max(1, math.ceil((files * jobs_s + parsing_s) / max(1.0, BUDGET_S - directories * jobs_s)))
+    size = sum(os.path.getsize(file) for file in files)
+    parsing_s = jobs_s / JOB_PROBES * size / PARSED_PER_PROBE
+    cores = min(2, os.cpu_count() or 1)
+    # The jobs parse on all cores; then the plain loop does on one.
+    needed_s = len(files) * jobs_s + parsing_s * (1 + cores)
+    return max(1, math.ceil(needed_s / max(1.0, BUDGET_S - directories * jobs_s)))
 
 
 def probe() -> float:
-    """Measure how long a little of the work takes here and now; in seconds.
-
-    On a busy machine that is between the processor's time and the clock's: our several processes will be given more of
-    it than this one is.
-    """
-    clock, processor = time.perf_counter(), time.process_time()
+    """Measure how long a little of the work takes here and now, beside whatever else this machine does; in seconds."""
+    began_at = time.perf_counter()
     for _ in range(PROBES):
         list(ast.walk(ast.parse(PROBE)))
-    return math.sqrt((time.perf_counter() - clock) * (time.process_time() - processor)) / PROBES
+    return (time.perf_counter() - began_at) / PROBES

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from kombu import Connection, Exchange, Queue
+from kombu.exceptions import KombuError, OperationalError
 from psycopg import sql
 
-from celery_sidejob import embedded
-from census_demo.store import plain_url
+from celery_sidejob import SchemaError, SettingsError, embedded
+from census_demo.store import connect
 
 LOST_AFTER_S = 5
+PATIENCE_S = 5.0
+"""How long a broker that was given has to answer."""
 
 
 @dataclass(frozen=True)
 class Servers:
     """A store and a broker. `own_broker` is ours to do with as we like; None for one that was given."""
 
+    own_store: bool
     database_url: str
     schema: str
     broker_url: str
     queue: str
     own_broker: embedded.Valkey | None
-    description: str
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which workers, beat and we find them, and notice losses sooner than usual."""
-        return {
+        # Otherwise a direct URL of the user's would lead the workers to another store.
+        direct = {"SIDEJOB_DIRECT_URL": self.database_url} if self.own_store else {}
+        return direct | {
             "SIDEJOB_DATABASE_URL": self.database_url,
             "SIDEJOB_SCHEMA": self.schema,
             "SIDEJOB_LOST_AFTER": str(LOST_AFTER_S),
@@ -43,45 +50,107 @@ class Servers:
 
 
 @contextmanager
-def running_servers() -> Iterator[Servers]:
-    """Start what is not given; in the end it is gone again, and so are our schema and our queue in what was given."""
+def running_servers(say: Callable[[str], object]) -> Iterator[Servers]:
+    """Start what is not given; in the end it is gone again, and so are our schema and our queue in what was given.
+
+    Given servers are looked at before anything is started, and refused if they will not do.
+    """
     given_database = os.environ.get("SIDEJOB_DATABASE_URL")
     given_broker = os.environ.get("CELERY_BROKER_URL")
-    given_schema = os.environ.get("SIDEJOB_SCHEMA")
     # Of this census alone, for servers that were given may have seen another one, perhaps killed half-way.
     name = f"census_{secrets.token_hex(4)}"
-    schema = given_schema or name
+    schema = os.environ.get("SIDEJOB_SCHEMA") or name
     with ExitStack() as started:
+        if given_broker:
+            _check_broker(given_broker)
+        if given_database:
+            _check_store(given_database, schema)
+            started.callback(_clear_up, say, f"the schema {schema}", _drop_schema, given_database, schema)
+        if given_broker:
+            started.callback(_clear_up, say, f"the queue {name}", _forget_queue, given_broker, name, schema)
+        store = "the Postgres of SIDEJOB_DATABASE_URL" if given_database else "a Postgres of our own"
+        broker = "the broker of CELERY_BROKER_URL" if given_broker else "a Valkey of our own"
+        say(f"Starting two workers of two processes each and a beat, on {store} and {broker}")
         # It need not survive a power cut, and is faster for it.
         database_url = given_database or started.enter_context(embedded.Postgres(durable=False)).url
-        if given_database and not given_schema:
-            started.callback(_drop_schema, database_url, schema)
         own_broker = None if given_broker else started.enter_context(embedded.Valkey())
-        if given_broker:
-            started.callback(_delete_queue, given_broker, name)
         yield Servers(
+            own_store=not given_database,
             database_url=database_url,
             schema=schema,
             broker_url=own_broker.url if own_broker else given_broker or "",
             queue=name,
             own_broker=own_broker,
-            description=" and ".join(
-                [
-                    "the Postgres of SIDEJOB_DATABASE_URL" if given_database else "a Postgres of our own",
-                    "the broker of CELERY_BROKER_URL" if given_broker else "a Valkey of our own",
-                ]
-            ),
         )
 
 
+def _check_broker(url: str) -> None:
+    """Raise SettingsError if there is no such broker; ours would wait for it."""
+    try:
+        with Connection(url, connect_timeout=PATIENCE_S) as connection, connection_failures(connection):
+            connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
+    except (OperationalError, OSError, ValueError, KeyError, ImportError) as error:
+        cause = error.__cause__ or error
+        reason = cause.args[0] if isinstance(cause, KeyError) else str(cause).strip()
+        raise SettingsError(f"The broker of CELERY_BROKER_URL cannot be used: {reason}") from error
+
+
+@contextmanager
+def connection_failures(connection: Connection) -> Iterator[None]:
+    """Raise OperationalError for what the broker's own library raises: each has errors of its own."""
+    try:
+        yield
+    except (*connection.connection_errors, *connection.channel_errors) as error:
+        raise OperationalError(str(error)) from error
+
+
+def _check_store(url: str, schema: str) -> None:
+    """Raise SettingsError if there is no such Postgres, SchemaError if it has the schema already, whosever it is."""
+    scheme, is_url, _ = url.partition("://")
+    if is_url and scheme.partition("+")[0] not in ("postgresql", "postgres"):
+        raise SettingsError(f"SIDEJOB_DATABASE_URL must begin with postgresql://, not with {scheme}://")
+    try:
+        with connect(url) as connection:
+            row = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]).fetchone()
+    except psycopg.Error as error:
+        raise SettingsError(f"The Postgres of SIDEJOB_DATABASE_URL cannot be used: {str(error).strip()}") from error
+    if row is not None:
+        raise SchemaError(
+            f"Schema {schema!r} is there already, in the database of SIDEJOB_DATABASE_URL. The census makes a schema "
+            "of its own, and drops it in the end: unset SIDEJOB_SCHEMA, or give it another name."
+        )
+
+
+def _clear_up(say: Callable[[str], object], what: str, work: Callable[..., None], *arguments: str) -> None:
+    """Remove what is ours from a server that was given; one that is away by now keeps it, and people are told."""
+    try:
+        work(*arguments)
+    except (psycopg.Error, KombuError, OSError) as error:
+        say(f"{type(error).__name__}: {str(error).strip()}. What may be left there is {what}.")
+
+
 def _drop_schema(database_url: str, schema: str) -> None:
-    with psycopg.connect(plain_url(database_url), autocommit=True) as connection:
+    with connect(database_url) as connection:
+        connection.execute("SET lock_timeout = '10s'")
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
 
 
-def _delete_queue(broker_url: str, name: str) -> None:
-    with Connection(broker_url) as connection:
-        queue = Queue(name, Exchange(name), routing_key=name)(connection.default_channel)
+def _forget_queue(broker_url: str, name: str, schema: str) -> None:
+    with Connection(broker_url, connect_timeout=PATIENCE_S) as connection, connection_failures(connection):
+        connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
+        channel = connection.default_channel
+        queue = Queue(name, Exchange(name), routing_key=name)(channel)
         queue.declare()
         queue.delete()
         queue.exchange.delete()
+        if connection.transport.driver_type == "redis":
+            _forget_fetched(channel, name)
+            channel.client.delete(f"celery_sidejob:marker:{schema}")
+
+
+def _forget_fetched(channel: Any, name: str) -> None:
+    """Remove what the killed worker had fetched: an hour later Redis' next user would put it into our queue again."""
+    for tag, fetched in list(channel.client.hscan_iter(channel.unacked_key)):
+        if json.loads(fetched)[2] == name:  # its routing key
+            channel.client.zrem(channel.unacked_index_key, tag)
+            channel.client.hdel(channel.unacked_key, tag)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import psycopg
 from psycopg import sql
+
+from celery_sidejob.store.connection import connection_parameters
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Store:
     """Reads the tables of one schema."""
 
     def __init__(self, database_url: str, schema: str) -> None:
-        self._connection = psycopg.connect(plain_url(database_url), autocommit=True)
+        self._connection = connect(database_url)
         self._connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
 
     def close(self) -> None:
@@ -37,6 +39,21 @@ class Store:
         assert row is not None
         found: datetime = row[0]
         return found
+
+    def age_s(self) -> float:
+        """Return how long ago Postgres was started."""
+        row = self._connection.execute(
+            "SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8"
+        ).fetchone()
+        assert row is not None
+        return float(row[0])
+
+    def sweeper(self) -> int | None:
+        """Return the process id of the worker that sweeps, None if no worker does."""
+        row = self._connection.execute(
+            "SELECT split_part(w.ident, ':', 2)::int FROM leases l JOIN workers w ON w.id = l.holder"
+        ).fetchone()
+        return int(row[0]) if row else None
 
     def workers(self) -> set[int]:
         """Return the process ids of the workers that are known and not declared dead."""
@@ -62,6 +79,6 @@ class Store:
         return {job_id: Run(*found) for job_id, *found in rows}
 
 
-def plain_url(url: str) -> str:
-    """Return a store's URL as libpq wants it, without the driver's name."""
-    return re.sub(r"^postgresql\+\w+:", "postgresql:", url)
+def connect(database_url: str) -> psycopg.Connection[tuple[Any, ...]]:
+    """Return a connection that commits each statement; SettingsError for a URL that cannot be read."""
+    return psycopg.connect(**connection_parameters(database_url), autocommit=True)

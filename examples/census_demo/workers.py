@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from celery_sidejob.embedded.janitor import Janitor, uninterrupted
 from celery_sidejob.embedded.processes import TRAMPOLINE, tail
+from celery_sidejob.embedded.processes import environment as server_environment
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 STOP_DEADLINE_S = 8.0
@@ -23,15 +27,17 @@ class CeleryProcess:
     """One `celery worker` or `celery beat`, with what it forks, in a session of its own: Ctrl-C is for the demo alone.
 
     On Linux it is killed at the moment at which the demo's main thread is gone, whatever ended it, and its pool's
-    processes are killed with it (they ask for that themselves).
+    processes are killed with it (they ask for that themselves); elsewhere the janitor kills them all.
     """
 
-    def __init__(self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], *, environment: Mapping[str, str], log: Path, janitor: Janitor
+    ) -> None:
         self.name = name
         self.log = log
         celery = [sys.executable, "-m", "celery", "-A", "code_census", *arguments, "--loglevel", "INFO"]
         leave_with_us = [str(number) for number in (os.getpid(), int(signal.SIGKILL), -1, -1)]
-        with log.open("wb") as sink:
+        with log.open("wb") as sink, uninterrupted():
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(TRAMPOLINE), *leave_with_us, *celery],
                 cwd=EXAMPLES,
@@ -41,7 +47,8 @@ class CeleryProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.pid = self._process.pid
+            self.pid = self._process.pid
+            janitor.watch_process(self.pid, signal.SIGKILL)
 
     @property
     def is_alive(self) -> bool:
@@ -81,11 +88,13 @@ class CeleryProcess:
 
 
 class Workers:
-    """Two workers and a beat."""
+    """Two workers and a beat, with their logs in a directory."""
 
-    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str], janitor: Janitor) -> None:
         self._directory = directory
-        self._environment = environment
+        # A worker that is killed leaves its temporary files behind: here they go with the rest.
+        self._environment = {**environment, "TMPDIR": str(directory)}
+        self._janitor = janitor
         self.workers: list[CeleryProcess] = []
         self._all: list[CeleryProcess] = []
 
@@ -101,6 +110,7 @@ class Workers:
     def kill(self, worker: CeleryProcess) -> None:
         """`kill -9` a worker, and no longer count it among them."""
         worker.kill()
+        self._janitor.forget_process(worker.pid)
         self.workers.remove(worker)
         self._all.remove(worker)
 
@@ -119,10 +129,29 @@ class Workers:
         end_at = time.monotonic() + deadline_s
         for process in self._all:
             process.wait(end_at - time.monotonic())
+            self._janitor.forget_process(process.pid)
         self.workers, self._all = [], []
 
     def _start(self, name: str, arguments: Sequence[str]) -> CeleryProcess:
         log = self._directory / f"{name.replace(' ', '-')}.log"
-        process = CeleryProcess(name, arguments, environment=self._environment, log=log)
+        process = CeleryProcess(name, arguments, environment=self._environment, log=log, janitor=self._janitor)
         self._all.append(process)
         return process
+
+
+@contextmanager
+def running_workers(environment: Mapping[str, str], in_haste: Callable[[], bool]) -> Iterator[Workers]:
+    """Start two workers and a beat; at the end they and their directory are gone, sooner if then somebody is in haste.
+
+    It is their janitor that removes the directory, so that it does when we are killed, too.
+    """
+    with Janitor(server_environment()) as janitor:
+        directory = Path(tempfile.gettempdir()) / f"census-{secrets.token_hex(8)}"
+        janitor.watch_directory(directory)
+        directory.mkdir(mode=0o700)
+        workers = Workers(directory, environment, janitor)
+        try:
+            workers.start()
+            yield workers
+        finally:
+            workers.stop(HASTE_DEADLINE_S if in_haste() else STOP_DEADLINE_S)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 import redis
@@ -21,7 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_sidejob.embedded import Postgres, ServerError, Valkey, postgres, server, valkey
-from celery_sidejob.embedded.processes import is_alive, wait_until
+from celery_sidejob.embedded.processes import children, is_alive, wait_until
 
 SERVERS: list[Callable[[], Postgres | Valkey]] = [lambda: Postgres(durable=False), Valkey]
 NO_RETRY = Retry(NoBackoff(), 0)
@@ -177,20 +178,112 @@ def test_a_given_directory_outlives_its_server(temporary: Path) -> None:
     assert {path.name for path in temporary.iterdir()} == {"it's a database", "it's a broker"}
 
 
-def test_servers_leave_when_their_owner_is_killed(temporary: Path) -> None:
+@pytest.fixture
+def owner(temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that starts a Postgres and a Valkey in the temporary directory, and owns them until its input ends."""
     environment = os.environ | {"TMPDIR": str(temporary)}
     with subprocess.Popen(
-        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def processes_of(temporary: Path) -> list[str]:
+    """The command lines of the processes that the owner has started, or those have."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # Postgres writes over its environment; but it works in its data directory.
+            where = (process.cwd(), process.environ().get("TMPDIR", ""))
+            if process.status() != psutil.STATUS_ZOMBIE and any(path.startswith(str(temporary)) for path in where):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+# Each a path that is there from then on. Where nobody handles it, SIGTERM is the same as SIGKILL.
+STRUCK = [
+    ("sidejob-*", signal.SIGINT),
+    ("sidejob-*", signal.SIGKILL),
+    ("sidejob-*/data.new/base", signal.SIGINT),
+    ("sidejob-*/data.new/base", signal.SIGKILL),
+    ("sidejob-*/data.new/base", signal.SIGTERM),
+    ("sidejob-*/data/postmaster.pid", signal.SIGINT),
+    ("sidejob-*/data/postmaster.pid", signal.SIGKILL),
+    ("sidejob-*/valkey.conf", signal.SIGINT),
+    ("sidejob-*/valkey.conf", signal.SIGKILL),
+]
+
+
+@pytest.mark.parametrize(("moment", "number"), STRUCK)
+def test_a_first_start_that_is_struck_leaves_nothing(
+    owner: subprocess.Popen[str], temporary: Path, moment: str, number: signal.Signals
+) -> None:
+    wait_until(
+        lambda: owner.poll() is not None or any(temporary.glob(moment)),
+        deadline_s=60,
+        failure=lambda: f"There is no {moment}.",
+    )
+    owner.send_signal(number)
+    assert owner.wait(30) == -number  # a KeyboardInterrupt that nobody catches ends the process by the signal
+    wait_until(
+        lambda: not processes_of(temporary) and not list(temporary.iterdir()),
+        deadline_s=20,
+        failure=lambda: f"Left are {processes_of(temporary)} and {list(temporary.rglob('*'))[:20]}.",
+    )
+
+
+def test_servers_leave_when_their_owner_is_killed(owner: subprocess.Popen[str], temporary: Path) -> None:
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+    owner.send_signal(signal.SIGKILL)
+    wait_until(
+        lambda: (
+            not any(is_alive(pid) for pid in pids) and not processes_of(temporary) and not list(temporary.iterdir())
+        ),
+        deadline_s=20,
+        failure=lambda: f"Of {pids} a server outlives its owner, or {list(temporary.iterdir())} does.",
+    )
+
+
+def test_a_server_that_stands_still_outlives_its_owner_by_seconds(
+    owner: subprocess.Popen[str], temporary: Path
+) -> None:
+    assert owner.stdout is not None
+    postgres_pid, _ = [int(word) for word in owner.stdout.readline().split()]
+    os.kill(postgres_pid, signal.SIGSTOP)
+    owner.send_signal(signal.SIGKILL)
+    wait_until(
+        lambda: not is_alive(postgres_pid) and not list(temporary.iterdir()),
+        deadline_s=40,
+        failure=lambda: f"Postgres {postgres_pid} or {list(temporary.iterdir())} outlives its owner.",
+    )
+
+
+def test_an_owner_whose_forked_child_lives_on_is_missed_all_the_same(temporary: Path) -> None:
+    """The child holds the pipe open by which the owner's death is told otherwise."""
+    forking = OWNER.replace("sys.stdin.read()", "import os; os.fork(); sys.stdin.read()")
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        [sys.executable, "-c", forking], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as owner:
         assert owner.stdout is not None
-        pids = [int(word) for word in owner.stdout.readline().split()]
-        assert len(pids) == 2
-        assert all(is_alive(pid) for pid in pids)
+        owner.stdout.readline()
+        wait_until(lambda: bool(children(owner.pid)), deadline_s=20, failure=lambda: "There is no child.")
         owner.send_signal(signal.SIGKILL)
         wait_until(
-            lambda: not any(is_alive(pid) for pid in pids),
+            lambda: not list(temporary.iterdir()),
             deadline_s=20,
-            failure=lambda: f"Of {pids} a server outlives its owner.",
+            failure=lambda: f"{list(temporary.iterdir())} outlives its owner.",
         )
 
 
@@ -234,6 +327,20 @@ def test_a_server_that_does_not_start_shows_its_log_and_leaves_nothing(
     with pytest.raises(ServerError, match="no such address"):
         make().start()
     assert list(temporary.iterdir()) == []
+
+
+def test_a_temporary_directory_too_long_for_a_socket_holds_the_rest(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = temporary / ("long " * 20)
+    long.mkdir(mode=0o711)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with Postgres(durable=False) as running:
+        assert query(running.url, "SELECT 1") == 1
+        assert query(running.url, "SHOW data_directory").startswith(str(long))  # type: ignore[attr-defined]
+        assert query(running.url, "SELECT 1", host=str(running.socket_directory)) == 1
+    assert list(long.iterdir()) == []
+    assert not running._temporary
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root hands Postgres to another account")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -13,7 +15,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import psutil
+import psycopg
 import pytest
+import redis
 
 from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Process, Processes
@@ -53,11 +57,13 @@ def sample(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def demo(processes: Processes, temporary: Path, tmp_path: Path) -> Callable[..., Process]:
-    """Start the demo in a directory of this test's own."""
+    """Start the demo in a directory of this test's own; by a shell, if its line is given with {demo} in it."""
 
-    def start(*arguments: str) -> Process:
-        env = {"TMPDIR": str(temporary), "COLUMNS": "100"}
+    def start(*arguments: str, shell: str | None = None, **env: str) -> Process:
         argv = [sys.executable, str(EXAMPLES / "demo.py"), *arguments]
+        if shell is not None:
+            argv = ["bash", "-c", shell.format(demo=shlex.join(argv))]
+        env = {"TMPDIR": str(temporary), "COLUMNS": "100"} | env
         return processes.start(argv, env=env, name="demo", cwd=tmp_path)
 
     return start
@@ -80,47 +86,176 @@ def left_in(temporary: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if belongs(process)]
 
 
+def tables_of(said: str) -> dict[str, list[str]]:
+    """The rows of all tables, by what stands in their first column."""
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line.startswith("│")]
+    return {row[0]: row[1:] for row in rows}
+
+
 def test_it_counts_right_after_a_kill_and_an_emptied_broker(
     demo: Callable[..., Process], sample: Path, temporary: Path, tmp_path: Path
 ) -> None:
-    files = len(list(sample.rglob("*.py"))) + 3
+    (sample / "binary.py").write_bytes(bytes(range(256)) * 10)
+    (sample / "deep.py").write_text("(" * 5000 + ")" * 5000)
+    (sample / "[red] :smile: é.py").write_text("x = 1\n")
+    (sample / "loop.py").symlink_to("loop.py")
+    (sample / "json" / "back").symlink_to(sample)
+    files = len(list(sample.rglob("*.py"))) - 1 + 3
     running = demo(str(sample))
     assert running.wait(DEMO_S) == 0, running.log()
     said = running.log()
-    assert "kill -9 of worker" in said
+    assert re.search(r"kill -9 of worker \d, process \d+(, the one that sweeps)?, with [1-9]\d* runs? under way", said)
     assert "emptied the broker" in said
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line.startswith("│")]
-    table = {row[0]: row[1:] for row in rows}
+    table = tables_of(said)
     assert table["files"] == [str(files)] * 2
-    assert table["unparsable"] == ["3", "3"]
+    assert table["unparsable"] == ["5", "5"]
     assert "broker emptied" in table
-    jobs = ElementTree.parse(tmp_path / "census.svg").findall(".//*[@class='job completed']")
-    assert len(jobs) == files + len([path for path in sample.rglob("*") if path.is_dir()]) + 3
+    picture = ElementTree.parse(tmp_path / "census.svg")
+    jobs = files + len([path for path in sample.rglob("*") if path.is_dir() and not path.is_symlink()]) + 3
+    assert (picture.getroot()[0].text or "").endswith(f": {jobs + 1} jobs")
+    recovered = picture.findall(".//*[@class='job completed recovered']")
+    assert recovered
+    assert len(picture.findall(".//*[@class='job completed']")) + len(recovered) == jobs
     assert left_in(temporary) == []
     assert list(temporary.iterdir()) == []
 
 
-@pytest.mark.parametrize("moment", ["A census of", "Up:", " done "])
-@pytest.mark.parametrize(
-    ("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
+STRUCK = [
+    ("Starting", signal.SIGINT, 130),
+    ("Starting", signal.SIGKILL, -signal.SIGKILL),
+    ("Up after", signal.SIGINT, 130),
+    ("Up after", signal.SIGTERM, 143),
+    ("jobs done", signal.SIGINT, 130),
+    ("jobs done", signal.SIGKILL, -signal.SIGKILL),
+]
+
+
+@pytest.mark.parametrize(("moment", "number", "exit_code"), STRUCK)
 def test_nothing_is_left_when_it_is_interrupted(
     demo: Callable[..., Process], temporary: Path, number: signal.Signals, exit_code: int, moment: str
 ) -> None:
     running = demo()  # of the standard library, so that it is not over before the signal
     running.wait_for_log(moment, DEMO_S)
-    assert left_in(temporary)
     running.send_signal(number)
     assert running.wait(GONE_S) == exit_code, running.log()
+    assert "Traceback" not in running.log()
     wait_until(lambda: not left_in(temporary), timeout=GONE_S, message="all processes to be gone")
-    if number != signal.SIGKILL:
-        assert list(temporary.iterdir()) == []
+    wait_until(lambda: not list(temporary.iterdir()), timeout=GONE_S, message="all directories to be gone")
 
 
-def test_a_path_that_is_not_there_is_an_error_of_the_caller(demo: Callable[..., Process]) -> None:
-    running = demo("/no/such/path")
+def test_nothing_is_left_when_nobody_reads_it_to_the_end(
+    demo: Callable[..., Process], sample: Path, temporary: Path
+) -> None:
+    running = demo(str(sample), shell="{demo} <&- | head -n 3")
+    assert running.wait(DEMO_S) == 0
+    assert len(running.log().splitlines()) == 3, running.log()
+    wait_until(lambda: not left_in(temporary), timeout=GONE_S, message="all processes to be gone")
+    assert list(temporary.iterdir()) == []
+
+
+def test_servers_that_were_given_are_left_as_they_were(
+    demo: Callable[..., Process], sample: Path, temporary: Path, empty_database_url: str, redis_url: str
+) -> None:
+    running = demo(str(sample / "json"), SIDEJOB_DATABASE_URL=empty_database_url, CELERY_BROKER_URL=redis_url)
+    assert running.wait(DEMO_S) == 0, running.log()
+    assert "kill -9 of worker" in running.log()
+    assert "is not ours, so it is not emptied" in running.log()
+    assert schemas_of(empty_database_url) == {"public"}
+    with redis.Redis.from_url(redis_url) as client:
+        assert [key for key in client.scan_iter() if not key.startswith(b"_kombu.")] == []
+    assert left_in(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def schemas_of(url: str) -> set[str]:
+    with psycopg.connect(url) as connection:
+        rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|information_schema)'")
+        return {name for (name,) in rows}
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda path: None, "there is no "),
+        (lambda path: path.write_text("x = 1\n"), "is not a directory"),
+        (lambda path: path.symlink_to(path), "is not a directory"),
+        (lambda path: (path / "__pycache__").mkdir(parents=True), "there is no Python file in "),
+    ],
+)
+def test_a_path_without_python_files_is_refused(
+    demo: Callable[..., Process], tmp_path: Path, temporary: Path, make: Callable[[Path], object], complaint: str
+) -> None:
+    make(tmp_path / "given.py")
+    running = demo(str(tmp_path / "given.py"))
     assert running.wait(DEMO_S) == 2
-    assert "there is no /no/such/path" in running.log()
+    assert complaint in running.log()
+    assert str(tmp_path / "given.py") in running.log()
+    assert "Traceback" not in running.log()
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"SIDEJOB_DATABASE_URL": "mysql://localhost/census"}, "must begin with postgresql://, not with mysql://"),
+        (
+            {"SIDEJOB_DATABASE_URL": "postgresql://127.0.0.1:1/census"},
+            "Postgres of SIDEJOB_DATABASE_URL cannot be used",
+        ),
+        ({"CELERY_BROKER_URL": "redis://127.0.0.1:1/0"}, "broker of CELERY_BROKER_URL cannot be used"),
+        (
+            {"CELERY_BROKER_URL": "ftp://127.0.0.1/0"},
+            "broker of CELERY_BROKER_URL cannot be used: No such transport: ftp",
+        ),
+    ],
+)
+def test_servers_that_cannot_be_reached_are_refused(
+    demo: Callable[..., Process], sample: Path, temporary: Path, given: dict[str, str], complaint: str
+) -> None:
+    running = demo(str(sample), **given)
+    assert running.wait(DEMO_S) == 1
+    assert complaint in running.log()
+    assert "Traceback" not in running.log()
+    assert left_in(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_schema_that_is_there_is_not_touched(demo: Callable[..., Process], sample: Path, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        connection.execute("CREATE SCHEMA others CREATE TABLE jobs (kept int)")
+    for schema in ("others", "sidejob"):
+        running = demo(str(sample), SIDEJOB_DATABASE_URL=database_url, SIDEJOB_SCHEMA=schema)
+        assert running.wait(DEMO_S) == 1
+        assert f"Schema '{schema}' is there already" in running.log()
+    assert schemas_of(database_url) == {"public", "others", "sidejob"}
+    with psycopg.connect(database_url) as connection:
+        assert connection.execute("SELECT count(kept) FROM others.jobs").fetchone() == (0,)
+
+
+def test_more_files_than_there_is_time_for_are_sampled_and_more_directories_refused(
+    processes: Processes, sample: Path
+) -> None:
+    source = """
+import sys
+from pathlib import Path
+from census_demo import plan
+given, broken = sys.argv[1], Path(sys.argv[2])
+plan.probe = lambda: 1.0
+plan.BUDGET_S = 1000.0
+whole = plan.make_plan(given, broken)
+plan.BUDGET_S = 20.0
+part = plan.make_plan(given, broken)
+plan.BUDGET_S = 1.0
+try:
+    plan.make_plan(given, broken)
+except plan.UnusablePathError as error:
+    print(whole.is_sample, part.is_sample, whole.files == part.all_files > part.files > 3, error)
+"""
+    process = processes.start_python(source, str(sample), str(EXAMPLES / "broken"), cwd=EXAMPLES)
+    assert process.wait() == 0, process.log()
+    assert re.fullmatch(
+        rf"False True True {sample} has more than \d directories, too many for a demo.*\n", process.log()
+    )
 
 
 def test_the_jobs_of_a_census_count_each_file_once(

@@ -1,0 +1,176 @@
+"""Clears up behind an owner that is killed: ends what it had started, and removes the directories it had made.
+
+PR_SET_PDEATHSIG, which `trampoline` asks for, ends a server at once, but reaches only that one process, is known to
+Linux alone, and removes nothing. So a process of its own waits on a pipe that its owner's death closes. It has a
+session of its own and is deaf to Ctrl-C and SIGTERM, which may be meant for all of a terminal or a service.
+"""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+# Run as a script it is without site-packages and imports nothing of ours.
+
+DEADLINE_S = 10.0
+"""How long a server has to end by itself, and a directory to become empty."""
+LOOK_S = 1.0
+"""How often the owner is looked for: a child that it has forked may hold the pipe open."""
+PAUSE_S = 0.02
+T = TypeVar("T")
+FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Janitor:
+    """Knows what is to be gone when this process is. A context manager; the end of the block clears nothing up.
+
+    Announce a directory before it is made and a process in the block that starts it (`uninterrupted`): so there is no
+    instant at which a kill leaves something behind.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        with uninterrupted():
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__, str(os.getpid())],
+                cwd="/",
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Dismiss the janitor, with what it still knows of: that is cleared up before this returns."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def watch_process(self, pid: int, number: signal.Signals) -> None:
+        """Should we die: send the signal to this process, which leads a group, and kill who is late in that group."""
+        self._order(watch=pid, signal=int(number))
+
+    def forget_process(self, pid: int) -> None:
+        """It has ended, and its number may be given to another one."""
+        self._order(forget=pid)
+
+    def watch_directory(self, path: Path) -> None:
+        """Should we die: remove this directory and all that is in it, when the processes have ended."""
+        self._order(watch=str(path))
+
+    def forget_directory(self, path: Path) -> None:
+        """It has been removed."""
+        self._order(forget=str(path))
+
+    def _order(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # Somebody has killed the janitor, which is no reason to stop.
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Have Ctrl-C and its like come at the end of the block: a process just started must be known to who ends it.
+
+    A child inherits the blocking, so it must be one that undoes it: `trampoline` does, and so does a janitor.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)  # raises what came already, so it stands inside
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def main(owner: int) -> None:
+    """Follow the orders on standard input; when they end, clear up what is still watched."""
+    for number in FATAL:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    processes: dict[int, int] = {}
+    directories: dict[str, None] = {}
+    for order in _orders(owner):
+        match order:
+            case {"watch": int(pid), "signal": int(signal_number)}:
+                processes[pid] = signal_number
+            case {"watch": str(directory)}:
+                directories[directory] = None
+            case {"forget": int(pid)}:
+                processes.pop(pid, None)
+            case {"forget": str(directory)}:
+                directories.pop(directory, None)
+    for pid, signal_number in processes.items():
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal_number)
+    for pid in processes:
+        _await(_has_ended, pid)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    for directory in reversed(directories):
+        _await(_remove, directory)
+
+
+def _orders(owner: int) -> Iterator[dict[str, Any]]:
+    """Yield what the owner orders until it is gone."""
+    received = b""
+    while True:
+        readable, _, _ = select.select([0], [], [], LOOK_S)
+        if readable:
+            more = os.read(0, 65_536)
+            if not more:
+                return  # An order without its end was not followed by what it announces.
+            *lines, received = (received + more).split(b"\n")
+            yield from map(json.loads, lines)
+        elif os.getppid() != owner:
+            return
+
+
+def _await(fact: Callable[[T], bool], of: T) -> None:
+    end_at = time.monotonic() + DEADLINE_S
+    while not fact(of) and time.monotonic() < end_at:
+        time.sleep(PAUSE_S)
+
+
+def _has_ended(group: int) -> bool:
+    """Tell whether all of a group have ended; where nobody reaps orphans they stay as zombies for ever."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    found = False
+    for stat in Path("/proc").glob("[0-9]*/stat"):  # nothing on a system without /proc
+        with suppress(OSError):
+            state, _, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group:
+                found = True
+                if state != "Z":
+                    return False
+    return found
+
+
+def _remove(directory: str) -> bool:
+    """Remove a directory and tell whether it is gone: what has just ended may have written into it meanwhile."""
+    shutil.rmtree(directory, ignore_errors=True)
+    return not os.path.lexists(directory)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
