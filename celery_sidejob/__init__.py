@@ -2,10 +2,11 @@
 
 from .deadset import DeadEntry, DeadSet
 from .extension import SideJob
-from .hooks.liveness import heartbeat
+from .hooks.decorators import sidejob_task
+from .hooks.logs import JSONFormatter, RunFilter
 from .hooks.revocation import TaskRevokedError
 from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
-from .hooks.task import SideJobTask, sidejob_task
+from .hooks.task import SideJobTask
 from .job import Job
 from .model.errors import (
     AliasTakenError,
@@ -30,7 +31,7 @@ from .model.errors import (
 from .model.port import NO_DATA
 from .model.status import FINISHED, Status
 from .port import Packet, Port
-from .running import RunningJob, Suspend, current_job
+from .running import RunningJob, Suspend, current_job, heartbeat
 from .services.sweeper import PollReport
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "InvalidChannelError",
     "InvalidPortError",
     "InvalidValueError",
+    "JSONFormatter",
     "Job",
     "JobNotFoundError",
     "LeaseLostError",
@@ -55,6 +57,7 @@ __all__ = [
     "PollReport",
     "Port",
     "PortNotFoundError",
+    "RunFilter",
     "RunningJob",
     "SchemaError",
     "SettingsError",

@@ -70,9 +70,9 @@ class DeadSet:
         return asked if asked is not None else job
 
     def _entry(self, row: Any) -> DeadEntry:
-        hide = self._runtime.settings.redact or (lambda text: text)
+        hide = self._runtime.settings.redacted
         return DeadEntry(
             id=row.id, job_id=row.job_id, task_id=row.task_id, task=row.task, queue=row.queue, reason=row.reason,
-            error=hide(row.error) if row.error else "", traceback=hide(row.traceback) if row.traceback else None,
+            error=str(hide(row.error or "")), traceback=None if row.traceback is None else str(hide(row.traceback)),
             died_at=row.died_at, retries=row.retries,
         )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Concatenate, overload
 
 from celery import Celery
@@ -11,14 +12,15 @@ from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
-from .hooks import beat, configuration
+from .hooks import beat, configuration, logs, pool_process, recording
 from .hooks import task as tasks
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
+from .hooks.decorators import P, R, SharedSideJobTask, task_of
+from .hooks.eager import run_here
 from .hooks.publishing import CeleryPublisher
 from .hooks.results import CeleryResults
 from .hooks.signals import SignalObserver
-from .hooks.task import P, R, SharedSideJobTask, task_of
 from .inspection import Inspection
 from .job import Job
 from .model import channel as channels
@@ -27,15 +29,14 @@ from .model.changes import Publish
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError
 from .model.settings import Settings
 from .model.status import Status
-from .open_unit import active
+from .open_unit import submit
 from .operations.runtime import Runtime
-from .operations.unit_of_work import carry_out
 from .running import RunningJob
 from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
-from .store import jobs, migrate, registry
-from .store.connection import Connections
+from .store import jobs, migrate, ports, registry
+from .store.measured import MeasuredConnections
 
 
 class SideJob:
@@ -68,7 +69,10 @@ class SideJob:
         self._app = app
         app.sidejob = self
         app.steps["worker"].add(SideJobStep)
+        pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
+        recording.install()
+        logs.install(self)
         jobs_of.use_runtime(lambda: self.runtime)
 
     @property
@@ -98,13 +102,13 @@ class SideJob:
     def _make_runtime(self) -> Runtime:
         app = self.app
         settings = configuration.settings_of(app)
-        connections = Connections(settings.database_url, settings.schema, prepare=settings.direct_url is None)
+        connections = MeasuredConnections(settings.database_url, settings.schema, prepare=settings.direct_url is None)
         return Runtime(
             settings=settings,
             connections=connections,
-            publisher=CeleryPublisher(app, settings.schema),
+            publisher=CeleryPublisher(app, settings.schema, partial(run_here, self)),
             results=CeleryResults(app),
-            observer=SignalObserver(),
+            observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),
         )
 
@@ -218,25 +222,21 @@ class SideJob:
 
         Inside a run it is part of the unit, and the number is that of the subscribers there are now.
         """
-        from .store import ports
-
         channels.check(channel)
         runtime = self.runtime
         text = values.encode(message, limit=runtime.settings.max_value_bytes, what="message")
         change = Publish(channel, text, current_context())
-        unit = active()
         count = len(ports.subscribers(runtime.connections, channels.ancestors(channel)))
-        if unit is not None and transaction is None:
-            unit.add(change)
-        else:
-            carry_out(runtime, "publish", [change], transaction)
+        submit(runtime, "publish", change, transaction)
         return count
 
     # -- operations ----------------------------------------------------------------------------------------------
 
     def poll(self) -> PollReport:
         """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs."""
-        report = Sweeper(self.runtime).run_once()
+        runtime = self.runtime
+        with recording.counting(runtime):
+            report = Sweeper(runtime).run_once()
         assert report is not None
         return report
 
@@ -258,6 +258,20 @@ class SideJob:
         """Raise SchemaError if the schema is missing, too old, too new, or belongs to another app or broker."""
         settings = self.settings
         migrate.check(settings.require_database_url(), settings.schema, owner=self.owner)
+
+    def upgrade_schema(self) -> None:
+        """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""
+        settings = self.settings
+        url = settings.require_database_url()
+        migrate.upgrade(settings.direct_url or url, settings.schema, owner=self.owner)
+
+    def close(self) -> None:
+        """Close this process's idle connections to the store; they open again by themselves at the next use.
+
+        For tests that drop their database; otherwise idle connections close after five seconds.
+        """
+        if self._runtime is not None:
+            self._runtime.connections.close()
 
     def register_tasks(self) -> None:
         """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""

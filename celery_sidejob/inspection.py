@@ -1,6 +1,7 @@
 """Read-only views for commands and dashboards. The running side never imports this.
 
-What comes from here is fit to be shown: arguments, errors and tracebacks went through `sidejob_redact`.
+What comes from here is fit to be shown: arguments, errors and tracebacks went through `sidejob_redact`, also where
+`Job.info` shows them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any
 from .job import Job
 from .model import values
 from .model.errors import JobNotFoundError
+from .model.measures import counts, durations
 from .operations.runtime import Runtime
-from .store import aliases, asks, dead, jobs, messages, packets, ports, state, workers
+from .store import aliases, asks, counters, dead, jobs, messages, packets, ports, state, statistics, workers
 from .store.statement import Executor
 
 CHILDREN = 100
@@ -40,21 +42,6 @@ class Inspection:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
-    def info(self, job: Job) -> dict[str, Any]:
-        """Return `job.info`, redacted."""
-        info = job.info
-        error = info["error"]
-        return {
-            **info,
-            "args": self._redacted(info["args"]),
-            "kwargs": self._redacted(info["kwargs"]),
-            "error": error and {
-                **error,
-                "message": self._redacted(error["message"]),
-                "traceback": error["traceback"] and self._redacted(error["traceback"]),
-            },
-        }  # fmt: skip
-
     def details(self, job: Job) -> dict[str, Any]:
         """Return everything about a job that a person may want to see.
 
@@ -79,30 +66,68 @@ class Inspection:
         return self._runtime.connections.transact("inspect", work)
 
     def stats(self) -> dict[str, Any]:
-        """Return what a person or a monitor wants to know first, as JSON values."""
-        connections = self._runtime.connections
+        """Return what a person or a monitor wants to know first, as JSON values; reads nothing that is finished.
+
+        Ages are seconds, None where nothing waits. `counters` and `durations` are totals of all workers since the
+        schema was made; what a process had counted in its last seconds before it was killed is missing from them.
+        """
+        return self._runtime.connections.transact("stats", self._stats)
+
+    def _stats(self, executor: Executor) -> dict[str, Any]:
+        known = counters.exist(executor)
+        totals = counters.read(executor) if known else {}
+        served = {row.queue: row.workers for row in counters.served(executor)} if known else {}
+        depths = {row.queue: row for row in messages.depth(executor)}
+        entries = dead.count(executor)
+        results = statistics.results(executor)
         return {
-            "jobs": jobs.count(connections, "status"),
-            "queues": {
-                row.queue: {
-                    "messages": row.messages,
-                    "unpublished": row.unpublished,
-                    "running": row.running,
-                    "oldest_due_s": max(0.0, row.oldest_due_s) if row.oldest_due_s is not None else None,
-                }
-                for row in messages.depth(connections)
+            "jobs": {**statistics.unfinished(executor), **({"failed": entries} if entries else {})},
+            "queues": {name: _queue(depths.get(name), served.get(name, 0)) for name in sorted({*depths, *served})},
+            "timers": _timers(statistics.timers(executor)),
+            "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
+            "dead": {
+                "entries": entries,
+                "groups": [
+                    {"task": row.task, "error": row.error, "entries": row.entries}
+                    for row in statistics.dead_groups(executor)
+                ]
+                if entries
+                else [],
             },
-            "dead": dead.count(connections),
             "workers": [
                 {
                     "id": row.id,
                     "ident": row.ident,
                     "alive": row.dead_at is None,
-                    "suspected": row.suspect_at is not None,
+                    "suspected": row.dead_at is None and row.suspect_at is not None,
                 }
-                for row in workers.list_all(connections)
+                for row in workers.list_all(executor)
             ],
+            "sweep": _sweep(statistics.sweep(executor)),
+            "counters": counts(totals),
+            "durations": durations(totals),
         }
+
+    def pending(self, queue: str | None = None) -> dict[str, Any]:
+        """Return what is still to be done, of one queue or of all, and what rests until something is asked of it.
+
+        `queues` has those with runs that are due, delayed by a backoff, or in progress; `suspended` and `timers`
+        count what no worker can bring to an end now, `results` those that the backend does not have yet.
+        """
+
+        def work(executor: Executor) -> dict[str, Any]:
+            rows = [row for row in messages.depth(executor) if queue in (None, row.queue)]
+            rest = statistics.resting(executor, queue)
+            return {
+                "queues": {
+                    row.queue: {"queued": row.depth + row.delayed, "running": row.running} for row in rows
+                },
+                "suspended": rest.suspended,
+                "timers": rest.timers,
+                "results": statistics.results(executor).unsent,
+            }  # fmt: skip
+
+        return self._runtime.connections.transact("inspect", work)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -114,7 +139,7 @@ class Inspection:
         node = jobs.node(executor, job_id)
         message = messages.of_job(executor, job_id)
         return {
-            **self.info(Job(job_id, runtime=self._runtime, row=found[0])),
+            **Job(job_id, runtime=self._runtime, row=found[0]).info,
             "aliases": aliases.of(executor, job_id),
             "state": {key: values.decode(text) for key, text in state.read(executor, job_id).items()},
             **_ports(executor, job_id),
@@ -132,21 +157,36 @@ class Inspection:
             "id": row.id,
             "task_id": row.task_id,
             "reason": row.reason,
-            "error": row.error and self._redacted(row.error),
-            "traceback": row.traceback and self._redacted(row.traceback),
+            "error": row.error and self._runtime.settings.redacted(row.error),
+            "traceback": row.traceback and self._runtime.settings.redacted(row.traceback),
             "died_at": row.died_at,
             "retries": row.retries,
         }
 
-    def _redacted(self, value: Any) -> Any:
-        """Return what `sidejob_redact` leaves of a value; nothing of it if that raises."""
-        redact = self._runtime.settings.redact
-        if redact is None:
-            return value
-        try:
-            return redact(value)
-        except Exception as error:
-            return f"(not shown: sidejob_redact raised {type(error).__name__})"
+
+def _queue(row: Any | None, served_by: int) -> dict[str, Any]:
+    return {
+        "depth": row.depth if row else 0,
+        "running": row.running if row else 0,
+        "delayed": row.delayed if row else 0,
+        "unpublished": row.unpublished if row else 0,
+        "oldest_due_s": row.oldest_due_s if row else None,
+        "oldest_unpublished_s": row.oldest_unpublished_s if row else None,
+        "workers": served_by,
+    }
+
+
+def _timers(row: Any) -> dict[str, Any]:
+    due = row.oldest_due_s is not None and row.oldest_due_s >= 0
+    return {"waiting": row.waiting, "oldest_due_s": row.oldest_due_s if due else None}
+
+
+def _sweep(row: Any) -> dict[str, Any]:
+    return {
+        "lag_s": max(0.0, row.lag_s or 0.0),
+        "sweeper": row.ident,
+        "expired_s": max(0.0, row.expired_s) if row.holder is not None else None,
+    }
 
 
 def _ports(executor: Executor, job_id: int) -> Mapping[str, dict[str, Any]]:

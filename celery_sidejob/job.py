@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
-from .model import values
+from . import drafting
+from .drafting import check_child_name_is_free
+from .lookup import locate
+from .model import unit_view, values
+from .model.call import Call
 from .model.changes import (
     AddAlias,
     Adopt,
@@ -28,7 +29,6 @@ from .model.changes import (
 from .model.channel import job as channel_of_job
 from .model.errors import (
     AliasTakenError,
-    ChildNameTakenError,
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
@@ -37,12 +37,11 @@ from .model.errors import (
     NotAChildError,
     SettingsError,
 )
-from .model.names import check_alias, check_child_name, why_not_storable
+from .model.names import check_alias, check_child_name
 from .model.status import FINISHED, Status
-from .model.tasks import Call
-from .open_unit import OpenUnit, active, unstored
-from .operations.creation import check_key, create, draft, port_rows, when
-from .operations.lifecycle import delete
+from .open_unit import active, submit
+from .operations.creation import check_key, port_rows, when
+from .operations.deletion import delete
 from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .port import Port
@@ -50,7 +49,6 @@ from .scopes import current_context
 from .store import aliases as alias_rows
 from .store import jobs, ports
 from .store import state as state_rows
-from .store.statement import Executor
 
 
 class Job:
@@ -142,15 +140,22 @@ class Job:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Everything about the job that a person may want to see, as JSON values but for the times."""
+        """Everything about the job that a person may want to see, as JSON values but for the times.
+
+        Arguments, errors and tracebacks are shown as `sidejob_redact` leaves them.
+        """
         row = self._read()
+        redacted = self._runtime.settings.redacted
+        error = values.decode(row.error) if row.error else None
+        if error is not None:
+            error = {**error, **{key: redacted(error[key]) for key in ("message", "traceback") if error.get(key)}}
         return {
             "id": self.id,
             "task": row.task,
             "queue": row.queue,
             "status": row.status,
-            "args": self.args,
-            "kwargs": self.kwargs,
+            "args": redacted(self.args),
+            "kwargs": redacted(self.kwargs),
             "created_by": row.created_by,
             "created_at": row.created_at,
             "ran_at": row.ran_at,
@@ -164,7 +169,7 @@ class Job:
             "run_no": row.run_no,
             "losses": row.losses,
             "retries": row.retries,
-            "error": values.decode(row.error) if row.error else None,
+            "error": error,
         }
 
     @property
@@ -208,7 +213,7 @@ class Job:
             unit.add(ask)
             return asked
         done = carry_out(self._runtime, "run", [ask], transaction)
-        if done.refused & {asked.id, self.id}:
+        if done.wakes.refused & {asked.id, self.id}:
             return None
         return asked if transaction is not None else asked._forget()
 
@@ -300,7 +305,7 @@ class Job:
         if not isinstance(job, Job):
             raise InvalidValueError(f"adopt() takes a job, not {type(job).__name__}.")
         if active() is not None:
-            _check_child_name_is_free(self._runtime, self.id, name)
+            check_child_name_is_free(self._runtime, self.id, name)
             above = job.parent
             if above is not None:
                 raise HasParentError(f"Job {job.id} is a child of job {above.id}; disown it there first.")
@@ -421,7 +426,7 @@ class Job:
             unit = active()
             new = unit.new_jobs().get(self.id) if unit is not None else None
             if new is not None:
-                return _row_of(new)
+                return unit_view.row_of(new)
             found = jobs.find(self._runtime.connections, [self.id])
             if not found:
                 raise JobNotFoundError(f"There is no job {self.id}: it was deleted, or never committed.")
@@ -430,8 +435,7 @@ class Job:
 
     def _ports_made(self) -> dict[tuple[str, str], Any]:
         """Return the ports of a job that only the caller's transaction can see yet; they are not stored for us."""
-        made = getattr(self._row, "ports", ())
-        return {(port.direction, port.name): unstored(self.id, port) for port in made}
+        return unit_view.ports_made(self.id, getattr(self._row, "ports", ()))
 
     def _forget(self) -> Job:
         """Return this handle with its row unread: what was asked has changed it."""
@@ -459,40 +463,13 @@ class Job:
         return [Port(self, "in" if direction == "in" else "out", name) for name in sorted(names) if name != "*"]
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
-        unit = active()
-        if unit is not None and transaction is None:
-            unit.add(change)
-        else:
-            carry_out(self._runtime, name, [change], transaction)
+        submit(self._runtime, name, change, transaction)
 
 
-def find(runtime: Runtime, id_or_alias: int | str | Job, executor: Executor | None = None) -> Job | None:
+def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
     """Return the job of this id or alias; None only if there is none."""
-    unit = active()
-    executor = executor if executor is not None else runtime.connections
-    if isinstance(id_or_alias, Job):
-        id_or_alias = id_or_alias.id
-    if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
-        if why_not_storable(id_or_alias):
-            return None
-        if unit is not None:
-            given, taken = unit.aliases()
-            if id_or_alias in given:
-                return Job(given[id_or_alias], runtime=runtime)
-            if id_or_alias in taken:
-                return None
-        row = jobs.find_by_alias(executor, id_or_alias)
-    else:
-        if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
-            raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
-        job_id = int(id_or_alias)
-        if unit is not None and job_id in unit.new_jobs():
-            return Job(job_id, runtime=runtime)
-        if not -(2**63) <= job_id < 2**63:
-            return None
-        found = jobs.find(executor, [job_id])
-        row = found[0] if found else None
-    return None if row is None else Job(row.id, runtime=runtime, row=row)
+    found = locate(runtime, id_or_alias.id if isinstance(id_or_alias, Job) else id_or_alias)
+    return None if found is None else Job(found[0], runtime=runtime, row=found[1])
 
 
 def enqueue(
@@ -501,29 +478,13 @@ def enqueue(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    queue: str | None = None,
-    parent: Any = None,
-    child_name: str | None = None,
-    eta: datetime | None = None,
-    countdown: float | None = None,
-    created_by: str | None = None,
-    inports: Any = None,
-    outports: Any = None,
-    aliases: Iterable[str] = (),
-    state: Mapping[str, Any] | None = None,
-    priority: int | None = None,
     transaction: Any = None,
-    **apply_async_options: Any,
+    **given: Any,
 ) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
     if transaction is not None:
         transaction = runtime.connections.borrow(transaction)
-    new = prepare(
-        runtime, task, args, kwargs, queue=queue, parent=parent, child_name=child_name, eta=eta, countdown=countdown,
-        created_by=created_by, inports=inports, outports=outports, aliases=aliases, state=state, priority=priority,
-        executor=transaction, **apply_async_options,
-    )  # fmt: skip
-    return make(runtime, [new], transaction)[0]
+    return make(runtime, [prepare(runtime, task, args, kwargs, executor=transaction, **given)], transaction)[0]
 
 
 def prepare(
@@ -532,99 +493,21 @@ def prepare(
     args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    queue: str | None = None,
     parent: Any = None,
-    child_name: str | None = None,
-    eta: datetime | None = None,
-    countdown: float | None = None,
-    created_by: str | None = None,
-    inports: Any = None,
-    outports: Any = None,
-    aliases: Iterable[str] = (),
-    state: Mapping[str, Any] | None = None,
-    priority: int | None = None,
-    executor: Executor | None = None,
-    **apply_async_options: Any,
+    **given: Any,
 ) -> NewJob:
-    """Check everything a new job is made of, and return it without an id; nothing is written.
-
-    The parent is looked for by `executor`: it may have been made in the caller's transaction.
-    """
-    if eta is not None:
-        apply_async_options["eta"] = eta
-    if countdown is not None:
-        apply_async_options["countdown"] = countdown
-    call = runtime.tasks.call(task, args, kwargs, queue=queue, priority=priority, options=apply_async_options)
-    parent_id = None
-    if parent is not None:
-        above = find(runtime, parent, executor)
-        if above is None:
-            raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {call.task!r}.")
-        parent_id = above.id
-        if active() is not None and child_name is not None:
-            _check_child_name_is_free(runtime, parent_id, check_child_name(child_name))
-    unit = active()
-    if created_by is None and unit is not None:
-        created_by = f"job:{unit.hold.job_id}"
-    if unit is not None and not isinstance(aliases, str):
-        aliases = list(aliases)
-        for name in aliases:
-            if (owner := find(runtime, check_alias(name))) is not None:
-                raise AliasTakenError(f"Alias {name!r} belongs to job {owner.id}, so a new job cannot have it.")
-    return draft(
-        runtime, call, parent_id=parent_id, child_name=child_name, created_by=created_by, inports=inports,
-        outports=outports, aliases=aliases, state=state,
-    )  # fmt: skip
+    """Check everything a new job is made of, and return it without an id; nothing is written."""
+    above = parent.id if isinstance(parent, Job) else parent
+    return drafting.prepare(runtime, task, args, kwargs, parent=above, **given)
 
 
-def _check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> None:
-    """Refuse at the call, inside a run, what its commit would refuse."""
-    unit = active()
-    assert unit is not None
-    gained, gone = unit.family(parent_id)
-    other = gained.get(name)
-    if other is None and parent_id not in unit.new_jobs():
-        other = jobs.child(runtime.connections, parent_id, name)
-    if other is not None and (name in gained or other not in gone):
-        raise ChildNameTakenError(f"Job {parent_id} has a child {name!r} already: job {other}. Choose another name.")
-
-
-def make(runtime: Runtime, drafts: list[NewJob], transaction: Any = None) -> list[Job]:
+def make(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> list[Job]:
     """Make prepared jobs, all or none: in the run's unit, the caller's transaction or one of ours."""
-    unit: OpenUnit | None = active()
-    _check_names_among(drafts)
-    if unit is not None and transaction is None:
-        ids = jobs.next_ids(runtime.connections, len(drafts))
-        for new, job_id in zip(drafts, ids, strict=True):
-            unit.add(replace(new, id=job_id))
-    else:
-        ids = create(runtime, drafts, transaction)
+    made = drafting.make(runtime, drafts, transaction)
     if transaction is None:
-        return [Job(job_id, runtime=runtime) for job_id in ids]
+        return [Job(new.id, runtime=runtime) for new in made]
     # Only the caller's transaction can see them: until its commit the handles show what was written there.
-    made = zip(drafts, ids, strict=True)
-    return [Job(job_id, runtime=runtime, row=_row_of(replace(new, id=job_id))) for new, job_id in made]
-
-
-def _check_names_among(drafts: list[NewJob]) -> None:
-    """Refuse names that two of the new jobs want to have."""
-    children = Counter((new.parent_id, new.child_name) for new in drafts if new.child_name is not None)
-    for (parent_id, child), times in children.items():
-        if times > 1:
-            raise ChildNameTakenError(f"{times} new children of job {parent_id} want to be {child!r}; name them apart.")
-    for alias, times in Counter(alias for new in drafts for alias in new.aliases).items():
-        if times > 1:
-            raise AliasTakenError(f"{times} new jobs want the alias {alias!r}; it can belong to one of them.")
-
-
-def _row_of(new: NewJob) -> Any:
-    """Return the row that a job of this unit will have."""
-    return SimpleNamespace(
-        id=new.id, task=new.task, queue=new.queue, priority=new.priority, status=Status.QUEUED, args=new.args,
-        kwargs=new.kwargs, parent_id=new.parent_id, name=new.child_name, created_by=new.created_by, created_at=None,
-        ran_at=None, ended_at=None, run_no=0, unit_no=None, run_kind=None, worker_id=None, losses=0, retries=0,
-        asked_again=False, error=None, task_id=new.task_id, ports=new.ports,
-    )  # fmt: skip
+    return [Job(new.id, runtime=runtime, row=unit_view.row_of(new)) for new in made]
 
 
 def _no_runtime() -> Runtime:

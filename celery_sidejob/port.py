@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from .model import channel as channels_of
 from .model import values
-from .model.changes import Direction, SetChannels, SetDefault, Write
+from .model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
 from .model.errors import InvalidChannelError, PortNotFoundError
 from .model.port import NO_DATA, WILDCARD, check_port_name
-from .open_unit import READ_AHEAD, Written, active
-from .operations.unit_of_work import carry_out
+from .open_unit import active, submit
+from .read_ahead import READ_AHEAD, Written
 from .scopes import current_context, current_port_scope
 from .store import packets, ports
 
@@ -102,7 +102,7 @@ class Port:
         if port_id is None:
             return []
         rows = packets.read_ahead(self._runtime.connections, port_id, seen=(), limit=limit)
-        return [_packet(Written(row.value, row.context, row.options, row.written_at)) for row in rows]
+        return [_packet(Written.of_row(row)) for row in rows]
 
     def __len__(self) -> int:
         """Return how many packets wait; a default does not count."""
@@ -159,19 +159,15 @@ class Port:
     # ------------------------------------------------------------------------------------------------------------
 
     @property
-    def _key(self) -> tuple[int, Direction, str]:
+    def _key(self) -> PortKey:
         return (self.job.id, self.direction, self.name)
 
     @property
     def _runtime(self) -> Any:
         return self.job._runtime
 
-    def _do(self, name: str, change: Any, transaction: Any = None) -> None:
-        unit = active()
-        if unit is not None and transaction is None:
-            unit.add(change)
-        else:
-            carry_out(self._runtime, name, [change], transaction)
+    def _do(self, name: str, change: Change, transaction: Any = None) -> None:
+        submit(self._runtime, name, change, transaction)
 
     def _next(self, *, many: bool) -> Written | None:
         unit = active()
@@ -180,8 +176,8 @@ class Port:
             return unit.next_packet(self._key, port_id, many=many)
         if port_id is None:
             return None
-        rows = self._runtime.connections.transact("read", lambda executor: packets.pop(executor, port_id, 1))
-        return Written(rows[0].value, rows[0].context, rows[0].options, rows[0].written_at) if rows else None
+        row = self._runtime.connections.transact("read", lambda executor: packets.pop(executor, port_id))
+        return None if row is None else Written.of_row(row)
 
     def _rows(self, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         unit = active()

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from .job import Job
 from .model.changes import RememberInputs
-from .model.errors import IllegalMoveError, InvalidValueError
+from .model.errors import IllegalMoveError, InvalidValueError, LeaseLostError
 from .model.port import NO_DATA
-from .open_unit import ACTIVE, OpenUnit
+from .open_unit import ACTIVE, OpenUnit, active
 from .operations.creation import when
 from .port import Port
 from .scopes import port_options
@@ -207,3 +207,20 @@ class _CurrentJob:
 
 current_job: Any = _CurrentJob()
 """The running job, wherever in its body's calls."""
+
+
+def heartbeat(strict: bool = False) -> bool:
+    """Renew the lease of the run in progress here, and tell whether it is still the job's current one.
+
+    Outside of runs nothing happens and the answer is True. With `strict` a lost lease raises LeaseLostError.
+    """
+    unit = active()
+    if unit is None or unit.job is None:
+        return True
+    try:
+        unit.job.heartbeat()
+    except LeaseLostError:
+        if strict:
+            raise
+        return False
+    return True

@@ -13,6 +13,7 @@ from celery import Celery
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
 from celery_sidejob.model import errors
+from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
@@ -107,7 +108,8 @@ UNWRITTEN: dict[str, Case] = {
     "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
     "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
     "an item of `enqueue_many` that makes no job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
-    "`created_by=` or `queue=` cannot be kept": lambda s: s.stage.job(created_by="a\0b"),
+    "`created_by=` or `queue=` cannot be kept": lambda s: s.stage.job(queue=""),
+    "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),
     "searching by something that is no id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
     "counting by something else": lambda s: s.sidejob.count_jobs(by="args"),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
@@ -131,16 +133,14 @@ IN_A_RUN: dict[str, Case] = {
 
 
 def fenced(scene: Scene, act: Callable[[RunningJob], None]) -> None:
-    """Have a run taken back under way, and tell what it then meets."""
+    """Have a run released under way, and tell what it then meets."""
     from celery_sidejob.operations import recovery
 
     met: list[BaseException] = []
 
     def body(job: RunningJob) -> None:
         hold = scene.stage.holds[job.id]
-        recovery.take_back(
-            scene.stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=False
-        )
+        recovery.release(scene.stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id)
         job.set(a=1)
         try:
             act(job)
@@ -189,6 +189,7 @@ ELSEWHERE: dict[str, Case] = {
     "the schema was never made": without_schema,
     "no store is configured": without_url,
     "an unknown setting": unknown_setting,
+    "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }
 
@@ -208,7 +209,8 @@ def test_what_has_no_place_in_a_run(stage: Stage, when: str) -> None:
 
 
 @pytest.mark.parametrize("when", ELSEWHERE)
-def test_the_others_say_what_is_documented(stage: Stage, when: str) -> None:
+def test_the_others_say_what_is_documented(stage: Stage, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    monkeypatch.delenv("SIDEJOB_DIRECT_URL", raising=False)  # of a stage behind a PgBouncer
     check(Scene(stage), when, ELSEWHERE[when])
 
 

@@ -28,9 +28,10 @@ from celery_sidejob import (
     task_lost,
     task_recovered,
 )
-from celery_sidejob.model import values
+from celery_sidejob.model import crash_points, values
 from celery_sidejob.model.status import ASKABLE, MOVES
 from celery_sidejob.operations import recovery
+from celery_sidejob.store import connection
 from tests.tools.in_process import Stage
 
 ALL = tuple(Status)
@@ -61,6 +62,36 @@ def test_a_new_job_is_queued_and_shows_what_it_was_made_of(stage: Stage) -> None
     assert [port.name for port in found.outports] == ["y"]
     info = found.info
     assert (info["priority"], info["run_no"], info["in_run"], info["error"]) == (3, 0, False, None)
+
+
+def lose_answers(monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
+    """Have this process lose the answers at these crash points, each once."""
+    monkeypatch.setattr(connection, "reach", crash_points._armed(dict.fromkeys(points, ("lost", 1)), None))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"aliases": ["only"], "state": {"a": 1}, "inports": ["x"]}], ids=["one statement", "several"]
+)
+def test_a_job_whose_making_was_not_answered_is_made_once(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    lose_answers(monkeypatch, "enqueue:after-commit")
+    job = stage.sidejob.enqueue("stage.call", (7,), **options)
+
+    assert [found.id for found in stage.sidejob.jobs()] == [job.id]
+    assert job.refresh().args == [7]
+    assert stage.sidejob.get("only").id == job.id if options else True
+
+
+def test_many_jobs_whose_making_was_not_answered_are_made_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent = stage.job()
+    lose_answers(monkeypatch, "enqueue:after-commit")
+    items = [{"task": stage.idle, "parent": parent, "child_name": name} for name in "abc"]
+    made = stage.sidejob.enqueue_many(items)
+
+    assert {name: child.id for name, child in parent.children.items()} == dict(
+        zip("abc", (job.id for job in made), strict=True)
+    )
 
 
 def test_a_job_can_be_made_of_a_task_its_name_or_a_signature(stage: Stage) -> None:
@@ -846,6 +877,7 @@ def test_the_signals_tell_what_happened_and_a_raising_receiver_stops_nothing(sta
         stage.run(job)
     assert told == [
         ("job_status_changed", {"before": None, "after": "queued"}),
+        ("job_status_changed", {"before": "queued", "after": "running"}),
         ("job_status_changed", {"before": "running", "after": "failed"}),
         ("task_buried", {"reason": "failed"}),
     ]
@@ -854,7 +886,7 @@ def test_the_signals_tell_what_happened_and_a_raising_receiver_stops_nothing(sta
     job.run(force=True)
     hold = stage.claim(job)
     assert hold is not None
-    assert recovery.take_back(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=True)
+    assert recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True)
     assert told == [
         ("job_status_changed", {"before": "failed", "after": "queued"}),
         ("job_status_changed", {"before": "running", "after": "queued"}),
@@ -907,7 +939,7 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
     for lost in (1, 2):
         hold = stage.claim(job)
         assert hold is not None
-        recovery.take_back(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=True)
+        recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True)
         assert job.refresh().info["losses"] == lost
     assert job.status == "failed"
     (entry,) = stage.sidejob.dead

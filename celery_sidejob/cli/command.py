@@ -20,10 +20,11 @@ largest_id = 2**63 - 1
 
 
 class Failed(click.ClickException):
-    """Ends a command with one line, ``Error: …``, and exit code 1."""
+    """Ends a command with one line, ``Error: …``, and exit code 1 or the one given."""
 
-    def __init__(self, message: object) -> None:
+    def __init__(self, message: object, *, code: int = 1) -> None:
         super().__init__(one_line(str(message)))
+        self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
 def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:

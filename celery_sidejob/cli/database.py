@@ -8,9 +8,10 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..model.errors import SchemaError
+from ..model.errors import SideJobError, StoreUnavailableError
 from ..store import migrate
-from .command import as_json, with_sidejob
+from ..store.grants import write_grants
+from .command import Failed, as_json, with_sidejob
 from .output import Output
 
 
@@ -20,14 +21,19 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--sql", is_flag=True, help="Print the SQL for an empty database instead; connects to nothing.")
+@click.option("--sql", is_flag=True, help="Print the SQL instead, for psql; connects to nothing.")
+@click.option(
+    "--from", "since", metavar="REVISION", help="With --sql: for a schema at this revision, not an empty one."
+)
 @with_sidejob
-def upgrade(sidejob: Any, output: Output, sql: bool) -> None:
+def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     """Create the schema or bring it up to date, and record whose it is."""
     schema = sidejob.settings.schema
     if sql:
-        migrate.upgrade_sql(schema, sys.stdout, owner=sidejob.owner)
+        migrate.upgrade_sql(schema, sys.stdout, owner=sidejob.owner, since=since)
         return
+    if since is not None:
+        raise click.UsageError("--from is for --sql: an upgrade looks by itself where it begins.")
     url = _url(sidejob)
     before = migrate.current(url, schema)
     after = migrate.upgrade(url, schema, owner=sidejob.owner)
@@ -55,22 +61,60 @@ def current(sidejob: Any, output: Output, as_json: bool) -> None:
                          f"this version works on {found['head']}."))  # fmt: skip
 
 
+AWAY, BEHIND = 3, 4
+
+
 @db.command()
 @as_json
 @with_sidejob
 def check(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Check that the schema is there, fits this version, and belongs to this app and broker."""
+    """Check that the schema is there, fits this version, and belongs to this app and broker.
+
+    Also that the user has all rights that workers need. Ends with 0 if workers can start; 3 if the store cannot be
+    reached, so that it is worth trying again; 4 if `db upgrade` is wanted; 1 if a person must look.
+    """
     schema = sidejob.settings.schema
     try:
-        migrate.check(_url(sidejob), schema, owner=sidejob.owner)
-    except SchemaError as error:
+        migrate.check(sidejob.settings.require_database_url(), schema, owner=sidejob.owner)
+    except SideJobError as error:
         if as_json:
             output.json({"schema": schema, "ok": False, "error": str(error)})
-        raise
+        raise Failed(error, code=_code(error)) from error
     if as_json:
         output.json({"schema": schema, "ok": True, "error": None})
     else:
         output.show(Text(f"Schema {schema!r} fits."))
+
+
+@db.command()
+@click.argument("role")
+@with_sidejob
+def grants(sidejob: Any, output: Output, role: str) -> None:
+    """Print the GRANTs by which ROLE may run workers and clients; the schema's owner runs them. Connects to nothing."""
+    write_grants(sidejob.settings.schema, role, sys.stdout)
+
+
+@db.command()
+@with_sidejob
+def reassign(sidejob: Any, output: Output) -> None:
+    """Give the schema to this app and this broker, which has moved on purpose; not while its workers run.
+
+    What waits is published again.
+    """
+    owner = sidejob.owner
+    schema = sidejob.settings.schema
+    before = migrate.reassign(_url(sidejob), schema, owner=owner)
+    was = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}" if before != owner else ""
+    output.show(Text(f"Schema {schema!r} belongs to the app {owner['app']!r} and the broker {owner['broker']!r}{was}."))
+
+
+def _code(error: SideJobError) -> int:
+    match error:
+        case StoreUnavailableError():
+            return AWAY
+        case migrate.NotUpgraded():
+            return BEHIND
+    return 1
 
 
 def _url(sidejob: Any) -> str:

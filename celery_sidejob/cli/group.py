@@ -9,6 +9,8 @@ import click
 
 from .asking import run, terminate
 from .database import db
+from .doctor import doctor
+from .drain import drain
 from .jobs import jobs
 from .poll import poll
 from .show import show
@@ -21,5 +23,5 @@ def sidejob() -> None:
     """Look at durable jobs and their store, and set them going."""
 
 
-for _command in (jobs, show, tree, run, terminate, poll, stats, db):
+for _command in (jobs, show, tree, run, terminate, poll, stats, doctor, drain, db):
     sidejob.add_command(_command)

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from ..inspection import Inspection
 from ..job import Job
 from ..model.status import Status
 from .command import as_json, largest_id, with_sidejob
@@ -44,8 +43,7 @@ def jobs(
         status=statuses or None, task=task, queue=queue, parent=parent, limit=limit, after=after
     )
     if as_json:
-        inspection = Inspection(sidejob.runtime)
-        output.json([inspection.info(job) for job in found])
+        output.json([job.info for job in found])
         return
     rows = [
         (job.id, status(job.status), job.task, job.queue, parent_of(job.info), job.created_at, job.ran_at)

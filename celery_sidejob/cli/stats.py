@@ -9,42 +9,83 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..inspection import Inspection
+from ..model.measures import COUNTED, TIMED
 from ..model.status import Status
-from .command import as_json, with_sidejob
+from .command import Failed, as_json, with_sidejob
 from .output import Output, status, table
 
 
 @click.command()
 @as_json
+@click.option("--prometheus", is_flag=True, help="Print Prometheus' text format instead; needs the extra 'prometheus'.")
+@click.option("--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs.")
 @with_sidejob
-def stats(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Count jobs by status, messages by queue, workers and the dead set; reads all jobs."""
+def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everything: bool) -> None:
+    """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far."""
+    if as_json and prometheus:
+        raise click.UsageError("--json and --prometheus are two formats; give one of them.")
+    if prometheus and everything:
+        raise click.UsageError("--all is not for --prometheus: what is scraped again and again reads no finished jobs.")
+    if prometheus:
+        click.echo(_exposition(sidejob), nl=False)
+        return
     found = Inspection(sidejob.runtime).stats()
+    if everything:
+        found["jobs"] = sidejob.count_jobs()
     if as_json:
         output.json(found)
     else:
-        output.show(*_tables(found))
+        output.show(*_tables(found, everything))
 
 
-def _tables(found: dict[str, Any]) -> list[RenderableType]:
+def _exposition(sidejob: Any) -> str:
+    try:
+        from ..prometheus import exposition
+    except ModuleNotFoundError as error:
+        raise Failed(
+            f"--prometheus needs the library {error.name!r}: install celery-sidejob[prometheus], or prometheus-client."
+        ) from error
+    return exposition(sidejob)
+
+
+def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
     counts = found["jobs"]
+    nothing = "There are no jobs." if everything else "No job is unfinished."
     shown: list[RenderableType] = [
         table("Jobs", "Status", rows=[(counts[name], status(name)) for name in Status if name in counts])
         if counts
-        else Text("There are no jobs.")
+        else Text(nothing)
     ]
     if found["queues"]:
         rows = [
-            (name, queue["messages"], queue["running"], queue["unpublished"], _duration(queue["oldest_due_s"]))
+            (
+                name, queue["depth"], queue["running"], queue["delayed"], queue["unpublished"],
+                duration(queue["oldest_due_s"]), queue["workers"],
+            )
             for name, queue in found["queues"].items()
-        ]
-        shown.append(table("Queue", "Messages", "Running", "Not published", "Waiting for", rows=rows))
+        ]  # fmt: skip
+        shown.append(
+            table("Queue", "Due", "Running", "Backoff", "Not published", "Oldest waits for", "Workers", rows=rows)
+        )
     if found["workers"]:
         lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
         shown.append(table("Worker", "Process", "", rows=lives))
     else:
         shown.append(Text("No worker is known."))
-    dead = found["dead"]
+    timed = [(TIMED[name], row) for name, row in found["durations"].items() if row["count"]]
+    if timed:
+        times = [(what, row["count"], _milliseconds(row["p50_s"]), _milliseconds(row["p99_s"])) for what, row in timed]
+        shown.append(table("The store's time for", "Times", "p50", "p99", rows=times))
+    happened = [(found["counters"][name], meaning.rstrip(".")) for name, meaning in COUNTED.items()]
+    if any(count for count, _ in happened):
+        shown.append(table("So far", "", rows=[row for row in happened if row[0]]))
+    if found["dead"]["groups"]:
+        groups = [(row["entries"], row["task"], row["error"]) for row in found["dead"]["groups"]]
+        shown.append(table("Dead", "Task", "Error", rows=groups))
+    late, unsent = found["sweep"]["lag_s"], found["results"]["unsent"]
+    dead = found["dead"]["entries"]
+    shown.append(Text(f"Sweeping is {duration(late)} behind. Timers: {found['timers']['waiting']}. "
+                      f"Results not sent: {unsent}."))  # fmt: skip
     shown.append(Text(f"Dead set: {dead}", style="bold red" if dead else ""))
     return shown
 
@@ -55,7 +96,12 @@ def _life(worker: dict[str, Any]) -> Text:
     return Text("suspected", style="yellow") if worker["suspected"] else Text("alive", style="green")
 
 
-def _duration(seconds: float | None) -> str:
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.3g} ms"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration as people read it."""
     if seconds is None:
         return ""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):

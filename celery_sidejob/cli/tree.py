@@ -12,11 +12,11 @@ from rich.tree import Tree
 
 from ..inspection import Inspection, Node
 from .command import Failed, as_json, job_argument, largest_id, with_sidejob
-from .drawing import draw_tree, require_igraph
+from .drawing import draw_tree
 from .output import Output, printable, status
 
 DEEPEST = 10_000
-"""Levels below a job. igraph's layout calls itself for each, and crashes the process where the stack ends."""
+"""Levels below a job."""
 
 
 @click.command()
@@ -30,8 +30,6 @@ DEEPEST = 10_000
 @with_sidejob
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None, as_json: bool) -> None:
     """Show a job and everything below it."""
-    if svg is not None:
-        require_igraph()
     nodes = Inspection(sidejob.runtime).tree(sidejob.get(job_id), depth=depth, limit=limit)
     if svg is not None:
         _draw(nodes, svg)
@@ -47,7 +45,8 @@ def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg:
 
 def _draw(nodes: list[Node], path: str) -> None:
     try:
-        draw_tree(((node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes), path)
+        rows = [(node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes]
+        draw_tree(rows, path, title=f"{_label(nodes[0])} and below")
     except OSError as error:
         raise Failed(f"Cannot write {path}: {error.strerror}.") from error
 

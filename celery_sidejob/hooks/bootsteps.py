@@ -9,11 +9,13 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from ..services.children import Children
+from ..model.settings import Settings
+from ..services import stop_flag
 from ..services.heartbeat import Heartbeat
+from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
+from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
-from . import stopping
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -31,7 +33,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._loops: list[Loop] = []
         self._heartbeat: Heartbeat | None = None
         self._bell = PoolBell()
-        stopping.share()  # before the pool forks
+        stop_flag.share()  # before the pool forks
 
     def include_if(self, worker: Any) -> bool:
         """Only where there is a store; an app that merely imports us may run workers for its other tasks."""
@@ -40,19 +42,20 @@ class SideJobStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Check the schema, register this worker, begin to beat and to sweep."""
         sidejob = self._sidejob
+        file = _heartbeat_file(sidejob.settings)
         sidejob.check_schema()
         sidejob.register_tasks()
         runtime = sidejob.runtime
-        self._heartbeat = Heartbeat(runtime, Children(lambda: _pool_pids(worker), self._bell.ring))
+        self._heartbeat = Heartbeat(runtime, PoolProcesses(lambda: _pool_pids(worker), self._bell.ring), file)
         self._heartbeat.register()
         sidejob.heartbeat = self._heartbeat
         self._loops = [Loop(self._heartbeat), Loop(self._heartbeat.errands)]
         if sidejob.settings.worker_services:
-            heartbeat = self._heartbeat
-            self._loops.append(Loop(Sweeper(runtime, worker_id=lambda: heartbeat.worker_id)))
+            self._loops.append(Loop(Sweeper(runtime, self._heartbeat)))
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
+        self._tell_of_soft_stops(worker)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
@@ -64,7 +67,17 @@ class SideJobStep(bootsteps.StartStopStep):
         self._leave()
 
     def _stopping(self, **_: Any) -> None:
-        stopping.announce()
+        stop_flag.announce()
+
+    def _tell_of_soft_stops(self, worker: Any) -> None:
+        """Celery tells of a cold stop only after `worker_soft_shutdown_timeout`, the time that runs have to end in."""
+        wait = worker.wait_for_soft_shutdown
+
+        def announce_and_wait() -> None:
+            stop_flag.announce()
+            wait()
+
+        worker.wait_for_soft_shutdown = announce_and_wait
 
     def _leave(self, **_: Any) -> None:
         """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""
@@ -73,10 +86,10 @@ class SideJobStep(bootsteps.StartStopStep):
             return
         for loop in self._loops[1:]:
             loop.stop()
-        given_back = heartbeat.leave()
+        released = heartbeat.leave()
         self._loops[0].stop()
-        if given_back:
-            logger.info("Gave back %d runs that this stop had cut off", given_back)
+        if released:
+            logger.info("Gave back %d runs that this stop had cut off", released)
 
 
 class PoolBell:
@@ -106,6 +119,14 @@ class PoolBell:
 
         if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
             hub.add_reader(self._ear, look)
+
+
+def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:
+    if settings.heartbeat_file is None:
+        return None
+    file = HeartbeatFile(settings.heartbeat_file, every_s=settings.heartbeat_interval)
+    file.clear()
+    return file
 
 
 def _pool_pids(worker: Any) -> list[int]:

@@ -13,13 +13,15 @@ from celery import Celery
 from celery.canvas import Signature
 from celery.utils.time import make_aware
 from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.uuid import uuid
 
 from ..model import values
+from ..model.call import Call
 from ..model.errors import InvalidValueError, UnknownTaskError
 from ..model.port import NO_DATA, PortOptions, parse_ports
-from ..model.tasks import Call
 from ..store import registry
 from ..store.connection import Connections
+from .propagation import propagated
 
 KEPT = frozenset(
     {
@@ -33,11 +35,14 @@ KEPT = frozenset(
 PASSED_OVER = frozenset(
     {
         "producer", "publisher", "connection", "router", "add_to_parent", "serializer", "compression", "retry",
-        "retry_policy", "exchange", "routing_key", "exchange_type", "delivery_mode", "timeout", "confirm_timeout",
+        "retry_policy", "exchange_type", "delivery_mode", "timeout", "confirm_timeout",
         "task_type", "result_cls", "retries", "origin", "argsrepr", "kwargsrepr", "immutable", "mandatory", "immediate",
     }
 )  # fmt: skip
 """Options about how Celery sends a message: a job's message is ours, and goes out until the broker has it."""
+
+ADDRESS = frozenset({"exchange", "routing_key"})
+"""What may be given in place of `queue`; one of the app's queues must be bound so."""
 
 
 class CeleryTasks:
@@ -79,9 +84,10 @@ class CeleryTasks:
                 f"{name!r} is an ordinary task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
             )
         known.check_arguments(args, kwargs)
+        queue = self._queue(known, queue, args, kwargs, merged)
         return Call(
             task=name,
-            queue=self._queue(known, queue, args, kwargs, merged),
+            queue=queue,
             args=args,
             kwargs=kwargs,
             inports=known.parsed_inports,
@@ -89,7 +95,7 @@ class CeleryTasks:
             priority=_priority(priority if priority is not None else known.priority),
             max_losses=known.losses_allowed,
             retention_s=known.retention_s,
-            **self._asking(known, merged),
+            **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
 
     def _served(
@@ -105,9 +111,10 @@ class CeleryTasks:
             )
             raise UnknownTaskError(f"No sidejob task {name!r} is registered. {hint}")
         served = values.decode(row.options)
+        queue = queue if queue is not None else row.queue
         return Call(
             task=name,
-            queue=queue or row.queue,
+            queue=queue,
             args=tuple(args),
             kwargs=kwargs,
             inports=parse_ports(served["inports"], where="inports"),
@@ -115,8 +122,17 @@ class CeleryTasks:
             priority=_priority(priority),
             max_losses=served.get("max_losses"),
             retention_s=served.get("retention_s"),
-            **self._asking(None, options),
+            **self._traced(name, queue, args, kwargs, self._asking(None, options)),
         )
+
+    def _traced(
+        self, task: str, queue: str, args: Sequence[Any], kwargs: Mapping[str, Any], asking: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Give the asking its task id, and keep the headers that tracing libraries put on a message of it."""
+        asking["task_id"] = str(asking["task_id"] or uuid())
+        options = asking["options"]
+        headers = propagated(task, asking["task_id"], args, kwargs, queue=queue, options=options)
+        return {**asking, "options": {**options, "headers": headers} if headers else options}
 
     def _asking(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
         """Sort an asking's options into what is kept, and what says when and under which id it runs."""
@@ -124,7 +140,7 @@ class CeleryTasks:
         sorted_out = {"task_id": options.pop("task_id", None), "eta": options.pop("eta", None)}
         sorted_out["countdown"] = options.pop("countdown", None)
         stamped = options.get("stamped_headers") or ()
-        unknown = options.keys() - KEPT - PASSED_OVER - set(stamped)
+        unknown = options.keys() - KEPT - ADDRESS - PASSED_OVER - set(stamped)
         if unknown:
             name = sorted(unknown)[0]
             near = difflib.get_close_matches(name, _ALL_OPTIONS, 1)
@@ -134,10 +150,9 @@ class CeleryTasks:
         for key in ("link", "link_error"):
             if key in kept and not isinstance(kept[key], list | tuple):
                 kept[key] = [kept[key]]
-        for key in ("time_limit", "soft_time_limit", "expires", "ignore_result"):
-            default = getattr(task, key, None)
-            if default is not None and key not in kept and key == "expires":
-                kept[key] = default
+        default = getattr(task, "expires", None)
+        if default is not None:
+            kept.setdefault("expires", default)
         if isinstance(kept.get("expires"), int | float):
             kept["expires"] = {"after_s": kept["expires"]}
         elif "expires" in kept:
@@ -151,12 +166,29 @@ class CeleryTasks:
     def _queue(
         self, task: Any, queue: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
     ) -> str:
-        if queue is None:
-            queue = getattr(task, "queue", None)
-        if queue is None:
+        """Return the name of the queue by Celery's order: the call's, the task's, the routes', the default."""
+        route: Mapping[str, Any] = options
+        if queue is None and not _is_address(options):
+            queue, route = getattr(task, "queue", None), {key: getattr(task, key, None) for key in ADDRESS}
+        if queue is None and not _is_address(route):
             route = self._app.amqp.router.route({}, task.name, args, kwargs, task_type=task)
-            queue = route.get("queue") or self._app.conf.task_default_queue
+            queue = route.get("queue")
+        if queue is None and _is_address(route):
+            queue = self._bound(task.name, route.get("exchange"), route.get("routing_key"))
+        if queue is None:
+            queue = self._app.conf.task_default_queue
         return str(getattr(queue, "name", queue))
+
+    def _bound(self, task: str, exchange: Any, routing_key: Any) -> str:
+        """Return the queue that `exchange` and `routing_key` lead to: a job waits in one queue, which must be known."""
+        exchange = getattr(exchange, "name", exchange)
+        for queue in self._app.amqp.queues.values():
+            if (exchange in (None, queue.exchange.name)) and (routing_key in (None, queue.routing_key)):
+                return str(queue.name)
+        raise InvalidValueError(
+            f"No queue of this app is bound to exchange {exchange!r} with routing_key {routing_key!r}, so a job of "
+            f"{task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
+        )
 
     def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
         """Return the ports that a task declares, here or where a worker served it last."""
@@ -184,8 +216,13 @@ class CeleryTasks:
         return self._app.AsyncResult(task_id)
 
 
+def _is_address(options: Mapping[str, Any]) -> bool:
+    return any(options.get(key) is not None for key in ADDRESS)
+
+
 _ALL_OPTIONS = sorted(
     KEPT
+    | ADDRESS
     | {"queue", "parent", "child_name", "eta", "countdown", "created_by", "inports", "outports", "aliases", "state"}
     | {"priority", "transaction", "task_id"}
 )

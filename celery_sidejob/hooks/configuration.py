@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from celery import Celery
+from kombu import Connection
 
 from ..model.errors import SettingsError
 from ..model.settings import Settings, read_settings
@@ -32,7 +34,31 @@ def _ours(app: Celery) -> dict[str, Any]:
 
 
 def broker_identity(app: Celery) -> str:
-    """Return what makes this the same broker: family, virtual host or database number, key prefix; never the host."""
-    connection = app.connection_for_write()
+    """Return what makes this the same broker: family, virtual host or database number, key prefix; never the host.
+
+    All nodes and failover URLs, and those for writing and reading, must agree: else a doorbell might be rung where no
+    worker listens. Raises SettingsError if they do not.
+    """
+    found = {}
+    for use, connect in (("to write to", app.connection_for_write), ("to read from", app.connection_for_read)):
+        connection = connect()
+        for place, url in enumerate(connection.alt or [None], 1):
+            one = connect(url) if url is not None else connection
+            found[f"number {place} {use}" if connection.alt else f"the one {use}"] = _identity(app, one)
+    first, *others = found.items()
+    for name, identity in others:
+        if identity != first[1]:
+            raise SettingsError(
+                f"broker_url (or broker_read_url, broker_write_url) names several brokers that are not one: {first[0]} "
+                f"is {first[1]!r}, {name} is {identity!r}. Name nodes of one broker, with one virtual host or database."
+            )
+    return first[1]
+
+
+def _identity(app: Celery, connection: Connection) -> str:
+    family, place = connection.transport.driver_type, connection.virtual_host or "/"
+    if family == "redis":
+        of_socket = parse_qs(urlsplit(connection.hostname or "").query).get("virtual_host")
+        place = (of_socket[0] if of_socket else place).strip("/") or "0"
     prefix = app.conf.broker_transport_options.get("global_keyprefix", "")
-    return f"{connection.transport.driver_type} {connection.virtual_host or '/'} {prefix}".rstrip()
+    return f"{family} {place} {prefix}".rstrip()

@@ -1,8 +1,11 @@
-"""Eager mode: a job is made in the configured store and run here, with its children and wakes, until all is quiet."""
+"""Eager mode: a job is run in the process that asks for it, with all that its runs ask for, until that is quiet.
+
+That is its children, its parent, and whatever other job is woken: by a packet, on a channel, by `run()`. As in Celery,
+nothing is waited for: a retry comes at once, and what is set for later stays in the store.
+"""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from celery import states
@@ -11,33 +14,30 @@ from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
-from ..job import Job, enqueue
+from ..job import enqueue
 from ..model.status import Status
 from ..operations import runs
-from ..operations.unit_of_work import apply_noted_asks
 from ..services.heartbeat import Heartbeat
 from ..services.loop import Loop
-from ..store import jobs, messages
+from ..store import messages
 from .publishing import INLINE
 from .run import run_claimed
 
 if TYPE_CHECKING:
     from .task import SideJobTask
 
-QUIET_S = 30.0
-"""How long an eager call waits for what is due later (a retry's backoff, a timer of seconds)."""
-
 
 def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
     """Run one job to its rest, and return its result with the job as ``.job``."""
     runtime = task._runtime
-    for name in ("producer", "publisher", "throw", "task_type", "retries"):
+    for name in ("producer", "publisher", "throw", "task_type", "retries", "eta", "countdown"):
         options.pop(name, None)
     task_id = options.pop("task_id", None) or uuid()
-    inline = INLINE.set(True)
+    asked_for: set[int] = set()
+    inline = INLINE.set(asked_for)
     try:
         job = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
-        returned, raised = drain(task.app.sidejob, job)
+        returned, raised = _run_all(task.app.sidejob, asked_for)
     finally:
         INLINE.reset(inline)
     job.refresh()
@@ -55,8 +55,20 @@ def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, 
     return result
 
 
-def drain(sidejob: Any, job: Job) -> tuple[dict[int, Any], dict[int, BaseException]]:
-    """Run what is due of the job's family until all of it is quiet; returns what bodies returned and raised, by job."""
+def run_here(sidejob: Any, job_ids: set[int]) -> None:
+    """Run jobs that were just asked for, and all that they ask for, instead of telling a worker of them."""
+    inline = INLINE.set(job_ids)
+    try:
+        _run_all(sidejob, job_ids)
+    finally:
+        INLINE.reset(inline)
+
+
+def _run_all(sidejob: Any, asked_for: set[int]) -> tuple[dict[int, Any], dict[int, BaseException]]:
+    """Run the jobs in `asked_for`, into which their runs put more, until it stays empty.
+
+    Returns what bodies returned and raised, by job.
+    """
     runtime = sidejob.runtime
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
@@ -64,18 +76,11 @@ def drain(sidejob: Any, job: Job) -> tuple[dict[int, Any], dict[int, BaseExcepti
     loop.start()
     returned: dict[int, Any] = {}
     raised: dict[int, BaseException] = {}
-    deadline = time.monotonic() + QUIET_S
     try:
-        while time.monotonic() < deadline:
-            family = [row.id for row in jobs.subtree(runtime.connections, [job.id])]
-            due = messages.waiting(runtime.connections, family)
-            if not due:
-                if not messages.pending(runtime.connections, family):
-                    break
-                apply_noted_asks(runtime, family)
-                time.sleep(0.02)
-                continue
-            for row in due:
+        while asked_for:
+            batch = set(asked_for)
+            asked_for.clear()
+            for row in messages.waiting(runtime.connections, batch):
                 _run_one(sidejob, runtime, heartbeat, row, returned, raised)
     finally:
         heartbeat.leave()

@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +24,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from ..model.crash_points import reach
 from ..model.messages import FORMAT, Continuation, Doorbell
+from . import events
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -33,15 +34,16 @@ PAUSE_S = (1.0, 5.0)
 """After a failure this process leaves the broker alone for a random time between these."""
 
 
-INLINE: ContextVar[bool] = ContextVar("celery_sidejob_inline", default=False)
-"""Whether jobs are run right here, so that no worker is to be told of them: eager mode."""
+INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", default=None)
+"""In eager mode: the jobs that were asked for, which are run right here, so that no worker is to be told of them."""
 
 
 class CeleryPublisher:
     """Publishes doorbells and continuations of one app."""
 
-    def __init__(self, app: Celery, schema: str) -> None:
+    def __init__(self, app: Celery, schema: str, run_here: Callable[[set[int]], None]) -> None:
         self._app = app
+        self._run_here = run_here
         self._marker = f"celery_sidejob:marker:{schema}"
         self._lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
         self._pid = os.getpid()
@@ -60,11 +62,18 @@ class CeleryPublisher:
         """Publish in order until the broker fails, and return what it has; a queue that refuses is passed over."""
         self._mind_fork()
         sent: list[Doorbell | Continuation] = []
-        if INLINE.get():
+        eager = self._app.conf.task_always_eager
+        inline = INLINE.get()
+        if eager or inline is not None:
+            asked_for = {message.job_id for message in messages if isinstance(message, Doorbell)}
             messages = [message for message in messages if isinstance(message, Continuation)]
-        if self._app.conf.task_always_eager:
+            if inline is not None:
+                inline.update(asked_for)
+            elif asked_for:
+                self._run_here(asked_for)
+        if eager:
             sent += self._continue_here([message for message in messages if isinstance(message, Continuation)])
-            messages = [message for message in messages if isinstance(message, Doorbell)]
+            messages = []
         if not messages or not self.ready:
             return sent
         with self._lock:
@@ -121,7 +130,7 @@ class CeleryPublisher:
             bell.task,
             args=(),
             kwargs={},
-            argsrepr=f"(job {bell.job_id})",
+            argsrepr=events.shown_args(bell.job_id),
             kwargsrepr="{}",
             ignore_result=True,  # the asking's result is stored by its end, not by Celery's tracer
             shadow=options.get("shadow"),
@@ -151,6 +160,7 @@ class CeleryPublisher:
             timeout=ATTEMPT_S,
             **properties,
         )
+        events.announce_sent(self._app, bell, producer)
 
     def _priority(self, priority: int | None) -> int | None:
         """Translate "higher is sooner": Redis serves 0 first."""

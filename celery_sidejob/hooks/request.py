@@ -13,7 +13,10 @@ from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, requests, task_ready
 
-from ..services.runs_here import ENDED, GIVEN_BACK, Delivery, Key
+from ..model.messages import is_readable
+from ..services.runs_here import ENDED, RELEASED, Delivery, Key
+from ..services.stopped_runs import end_from_outside
+from .events import Rested
 from .publishing import HEADER
 from .run import WORKER
 
@@ -38,7 +41,10 @@ class JobRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         header = self._request_dict.get(HEADER)
-        self._key: Key | None = (header["job"], header["for_run"]) if header else None
+        self._key: Key | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
+        if self._key is None:  # of a client without this package: it shows the arguments themselves
+            self._argsrepr: str = self._redacted(self._argsrepr)
+            self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         heartbeat = self._heartbeat
         self._delivery: Delivery | None = None
         if heartbeat is not None and self._key is not None:
@@ -52,6 +58,11 @@ class JobRequest(Request):
             self._request_dict[WORKER] = heartbeat.worker_id
         given: dict[str, Any] = self._request_dict
         return given
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """Send a monitoring event, without what is not to be shown."""
+        shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
+        super().send_event(type, **{**fields, **shown})
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""
@@ -87,7 +98,7 @@ class JobRequest(Request):
         Solo and threads cannot stop a task, and Celery would raise that into the body or the event loop: there the
         whole worker ends now, and gives back what it holds.
         """
-        self._plan(GIVEN_BACK)
+        self._plan(RELEASED)
         try:
             super().cancel(pool, *args, **options)
         except NotImplementedError:
@@ -96,6 +107,8 @@ class JobRequest(Request):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Rested):
+            self.send_event(error.event)
         if self._key is None:
             return super().on_failure(exc_info, send_failed_event, return_ok)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
@@ -117,8 +130,6 @@ class JobRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)
 
     def _end_from_outside(self, kind: str, message: str, reason: str) -> None:
-        from .outside import end_from_outside
-
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
             key = self._key
@@ -143,6 +154,10 @@ class JobRequest(Request):
             if isinstance(request, JobRequest) and request is not self and request.id == self.id
         ]
 
+    def _redacted(self, value: Any) -> Any:
+        sidejob = getattr(self._app, "sidejob", None)
+        return value if sidejob is None else sidejob.settings.redacted(value)
+
     @property
     def _heartbeat(self) -> Any:
-        return getattr(self._app.sidejob, "heartbeat", None)
+        return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)

@@ -133,7 +133,7 @@ class CeleryResults:
         )
 
     def _stores(self, task: str, options: Mapping[str, Any]) -> bool:
-        if INLINE.get() and not self._app.conf.task_store_eager_result:
+        if INLINE.get() is not None and not self._app.conf.task_store_eager_result:
             return False
         known = self._app.tasks.get(task)
         ignored = options.get("ignore_result")

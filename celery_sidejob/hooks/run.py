@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
@@ -17,20 +17,28 @@ from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ..job import enqueue
 from ..model import values
+from ..model.changes import Terminate
 from ..model.errors import InvalidValueError, LeaseLostError, StoreUnavailableError, TaskRevokedError
-from ..model.messages import Outcome
+from ..model.messages import Outcome, is_readable
 from ..model.status import Status
 from ..open_unit import OpenUnit, outside_of_runs
-from ..operations import recovery, runs
-from ..operations.runs import Ended, Ending, Hold, InputsMovedError, Unit
+from ..operations import endings, recovery, runs
+from ..operations.endings import Ended, Ending, error_json, storable
+from ..operations.hold import Hold
+from ..operations.runs import CameLateError, InputsMovedError, Unit
 from ..operations.runtime import Runtime
+from ..operations.unit_of_work import carry_out
 from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
+from ..services.stop_flag import worker_is_stopping
 from ..store import askings
-from .publishing import HEADER
+from . import recording
+from .events import Suspended, Terminated
+from .publishing import HEADER, INLINE
 from .revocation import TaskRevokedError as RevokedError
-from .stopping import worker_is_stopping
-from .task import SideJobTask, hook_of
+
+if TYPE_CHECKING:
+    from .task import SideJobTask
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -44,7 +52,12 @@ def run_delivery(task: SideJobTask, request: Context) -> Any:
     Ends as `Ignore` for Celery when there is nothing to tell: a stale delivery, a suspended or a refused run.
     """
     header = request.get(HEADER)
+    if not is_readable(header):
+        # The store holds what is owed: it is rung again when the message has not been heard of for a while.
+        logger.warning("A message for a job is of format %s, which this version does not read", header["v"])
+        raise Ignore("a message of a newer format is left to newer workers")
     runtime = task._runtime
+    recording.begin(task.app)
     worker_id = request.get(WORKER)
     if worker_id is None:
         raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
@@ -84,25 +97,32 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     unit.stopping = worker_is_stopping
     job = RunningJob(unit, row)
     unit.job = job
+    if hold.kind == "run":
+        runtime.observer.status_changed(row.id, row.task, Status.QUEUED, Status.RUNNING)
     try:
         with _inside(task, unit, job, row, request):
             if hold.kind == "shutdown":
-                return _shut_down(task, runtime, unit, job)
+                _shut_down(task, runtime, unit, job)
             return _run(task, runtime, unit, job, row)
     except InputsMovedError as error:
         logger.warning("%s The run begins again.", error)
-        recovery.take_back(
-            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, loss=False, wait=True
-        )
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+        raise Ignore(str(error)) from None
+    except CameLateError as error:
+        logger.info("%s It is terminated too.", error)
+        # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
+        carry_out(runtime, "terminate", [Terminate(hold.job_id, tree=True)])
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
         raise Ignore(str(error)) from None
     except LeaseLostError as error:
         logger.warning("%s", error)
+        runtime.observer.counted("leases_lost")
         raise Ignore(str(error)) from None
     except StoreUnavailableError as error:
         # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's
         # failure: nothing of the uncommitted unit was applied, and the run begins again.
         logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
-        recovery.give_back(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
         raise Ignore(str(error)) from None
 
 
@@ -123,6 +143,7 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
             yield
     finally:
         task.pop_request()
+        unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
 
 
 def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:
@@ -133,7 +154,7 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     unit.look()
     try:
         if not hold.started:
-            hook_of(task, "startup")(job)
+            task.run_hook("startup", job)
         try:
             value = task.run_body(job, job.args, job.kwargs)
         except Suspend:
@@ -151,6 +172,8 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     except (SystemExit, KeyboardInterrupt):
         raise  # this process is to end: what it held is rescued or given back
     except BaseException as error:
+        if worker_is_stopping():
+            _let_process_end(error)
         return _fail(task, runtime, unit, error)
     try:
         ended = _end(runtime, hold, unit.unit, ending)
@@ -161,14 +184,27 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     if ending.outcome == Status.SUSPENDED:
         if ended.status == Status.SUSPENDED:
             _show(runtime, task, row, Status.SUSPENDED)
-        raise Ignore(f"job {job.id} is suspended")
+            raise Suspended(f"job {job.id} is suspended")
+        raise Ignore(f"job {job.id} was asked again before it was suspended")
     return value
 
 
-def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob) -> None:
+def _let_process_end(error: BaseException) -> None:
+    """Raise the SystemExit by which a stopping worker ends this process, if it is behind what the body raised.
+
+    It strikes anywhere in the body, and a `with` block that then cannot roll back puts an error of its own before it.
+    """
+    behind = error.__context__
+    while behind is not None:
+        if isinstance(behind, SystemExit):
+            raise behind
+        behind = behind.__context__
+
+
+def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob) -> NoReturn:
     last = unit.unit
     try:
-        hook_of(task, "shutdown")(job)
+        task.run_hook("shutdown", job)
         unit.settle()
         last = unit.unit
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
@@ -178,13 +214,16 @@ def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: Running
         unit.discard()
         last = unit.unit
     try:
-        _end(runtime, unit.hold, last, Ending(Status.TERMINATED))
+        ended = _end(runtime, unit.hold, last, Ending(Status.TERMINATED))
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except Exception:
         logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
         unit.discard()
-        _end(runtime, unit.hold, unit.unit, Ending(Status.TERMINATED))
+        ended = _end(runtime, unit.hold, unit.unit, Ending(Status.TERMINATED))
+    if ended.status == Status.TERMINATED:
+        raise Terminated(f"job {job.id} is terminated")
+    raise Ignore(f"job {job.id} was terminated, and asked again")
 
 
 def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> Ended:
@@ -195,9 +234,9 @@ def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> End
     """
     with outside_of_runs():
         try:
-            return runs.end(runtime, hold, unit, ending)
+            return endings.end(runtime, hold, unit, ending)
         except SoftTimeLimitExceeded:
-            return runs.end(runtime, hold, unit, ending)
+            return endings.end(runtime, hold, unit, ending)
 
 
 def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:
@@ -222,8 +261,9 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
         return _fail(task, runtime, unit, task.out_of_retries(again.exc))
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
-    error = _error_json(cause) if cause is not None else None
-    ended = _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=float(countdown), error=error))
+    error = _error_json(cause, _trace(cause)) if cause is not None else None
+    wait_s = float(countdown) if INLINE.get() is None else 0.0
+    ended = _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=wait_s, error=error))
     if ended.status == Status.QUEUED:
         _show(runtime, task, row, "retry", error)
     raise Retry(exc=cause, when=countdown)
@@ -239,18 +279,21 @@ def _fail(task: SideJobTask, runtime: Runtime, unit: OpenUnit, error: BaseExcept
 
 def failed(error: BaseException, reason: str = "failed") -> Ending:
     """Return the ending of a run that raised `error`."""
-    text = _error_json(error)
-    trace = "".join(tracebacks.format_exception(error))
-    return Ending(Status.FAILED, result=text, error=text, traceback=trace.replace("\x00", "\ufffd"), reason=reason)
+    trace = _trace(error)
+    text = _error_json(error, trace)
+    return Ending(Status.FAILED, result=text, error=text, traceback=trace, reason=reason)
 
 
-def _error_json(error: BaseException) -> str:
-    trace = "".join(tracebacks.format_exception(error)).replace("\x00", "\ufffd")
+def _trace(error: BaseException) -> str:
+    return storable("".join(tracebacks.format_exception(error)))
+
+
+def _error_json(error: BaseException, trace: str) -> str:
     try:
         message = str(error)
     except Exception:
         message = f"<{type(error).__name__} whose str() raises>"
-    return runs.error_json(type(error).__name__, message, type(error).__module__, trace)
+    return error_json(type(error).__name__, message, type(error).__module__, trace)
 
 
 def _wants_result(runtime: Runtime, task: SideJobTask, options: dict[str, Any]) -> bool:

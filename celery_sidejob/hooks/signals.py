@@ -6,7 +6,11 @@ import logging
 
 from celery.utils.dispatch import Signal
 
+from ..model.measures import Measures
+
 logger = logging.getLogger("celery_sidejob")
+events = logging.getLogger("celery_sidejob.events")
+"""One line for each status change, with its facts as the record's attributes."""
 
 job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after"})
 """A job moved. Sent after the commit, by the process that made it; `before` is None for a new job."""
@@ -22,26 +26,43 @@ task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "
 
 
 class SignalObserver:
-    """Tells Celery signal receivers, and the log, what happened."""
+    """Tells Celery signal receivers, and the log, what happened, and counts it."""
+
+    def __init__(self, measures: Measures | None = None) -> None:
+        self._measures = measures or Measures()
 
     def status_changed(self, job_id: int, task: str, before: str | None, after: str) -> None:
         """Send `job_status_changed`."""
-        logger.debug("Job %d (%s): %s -> %s", job_id, task, before, after)
+        if events.isEnabledFor(logging.INFO):
+            events.info(
+                "Job %d (%s): %s -> %s", job_id, task, before or "new", after,
+                extra={"job_id": job_id, "task": task, "before": before, "after": str(after)},
+            )  # fmt: skip
+        self._measures.count("status_changes", str(after))
         job_status_changed.send(sender=task, job_id=job_id, task=task, before=before, after=after)
 
     def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:
         """Send `task_buried`."""
-        logger.error("Job %d (%s) was entered in the dead set: %s", job_id, task, reason)
+        # A failure was logged as an error by Celery already, and reported by whoever listens: one error, one report.
+        level = logging.ERROR if reason in ("lost", "shutdown lost") else logging.WARNING
+        logger.log(level, "Job %d (%s) was entered in the dead set: %s", job_id, task, reason)
+        self._measures.count("jobs_buried", reason)
         task_buried.send(sender=task, entry_id=entry_id, job_id=job_id, task=task, reason=reason)
 
     def lost(self, job_id: int, task: str, run_no: int) -> None:
         """Send `task_lost`."""
         logger.warning("Run %d of job %d (%s) was lost with its worker", run_no, job_id, task)
+        self._measures.count("runs_lost")
         task_lost.send(sender=task, job_id=job_id, task=task, run_no=run_no)
 
     def recovered(self, job_id: int, task: str, run_no: int) -> None:
         """Send `task_recovered`."""
+        self._measures.count("runs_rescued")
         task_recovered.send(sender=task, job_id=job_id, task=task, run_no=run_no)
 
     def published(self, channel: str, message: str) -> None:
         """Nothing listens live yet; subscribed ports have the message already."""
+
+    def counted(self, what: str, amount: int = 1) -> None:
+        """Count it."""
+        self._measures.count(what, amount=amount)

@@ -1,39 +1,30 @@
-"""The task class of sidejob tasks, and the decorators that make them.
-
-Importing a decorated module creates no app, reads no configuration and connects to nothing: the task is built when an
-app finalizes, from what was noted here.
-"""
+"""The task class of sidejob tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
 
-from celery import Celery, _state
+from celery import Celery
 from celery.app import base as celery_app
 from celery.app.task import Task
 from celery.exceptions import MaxRetriesExceededError
-from celery.local import PromiseProxy, Proxy
 
 from ..job import Job, enqueue
 from ..model.errors import IllegalMoveError, SchemaError, SettingsError
 from ..model.port import PortOptions, parse_ports
+from ..open_unit import active
 from ..running import RetryRun, RunningJob
 from .calls import check_arguments
+from .eager import apply_eagerly
 from .publishing import HEADER
+from .run import adopt_delivery, run_delivery
+from .task_options import OWN_OPTIONS, check_options
 
 if TYPE_CHECKING:
     from ..operations.runtime import Runtime
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity", "durable"})
-
-SENDING_OPTIONS = frozenset({"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"})
-"""Set after Celery has bound the task: it warns of them before, because Celery 6 wants routes instead. Ours stay."""
 
 
 class SideJobTask(Task):
@@ -60,7 +51,7 @@ class SideJobTask(Task):
     def on_bound(cls, app: Celery) -> None:
         """Refuse wrong options of a task that is a class, however it is registered."""
         super().on_bound(app)
-        _check({name: getattr(cls, name) for name in OPTIONS_OF_CLASSES if getattr(cls, name, None) is not None})
+        check_options({name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None})
 
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
@@ -91,6 +82,12 @@ class SideJobTask(Task):
     def shutdown(self, job: RunningJob) -> None:
         """Is called when the job is terminated; what it raises is logged, and the job is terminated all the same."""
 
+    def _hook(self, which: str) -> Callable[[RunningJob], None]:
+        """Return the startup or the shutdown: the decorated function, or the class's method."""
+        noted = getattr(self, "_hooks", {}).get(which)
+        found: Callable[[RunningJob], None] = noted.__func__ if noted is not None else getattr(self, which)
+        return found
+
     # -- asking --------------------------------------------------------------------------------------------------
 
     def enqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, *positional: Any, **options: Any) -> Job:
@@ -106,9 +103,7 @@ class SideJobTask(Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and return a Celery result of its first asking, with the job as ``.job``."""
-        if self._get_app().conf.task_always_eager:
-            from .eager import apply_eagerly
-
+        if self._get_app().conf.task_always_eager and active() is None:  # in a run it belongs to the unit
             return apply_eagerly(self, args or (), kwargs, options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
@@ -122,8 +117,6 @@ class SideJobTask(Task):
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and run it here, with its children and wakes, until all is quiet."""
-        from .eager import apply_eagerly
-
         return apply_eagerly(self, args or (), kwargs, options)
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,8 +160,6 @@ class SideJobTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """In a worker run the job that the delivery names; called by hand run the body with the job that is given."""
-        from .run import adopt_delivery, run_delivery
-
         if args and isinstance(args[0], Job):
             return self.run_body(args[0], args[1:], kwargs)
         request = self.request
@@ -189,6 +180,19 @@ class SideJobTask(Task):
                 return cls.__call__(self, job, *args, **kwargs)
         return self.run(job, *args, **kwargs)
 
+    def run_hook(self, which: str, job: RunningJob) -> None:
+        """Run the startup or the shutdown in the surroundings of the body: through the same ``__call__``.
+
+        That calls `run` of the task it is given, so it is given a copy of this one whose `run` is the hook, with the
+        body's own arguments, of which it may make its surroundings. The task itself may be running in other threads.
+        """
+        hook = self._hook(which)
+        if hook == getattr(SideJobTask, which).__get__(self):
+            return  # it has none
+        stand_in = object.__new__(type(self))
+        stand_in.__dict__.update(self.__dict__, run=lambda job, *args, **kwargs: hook(job))
+        stand_in.run_body(job, job.args, job.kwargs)
+
     def retry(
         self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
         eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
@@ -199,8 +203,6 @@ class SideJobTask(Task):
                 f"{self.name}.retry() cannot change a job's arguments; keep what changes in its state."
             )
         if eta is not None:
-            from datetime import UTC, datetime
-
             aware = self._get_app().sidejob.runtime.tasks.localize(eta)
             countdown = max(0.0, (aware - datetime.now(UTC)).total_seconds())
         again = RetryRun(exc, countdown, max_retries)
@@ -232,165 +234,3 @@ class SideJobTask(Task):
 def extend_copy(app: Celery) -> Any:
     """Give the copy of an app that a spawned process was sent what the original has; set by the extension."""
     return None
-
-
-class SharedSideJobTask(Proxy, Generic[P, R]):
-    """What `@sidejob_task` returns: stands for the task of whatever app is current, and notes the job's hooks."""
-
-    def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
-        """Have `function` called before the first run, in its commit."""
-        object.__getattribute__(self, "_noted")["startup"] = staticmethod(function)
-        return function
-
-    def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
-        """Have `function` called when the job is terminated."""
-        object.__getattribute__(self, "_noted")["shutdown"] = staticmethod(function)
-        return function
-
-    if TYPE_CHECKING:
-        name: str
-
-        def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R: ...
-        def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[R]: ...
-        def enqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job: ...
-        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> JobResult[R]: ...
-        def s(self, *args: Any, **kwargs: Any) -> Any: ...
-        def si(self, *args: Any, **kwargs: Any) -> Any: ...
-        def signature(self, *args: Any, **kwargs: Any) -> Any: ...
-
-
-if TYPE_CHECKING:
-
-    class JobResult(Generic[R]):
-        """Celery's AsyncResult of an asking, with its job."""
-
-        id: str
-        job: Job
-
-        def get(self, timeout: float | None = None, **options: Any) -> R: ...
-        def ready(self) -> bool: ...
-        @property
-        def state(self) -> str: ...
-
-
-@overload
-def sidejob_task(function: Callable[Concatenate[RunningJob, P], R], /) -> SharedSideJobTask[P, R]: ...
-@overload
-def sidejob_task(
-    **options: Any,
-) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
-def sidejob_task(function: Any = None, /, **options: Any) -> Any:
-    """Make a function (or a `SideJobTask` class) the body of durable jobs, for whatever app there is or will be.
-
-    Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `on_lost`,
-    `retention`, and `lease_renewal` with `lease`. The function's first parameter is the running job; with
-    ``bind=True`` the second.
-    """
-    return _shared(options)(function) if function is not None else _shared(options)
-
-
-def task_of(app: Celery, function: Any = None, options: dict[str, Any] | None = None) -> Any:
-    """Make a sidejob task of one app; what `@sidejob.task` does."""
-    options = options or {}
-    if celery_app.USING_EXECV:  # a spawned process of a pool works for a copy of the app: as Celery's own tasks there
-        return _shared(options)(function) if function is not None else _shared(options)
-
-    def decorate(body: Any) -> Any:
-        noted: dict[str, Any] = {}
-        checked = _check(options)
-        name = _name_of(body, checked)
-
-        with app._finalize_mutex:
-            if app.finalized:
-                build(app, body, name, checked, noted)
-            else:  # with the app's other tasks: before any receiver of on_after_finalize, which may look for it
-                app._pending.append(PromiseProxy(build, (app, body, name, checked, noted)))
-        return _proxy(lambda: app.tasks[name or app.gen_task_name(body.__name__, body.__module__)], body, noted)
-
-    return decorate(function) if function is not None else decorate
-
-
-def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
-    def decorate(body: Any) -> Any:
-        if isinstance(body, Proxy):
-            raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
-        noted: dict[str, Any] = {}
-        checked = _check(options)
-        name = _name_of(body, checked)
-        _state.connect_on_app_finalize(lambda app: build(app, body, name, checked, noted))
-        for app in _state._get_active_apps():
-            if app.finalized:
-                with app._finalize_mutex:
-                    build(app, body, name, checked, noted)
-
-        def find() -> Any:
-            app = _state.get_current_app()
-            return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
-
-        return _proxy(find, body, noted)
-
-    return decorate
-
-
-def _proxy(find: Callable[[], Any], body: Any, noted: dict[str, Any]) -> Any:
-    proxy: Any = SharedSideJobTask(find, __doc__=body.__doc__)
-    object.__setattr__(proxy, "_noted", noted)
-    return proxy
-
-
-def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], noted: dict[str, Any]) -> Any:
-    """Build and register the task for one app; `noted` are the hooks, also those that are given after this."""
-    options = dict(options)
-    base = options.pop("base", None) or app.Task
-    sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}
-    if isinstance(body, type):
-        task_class = type(body.__name__, (body, base), {**options, "__module__": body.__module__, "abstract": False})
-        task = task_class()
-        task.name = name or app.gen_task_name(body.__name__, body.__module__)
-        app.register_task(task)
-    else:
-        marked = base if issubclass(base, SideJobTask) else type("SideJobTask", (SideJobTask, base), {"abstract": True})
-        task = app._task_from_fun(body, name=name, base=marked, **options)
-    for option, value in sent.items():
-        setattr(type(task), option, value)
-    task._hooks = noted
-    return task
-
-
-OPTIONS_OF_CLASSES = LATER_OPTIONS | {
-    "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
-}  # fmt: skip
-
-
-def hook_of(task: Any, which: str) -> Callable[[RunningJob], None]:
-    """Return a task's startup or shutdown: the decorated function, or the class's method."""
-    noted = getattr(task, "_hooks", {}).get(which)
-    found: Callable[[RunningJob], None] = noted.__func__ if noted is not None else getattr(task, which)
-    return found
-
-
-def _name_of(body: Any, options: dict[str, Any]) -> str | None:
-    return options.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
-
-
-def _check(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse wrong own options where they stand, before any app exists."""
-    for name in sorted(LATER_OPTIONS & options.keys()):
-        raise SettingsError(f"The task option {name!r} is not supported yet.")
-    parse_ports(options.get("inports", ()), where="inports")
-    parse_ports(options.get("outports", ()), where="outports")
-    renewal = options.get("lease_renewal", "auto")
-    if renewal not in ("auto", "manual"):
-        raise SettingsError(f"lease_renewal is 'auto' or 'manual', not {renewal!r}.")
-    if (renewal == "manual") != (options.get("lease") is not None):
-        raise SettingsError('lease= is the deadline of a run with lease_renewal="manual": give both, or neither.')
-    losses = options.get("max_losses")
-    if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
-        raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r}.")
-    if options.get("on_lost", "requeue") not in ("requeue", "dead"):
-        raise SettingsError(f"on_lost is 'requeue' or 'dead', not {options['on_lost']!r}.")
-    kept = options.get("retention")
-    seconds = kept.total_seconds() if isinstance(kept, timedelta) else kept
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
-        raise SettingsError(f"retention is a timedelta or a number of seconds, not {kept!r}.")
-    return dict(options)

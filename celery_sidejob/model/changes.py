@@ -12,6 +12,9 @@ from typing import Literal
 
 Direction = Literal["in", "out"]
 
+PortKey = tuple[int, Direction, str]
+"""Names a port: (job id, direction, name)."""
+
 
 @dataclass(frozen=True, slots=True)
 class PortRow:

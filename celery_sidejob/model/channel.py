@@ -8,9 +8,6 @@ from celery_sidejob.model.names import why_not_storable
 ROOT = "/"
 """The ancestor of every channel."""
 
-LOG = "/sidejob/log"
-"""Where log entries are announced."""
-
 MAX_LENGTH = 512
 """Characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
 
@@ -32,11 +29,6 @@ def ancestors(name: str) -> list[str]:
         name = name.rpartition("/")[0] or ROOT
         found.append(name)
     return found
-
-
-def workers(queue: str) -> str:
-    """Return the channel that wakes the workers of a queue."""
-    return f"/sidejob/workers/{queue}"
 
 
 def job(job_id: int) -> str:

@@ -1,16 +1,24 @@
-"""What goes to the broker and to the result backend, and the protocols by which they are reached.
+"""What goes to the broker and to the result backend, as values.
 
 Operations decide what must be sent and remember it in the store; `hooks` knows how Celery sends it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 FORMAT = 1
 """The version of what we put into rows and messages."""
+
+
+def is_readable(document: Mapping[str, Any]) -> bool:
+    """Tell whether this version understands a message or a row: a newer one is left to newer workers."""
+    return int(document.get("v", 1)) <= FORMAT
+
+
 _KEY = "continuation:"
 
 
@@ -25,6 +33,24 @@ class Doorbell:
     queue: str
     priority: int | None = None
     options: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, job_id: int, job: Any, message: Any, options: str | None) -> Doorbell:
+        """Make the doorbell of a job's message; `options` are those of its asking, as JSON text."""
+        return cls(
+            job_id=job_id,
+            for_run=message.for_run,
+            task_id=message.task_id,
+            task=job.task,
+            queue=job.queue,
+            priority=job.priority,
+            options=json.loads(options) if options else None,
+        )
+
+    @classmethod
+    def of_row(cls, row: Any) -> Doorbell:
+        """Make the doorbell of a message that was read with its job and its asking."""
+        return cls.of(row.job_id, row, row, row.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +67,10 @@ class Continuation:
         return _KEY + self.task_id
 
     @classmethod
-    def of_row(cls, key: str, queue: str, publication: str) -> Continuation:
-        """Make the continuation of a row."""
+    def of_row(cls, key: str, queue: str, publication: str) -> Continuation | None:
+        """Make the continuation of a row; None if a newer version wrote it."""
+        if not is_readable(json.loads(publication)):
+            return None
         return cls(key.removeprefix(_KEY), queue, publication)
 
 
@@ -59,67 +87,3 @@ class Outcome:
     options: Mapping[str, Any] | None = None
     args: str = "[]"
     kwargs: str = "{}"
-
-
-class Publisher(Protocol):
-    """Gives messages to the broker."""
-
-    def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
-        """Publish as many as possible, in order, within a bounded time, and return those the broker has.
-
-        Raises nothing for a broker that is down: what is not returned is published by the sweeper.
-        """
-        ...
-
-    @property
-    def ready(self) -> bool:
-        """Whether this process would try the broker now; False during the pause after a failure."""
-        ...
-
-    def was_emptied(self) -> bool:
-        """Tell whether the broker has lost what it had since this was last asked, where that can be known."""
-        ...
-
-
-class Results(Protocol):
-    """Brings outcomes to the result backend and to what follows an asking."""
-
-    def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
-        """Tell whether anything is to be sent when this asking ends."""
-        ...
-
-    def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
-        """Return the publications that follow, each with a task id of its own from now on. No network."""
-        ...
-
-    def store(self, outcome: Outcome) -> bool:
-        """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
-        ...
-
-    def show(self, outcome: Outcome) -> bool:
-        """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
-        ...
-
-
-class Observer(Protocol):
-    """Is told what happened, after its commit."""
-
-    def status_changed(self, job_id: int, task: str, before: str | None, after: str) -> None:
-        """A job moved from one status to another."""
-        ...
-
-    def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:
-        """A job was entered in the dead set."""
-        ...
-
-    def lost(self, job_id: int, task: str, run_no: int) -> None:
-        """A run's worker died."""
-        ...
-
-    def recovered(self, job_id: int, task: str, run_no: int) -> None:
-        """A lost run was rescued: its job is queued again."""
-        ...
-
-    def published(self, channel: str, message: str) -> None:
-        """A message was published on a channel: announce it live, not reliably."""
-        ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -135,6 +136,7 @@ _SCHEMA = Kind(
     "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
     _matching("(?!pg_)[a-z_][a-z0-9_]{0,62}"),
 )
+_PATH = Kind("a path", lambda value: _matching(".+")(os.fspath(value) if isinstance(value, os.PathLike) else value))
 _GLOBS = Kind("a list of strings", _words, _list_from)
 _QUEUE = Kind("a string", _matching(".+"))
 _SECONDS = Kind("seconds (a number, not negative) or a timedelta", _seconds, float)
@@ -170,6 +172,9 @@ class Settings:
     )
     lease: float = _setting(20.0, _SECONDS, "how long a worker may go unheard before its runs begin elsewhere")
     heartbeat_interval: float = _setting(2.0, _POSITIVE_SECONDS, "how often a worker says that it lives")
+    heartbeat_file: str | None = _setting(
+        None, _or_none(_PATH), "a file that each heartbeat of a worker touches, for a liveness probe"
+    )
     lock_grace: float = _setting(1.5, _SECONDS, "how long a worker whose liveness lock is free may stay silent")
     lost_after: float = _setting(
         30.0, _POSITIVE_SECONDS, "first look for a published job message that nobody claimed; doubles each time"
@@ -202,6 +207,15 @@ class Settings:
                 "(or SIDEJOB_DATABASE_URL in the environment)"
             )
         return self.database_url
+
+    def redacted(self, value: Any) -> Any:
+        """Return what `sidejob_redact` leaves of arguments, an error or a traceback; nothing of it if that raises."""
+        if self.redact is None or value is None:
+            return value
+        try:
+            return self.redact(value)
+        except Exception as error:
+            return f"(not shown: sidejob_redact raised {type(error).__name__})"
 
 
 SETTINGS: tuple[Setting, ...] = tuple(

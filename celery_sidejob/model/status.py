@@ -38,8 +38,3 @@ MOVES: dict[Status | None, frozenset[Status]] = {
     _TD: frozenset({_Q}),  # a forced run
 }
 """Every legal move; the CHECKs of the schema, the diagram in docs/lifecycle.md and its test derive from it."""
-
-
-def is_legal_move(before: Status | None, after: Status) -> bool:
-    """Tell whether a job may be seen in `before` and next in `after`."""
-    return after in MOVES[before]

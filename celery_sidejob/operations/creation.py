@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from ..model import values
+from ..model.call import Call
 from ..model.changes import NewJob, PortRow
-from ..model.errors import InvalidValueError
+from ..model.errors import InvalidValueError, StoreUnavailableError
+from ..model.messages import Doorbell
 from ..model.names import check_alias, check_child_name, why_not_storable
 from ..model.port import NO_DATA, PortOptions, parse_ports
-from ..model.tasks import Call
-from ..store import jobs
+from ..model.status import Status
+from ..store import askings, jobs
+from ..store.connection import OutcomeUnknown
 from ..store.statement import Executor
-from .runtime import Runtime
-from .unit_of_work import carry_out, child_name_taken
+from .family import child_name_taken, insert
+from .runtime import Aftermath, Runtime
+from .unit_of_work import carry_out
 
 LONGEST_WAIT_S = 10_000_000_000.0
 """The longest countdown, three hundred years; Postgres has an end of its own not far beyond."""
@@ -28,7 +32,6 @@ def draft(
     runtime: Runtime,
     call: Call,
     *,
-    job_id: int = 0,
     parent_id: int | None = None,
     child_name: str | None = None,
     created_by: str | None = None,
@@ -52,7 +55,7 @@ def draft(
     limit = runtime.settings.max_value_bytes
     wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
     return NewJob(
-        id=job_id,
+        id=0,
         task_id=call.task_id or str(uuid.uuid4()),
         task=call.task,
         queue=call.queue,
@@ -93,6 +96,8 @@ def _port_row(direction: Any, name: str, options: PortOptions) -> PortRow:
 
 def _check_text(what: str, text: Any) -> None:
     problem = None if text is None else why_not_storable(text) if isinstance(text, str) else "it is not a string"
+    if text == "":
+        problem = "it is empty"
     if problem:
         raise InvalidValueError(f"{str(text)[:100]!a} cannot be {what}=: {problem}")
 
@@ -128,15 +133,64 @@ def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) 
     """Create jobs in one transaction, or in the caller's: all or none. Returns their ids, in order."""
     if not drafts:
         return []
-    executor: Executor = runtime.connections
     if transaction is not None:
-        transaction = runtime.connections.borrow(transaction)
-        executor = transaction
-        _check_child_names(executor, drafts)
-    ids = jobs.next_ids(executor, len(drafts))
-    numbered = [replace(job, id=job_id) for job, job_id in zip(drafts, ids, strict=True)]
-    carry_out(runtime, "enqueue", numbered, transaction)
-    return ids
+        borrowed = runtime.connections.borrow(transaction)
+        _check_child_names(borrowed, drafts)
+        ids = jobs.next_ids(borrowed, len(drafts))
+        carry_out(runtime, "enqueue", _numbered(drafts, ids), borrowed)
+        return ids
+    if all(map(_is_plain, drafts)):
+        return _until_known(runtime, drafts, lambda: _create_plain(runtime, drafts))
+    ids = jobs.next_ids(runtime.connections, len(drafts))
+
+    def make() -> list[int]:
+        carry_out(runtime, "enqueue", _numbered(drafts, ids))
+        return ids
+
+    return _until_known(runtime, drafts, make)
+
+
+def _numbered(drafts: Sequence[NewJob], ids: Sequence[int]) -> list[NewJob]:
+    return [replace(job, id=job_id) for job, job_id in zip(drafts, ids, strict=True)]
+
+
+def _is_plain(job: NewJob) -> bool:
+    """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
+    return job.parent_id is None and not (job.ports or job.aliases or job.state)
+
+
+def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[int]:
+    def work(executor: Executor) -> Sequence[Any]:
+        return insert(executor, drafts, look_after_s=runtime.settings.lost_after)
+
+    rows = runtime.connections.transact("enqueue", work, single=True)
+    aftermath = Aftermath()
+    for job, row in zip(drafts, rows, strict=True):  # ids grow in the order of the drafts
+        aftermath.moves.append((row.job_id, job.task, None, Status.QUEUED))
+        if row.for_run is not None:
+            aftermath.doorbells.append(Doorbell.of(row.job_id, job, row, job.options))
+    runtime.follow(aftermath)
+    return [row.job_id for row in rows]
+
+
+def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], list[int]]) -> list[int]:
+    """Make jobs, and once more if the answer was lost: their task ids tell, so that none is made twice.
+
+    A first commit that is still under way is waited for by the primary keys. Raises the first error if the store is
+    gone for longer: the caller cannot know, and what was made then runs.
+    """
+    try:
+        return make()
+    except OutcomeUnknown as unknown:
+        try:
+            return make()
+        except StoreUnavailableError:
+            raise unknown from None
+        except Exception:
+            made = askings.jobs_of(runtime.connections, [job.task_id for job in drafts])
+            if len(made) < len(drafts):
+                raise
+            return [made[job.task_id] for job in drafts]
 
 
 def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:

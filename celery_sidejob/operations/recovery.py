@@ -1,4 +1,4 @@
-"""Giving back what a worker held: because it died, because it stops, or because it does not run it after all."""
+"""Freeing what a worker held: rescued because it was lost, or released because the worker stops or cannot run it."""
 
 from __future__ import annotations
 
@@ -9,46 +9,41 @@ from ..model.errors import StoreUnavailableError
 from ..model.status import Status
 from ..store import askings, asks, claims, jobs, packets
 from ..store.statement import Executor
-from .runs import PAUSE_S, bury, close_asking, error_json
-from .runtime import Aftermath, Runtime, bell_of
-from .unit_of_work import apply_noted_asks
+from .endings import bury, close_asking, error_json
+from .hold import PAUSE_S
+from .noted_asks import apply_noted_asks
+from .runtime import Aftermath, Runtime
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 
 
-def take_back(
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool = False
-) -> bool:
-    """Take one run back from its worker, in one transaction; the job is queued again with its inputs intact.
+def rescue(
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False, loss: bool = True,
+    wait: bool = False,
+) -> bool:  # fmt: skip
+    """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
-    `own`: the worker gives back itself; otherwise it must have been declared dead. Only a `loss` counts towards
-    `max_losses`. A job that somebody has locked is left for the next look, unless this is to `wait`.
-    Returns whether the run was taken.
+    The worker must have been declared dead, unless it rescues its `own` run. The loss counts towards `max_losses`,
+    unless it was none: the worker had left as planned. A
+    job that somebody has locked is left for the next look, unless this is to `wait`. Returns whether the run was taken.
     """
-
-    def work(executor: Executor) -> Aftermath | None:
-        job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
-        if job is None:
-            return None
-        return _take_back(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
-
-    aftermath = runtime.connections.transact("take-back", work)
-    if aftermath is None:
-        return False
-    runtime.follow(aftermath)
-    apply_noted_asks(runtime, aftermath.noted)
-    return True
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss, wait=wait)
 
 
-def give_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
-    """Give back, as lost, a run of this process that cannot go on for want of the store; waits a lease for it.
+def release(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False) -> bool:
+    """Have a worker give back a run of its own, as `rescue` does, but without a loss: it does not run it after all."""
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=False, wait=wait)
+
+
+def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
+    """Rescue a run of this process that cannot go on for want of the store; waits a lease for it.
 
     If the store stays away, the worker finds by itself that it holds what it does not run.
     """
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
-            take_back(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=True, wait=True)
+            rescue(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, wait=True)
             return
         except StoreUnavailableError:
             if time.monotonic() > deadline:
@@ -56,10 +51,25 @@ def give_back(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> 
             time.sleep(PAUSE_S)
 
 
-def _take_back(
+def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool) -> bool:
+    def work(executor: Executor) -> Aftermath | None:
+        job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
+        if job is None:
+            return None
+        return _free_locked(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+
+    aftermath = runtime.connections.transact("rescue" if loss else "release", work)
+    if aftermath is None:
+        return False
+    runtime.follow(aftermath)
+    apply_noted_asks(runtime, aftermath.noted)
+    return True
+
+
+def _free_locked(
     runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool
 ) -> Aftermath | None:
-    row = claims.take_back(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+    row = claims.release(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
     if row is None:
         return None
     aftermath = Aftermath()
@@ -68,12 +78,12 @@ def _take_back(
     if loss:
         aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, run_no))
     if loss and row.losses >= most:
-        _give_up(runtime, executor, job, row, run_no, aftermath)
+        _put_to_rest(runtime, executor, job, row, run_no, aftermath)
         if row.parent_id is not None:
             readers.add(row.parent_id)
     else:
         armed = claims.rearm(executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after)
-        aftermath.doorbells.append(bell_of(job, armed))
+        aftermath.ring(job, armed)
         aftermath.moves.append((job.id, job.task, job.status, row.status))
         if loss:
             aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, run_no))
@@ -83,28 +93,30 @@ def _take_back(
     return aftermath
 
 
-def _give_up(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: int, aftermath: Aftermath) -> None:
+def _put_to_rest(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: int, aftermath: Aftermath) -> None:
     """Put to rest a job whose runs kept killing their workers; a termination is honoured all the same."""
     terminating = row.status == Status.TERMINATING
     message = SHUTDOWN_LOST if terminating else f"{row.losses} runs in a row were lost with their workers."
     error = error_json("WorkerLostError", message, "billiard.exceptions")
     outcome = Status.TERMINATED if terminating else Status.FAILED
     task_id = close_asking(runtime, executor, job, outcome=outcome, result=error, aftermath=aftermath)
-    if terminating and row.asked_again:  # a forced run was asked for while it was terminating
-        claims.give_up(executor, job.id, status=Status.QUEUED, error=error)
-        task_id = askings.open_next(executor, job.id)
-        armed = claims.rearm(
-            executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
-        )
-        aftermath.doorbells.append(bell_of(job, armed))
-        aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
-        return
     if terminating and job.terminate_tree:  # its shutdown, which would have handed this down, is given up
         below = [child.id for child in jobs.children(executor, job.id)]
         asks.note(executor, below, "terminate_tree")
         aftermath.noted += below
-    claims.give_up(executor, job.id, status=outcome, error=error)
+    if terminating and row.asked_again:  # a forced run was asked for while it was terminating
+        claims.put_to_rest(executor, job.id, status=Status.QUEUED, error=error)
+        task_id = askings.open_next(executor, job.id)
+        armed = claims.rearm(
+            executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
+        )
+        aftermath.ring(job, armed)
+        aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
+        return
+    claims.put_to_rest(executor, job.id, status=outcome, error=error)
     claims.disarm(executor, job.id)
+    if terminating:
+        asks.drop_runs(executor, job.id)
     bury(
         executor, job, reason="shutdown lost" if terminating else "lost", error=error, traceback=None,
         task_id=task_id, retries=0, aftermath=aftermath, wake_pending=row.asked_again,

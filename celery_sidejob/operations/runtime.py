@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
-from ..model.messages import Continuation, Doorbell, Observer, Outcome, Publisher, Results
+from ..model.messages import Continuation, Doorbell, Outcome
+from ..model.protocols import Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
-from ..model.tasks import Tasks
 from ..store import askings, messages
-from ..store.borrowed import Borrowed
 from ..store.connection import Connections
 
 logger = logging.getLogger("celery_sidejob")
@@ -34,6 +32,10 @@ class Aftermath:
     noted: list[int] = field(default_factory=list)
     published: list[tuple[str, str]] = field(default_factory=list)
     calls: list[Callable[[Observer], None]] = field(default_factory=list)
+
+    def ring(self, job: Any, armed: Any) -> None:
+        """Have the doorbell of a job's message rung that was just armed: (task_id, for_run, options)."""
+        self.doorbells.append(Doorbell.of(job.id, job, armed, armed.options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,60 +92,3 @@ class Runtime:
             except StoreUnavailableError as error:
                 logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
         return len(stored)
-
-    def follow_commit_of(
-        self, borrowed: Borrowed, aftermath: Aftermath, apply_noted: Callable[[int], None]
-    ) -> Callable[[], None]:
-        """Carry out what follows when the caller's transaction commits; never after its rollback.
-
-        Returns what does it, for a caller who learns of the commit in another way.
-
-        The rows are read again then: a savepoint inside the transaction may have been rolled back.
-        """
-        jobs = [doorbell.job_id for doorbell in aftermath.doorbells]
-        noted = sorted(set(aftermath.noted))
-
-        def committed() -> None:
-            try:
-                rows = messages.unpublished(self.connections, job_ids=jobs) if jobs else ()
-                there = {row.job_id for row in rows}
-                for job_id, task, before, after in aftermath.moves:
-                    if job_id in there:
-                        self.observer.status_changed(job_id, task, before, after)
-                self.dispatch(doorbell(row) for row in rows)
-                for job_id in noted:
-                    apply_noted(job_id)
-            except StoreUnavailableError as error:
-                logger.warning("The transaction is committed; the sweeper will publish its jobs: %s", error)
-            except Exception:  # the caller's commit is done, and must not seem to have failed
-                logger.exception("The transaction is committed; the sweeper will do what should have followed it")
-
-        if jobs or noted:
-            borrowed.after_commit(committed)
-        return committed
-
-
-def bell_of(job: Any, message: Any) -> Doorbell:
-    """Make the doorbell of a job whose message was just armed: (task_id, for_run, options)."""
-    return Doorbell(
-        job_id=job.id,
-        for_run=message.for_run,
-        task_id=message.task_id,
-        task=job.task,
-        queue=job.queue,
-        priority=job.priority,
-        options=json.loads(message.options) if message.options else None,
-    )
-
-
-def doorbell(row: Any) -> Doorbell:
-    """Make the doorbell of a message's row."""
-    return Doorbell(
-        job_id=row.job_id,
-        for_run=row.for_run,
-        task_id=row.task_id,
-        task=row.task,
-        queue=row.queue,
-        priority=row.priority,
-        options=json.loads(row.options) if row.options else None,
-    )

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import time
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass
 
-from ..model.crash_points import reach
 from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
 from ..store import claims, messages, workers
-from ..store.connection import Connections, OwnExecutor
-from .children import Children
+from ..store.connection import OwnExecutor
 from .errands import Errands
-from .runs_here import ENDED, GRACE_S, RunsHere
+from .heartbeat_file import HeartbeatFile
+from .held_runs import HeldRuns
+from .liveness_lock import LivenessLock
+from .pool_processes import PoolProcesses
+from .runs_here import RunsHere
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -38,29 +38,31 @@ class Beat:
 
     beaten: bool = False
     orphans: int = 0
-    given_back: int = 0
+    """Runs rescued from processes that died."""
+    rescued: int = 0
+    """Other runs that were held and not run, or did not renew their lease."""
 
 
 class Heartbeat:
-    """Keeps one worker alive in the store, and gives back what it holds and does not run."""
+    """Keeps one worker alive in the store, and has what it holds and does not run rescued."""
 
     name = "heartbeat"
 
-    def __init__(self, runtime: Runtime, children: Children | None = None) -> None:
+    def __init__(
+        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None
+    ) -> None:
         self.runtime = runtime
-        self._children = children or Children()
+        self._processes = processes or PoolProcesses()
+        self._file = file
         self._settings = runtime.settings
         self.runs = RunsHere()
         self.worker_id = 0
-        self._died: set[int] = set()
-        """Processes of the pool that died and whose runs are not all rescued yet."""
         self.errands = Errands()
+        self._held = HeldRuns(runtime, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._beat: OwnExecutor | None = None
-        self._lock: OwnExecutor | None = None
+        self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")
-        self._reconciled_at = time.monotonic()
-        self._look_again = False
-        self._lock_lost = False
+        self._sweep_at = float("-inf")
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -70,7 +72,7 @@ class Heartbeat:
         executor = self._beating()
         self.worker_id = workers.register(executor, ident)
         self._beat_at = time.monotonic()
-        self._take_lock()
+        self._lock.take(self.worker_id, executor)
         return self.worker_id
 
     @property
@@ -78,61 +80,77 @@ class Heartbeat:
         """Whether this worker has beaten within its lease, by its own clock."""
         return time.monotonic() - self._beat_at < self._settings.lease
 
+    @property
+    def lock_lost_at(self) -> float:
+        """When this worker's own liveness lock fell last, by the monotonic clock."""
+        return self._lock.lost_at
+
+    def sweep_is_due(self) -> bool:
+        """Tell, once, that nobody seems to sweep the schema; asked by the service that then does."""
+        if time.monotonic() < self._sweep_at:
+            return False
+        self._sweep_at = float("inf")  # until a beat says so again
+        return True
+
     def leave(self) -> int:
         """Give back everything this worker holds, without counting a loss, and declare it gone."""
-        given_back = 0
+        released = 0
         try:
             for row in claims.held_by(self.runtime.connections, self.worker_id):
-                given_back += recovery.take_back(
-                    self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=False
-                )
+                released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
             workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
             workers.leave(self.runtime.connections, self.worker_id)
         except StoreUnavailableError as error:
             logger.warning("Could not give back what this worker held; it is found by its silence: %s", error)
-        return given_back
+        return released
 
     # -- one look ------------------------------------------------------------------------------------------------
 
     def run_once(self) -> Beat:
-        """Beat if it is time, rescue the runs of pool processes that died, give back what is held and not run."""
+        """Beat if it is time, and rescue what is held and not run, by pool processes that died or at all."""
+        if self._file is not None:
+            self._file.touch()  # first: what follows raises while there is no store
         beaten = self._beat_if_due()
-        self._died.update(self._children.died(self.runs.busy()))
-        orphans = sum(self._rescue(pid) for pid in sorted(self._died))
-        given_back = self._reconcile() if self._reconcile_is_due() else 0
-        given_back += self._cancel_overdue()
-        return Beat(beaten, orphans, given_back)
+        died = self._processes.died(self.runs.busy())
+        with self.runtime.connections.over(self._beating()):
+            return Beat(beaten, self._held.rescue_orphans(died), self._held.reconcile())
 
     def wait_s(self) -> float:
         """Return how long to wait; a liveness lock that drops ends the wait."""
-        if self._lock is None or self._lock_lost:
+        if not self._lock.held:
             return WATCH_S
-        self._lock_lost = self._lock.dropped_within(WATCH_S)
+        self._lock.dropped_within(WATCH_S)
         return 0.0
 
     def close(self) -> None:
         """Close both connections; the lock falls with its own."""
-        for executor in (self._lock, self._beat):
-            if executor is not None:
-                executor.close()
-        self._lock = self._beat = None
+        self._lock.close()
+        if self._beat is not None:
+            self._beat.close()
+        self._beat = None
+        if self._file is not None:
+            self._file.remove()
 
     # -- beating -------------------------------------------------------------------------------------------------
 
     def _beat_if_due(self) -> bool:
         now = time.monotonic()
-        if not self._lock_lost and now - self._beat_at < self._settings.heartbeat_interval:
+        if not self._lock.lost and now - self._beat_at < self._settings.heartbeat_interval:
             return False
-        if self._lock_lost and self._lock is not None:
-            self._lock.close()
-            self._lock = None
-        if not workers.beat(self._beating(), self.worker_id):
+        if self._is_alive() and self._lock.is_due:
+            # Before the lock was lost its absence was no proof, now it is announced anew: the beat clears a suspicion.
+            self._lock.take(self.worker_id, self._beating())
+            self._is_alive()
+        return True
+
+    def _is_alive(self) -> bool:
+        """Beat; False if this worker was declared dead meanwhile, and has begun anew."""
+        beat = workers.beat(self._beating(), self.worker_id, schema=self._settings.schema)
+        if beat is None:
             self._declared_dead()
-            return True
+            return False
         self._beat_at = time.monotonic()
-        if self._lock_lost or self._lock is None:
-            self._take_lock()
-            workers.beat(self._beating(), self.worker_id)
+        self._sweep_at = self._beat_at + beat.sweep_in_s if beat.sweep_in_s is not None else float("inf")
         return True
 
     def _declared_dead(self) -> None:
@@ -142,88 +160,13 @@ class Heartbeat:
         self.register()
         for job_id, run_no in received:
             # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
-            messages.hasten(self.runtime.connections, job_id, run_no)
+            messages.hasten(self._beating(), job_id, run_no)
 
     def _beating(self) -> OwnExecutor:
-        if self._beat is None or self._beat.broken:
+        """Return this worker's own connection: all that its thread does in the store goes over it."""
+        if self._beat is not None and (self._beat.broken or self._beat.dropped_within(0)):
+            self._beat.close()
+            self._beat = None
+        if self._beat is None:
             self._beat = self.runtime.connections.connect()
         return self._beat
-
-    def _take_lock(self) -> None:
-        """Hold the liveness lock on a direct connection; without one the beat alone must do."""
-        self._lock_lost = False
-        if self._lock is not None:  # of an identity that was declared dead
-            self._lock.close()
-        url = self._settings.direct_url or self._settings.require_database_url()
-        try:
-            self._lock = Connections(url, self._settings.schema, prepare=False).connect()
-            taken = workers.take_lock(self._lock, self.worker_id, self._settings.schema)
-        except StoreUnavailableError as error:
-            logger.warning("No liveness lock: %s", error)
-            taken = False
-        workers.announce_lock(self._beating(), self.worker_id, taken)
-        if not taken and self._lock is not None:
-            self._lock.close()
-            self._lock = None
-
-    # -- what is held --------------------------------------------------------------------------------------------
-
-    def _rescue(self, pid: int) -> int:
-        """Rescue what a process of the pool that died was running, or was about to claim."""
-        reach("rescue:before")
-        held = [row for row in claims.held_by(self.runtime.connections, self.worker_id) if row.pid == pid]
-        plans = [(row, self.runs.plan_of((row.job_id, row.run_no))) for row in held]
-        held = [row for row, plan in plans if plan != ENDED]
-        rescued = sum(
-            recovery.take_back(
-                self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=plan is None
-            )
-            for row, plan in plans
-            if plan != ENDED
-        )
-        if rescued < len(held):
-            return rescued  # somebody has one of the jobs locked just now: tried again at the next look
-        self._died.discard(pid)
-        for job_id, run_no in self.runs.of_process(pid):
-            # If it died before its claim, its message, acknowledged already, is rung again.
-            messages.hasten(self.runtime.connections, job_id, run_no)
-        self._look_again = True
-        return rescued
-
-    def _cancel_overdue(self) -> int:
-        """Take back, as lost, runs whose body should have renewed their lease by itself, and end their process."""
-        leases = self.runs.own_leases()
-        if not leases:
-            return 0
-        taken = 0
-        for row in claims.overdue(self.runtime.connections, leases, worker_id=self.worker_id):
-            logger.warning("Run %d of job %d did not renew its lease in time", row.run_no, row.job_id)
-            taken += recovery.take_back(
-                self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
-            )
-            self.runs.stopped((row.job_id, row.run_no))
-            if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
-                with suppress(ProcessLookupError):
-                    os.kill(row.pid, signal.SIGKILL)
-        return taken
-
-    def _reconcile_is_due(self) -> bool:
-        # It reads the whole of `messages`, so only after a death here, and otherwise once per lease.
-        if self.errands.waiting:
-            return False  # runs that this worker stopped are still to be ended
-        self.runs.sweep()
-        return self._look_again or time.monotonic() - self._reconciled_at > self._settings.lease
-
-    def _reconcile(self) -> int:
-        """Give back, as lost, what this worker holds and has not been running for a while."""
-        self._look_again = False
-        self._reconciled_at = time.monotonic()
-        given_back = 0
-        for row in claims.held_by(self.runtime.connections, self.worker_id, older_than_s=GRACE_S):
-            if row.old and not self.runs.knows((row.job_id, row.run_no)):
-                taken = recovery.take_back(
-                    self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id, own=True, loss=True
-                )
-                given_back += taken
-                self._look_again |= not taken  # locked just now, or ended after all
-        return given_back

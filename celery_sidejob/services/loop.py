@@ -10,6 +10,7 @@ import weakref
 from typing import Any, Protocol
 
 from ..model.errors import StoreUnavailableError
+from ..store.connection import take_turns
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -57,6 +58,7 @@ class Loop:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        take_turns()
         failures = 0
         while not self._stopped.is_set():
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..model.status import Status
-from ..operations.lifecycle import delete_finished
+from ..operations.deletion import delete_finished
 from ..operations.runtime import Runtime
 from ..store import dead, jobs
 

@@ -10,12 +10,12 @@ Key = tuple[int, int]
 """(job id, run number)"""
 
 GRACE_S = 5.0
-"""How long a run that is over here may still be held in the store, before it is given back."""
+"""How long a run that is over here may still be held in the store, before it is rescued."""
 
 
 ENDED = "ended"
 """The worker stops the run's process and ends the run itself: a time limit struck, or the asking was revoked."""
-GIVEN_BACK = "given back"
+RELEASED = "released"
 """The worker stops the run's process because it stops itself."""
 
 
@@ -61,7 +61,7 @@ class RunsHere:
                 delivery.over_at = time.monotonic()
 
     def planned(self, key: Key, plan: str) -> None:
-        """The worker is about to stop the run's process, with `ENDED` or `GIVEN_BACK` in mind."""
+        """The worker is about to stop the run's process, with `ENDED` or `RELEASED` in mind."""
         with self._lock:
             for delivery in self._deliveries.get(key, ()):
                 delivery.plan = plan

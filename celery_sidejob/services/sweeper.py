@@ -11,25 +11,30 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from ..model.crash_points import reach
 from ..model.errors import StoreUnavailableError
-from ..model.messages import Continuation, Outcome
+from ..model.messages import Continuation, Doorbell, Outcome
 from ..operations import recovery
-from ..operations.runtime import Runtime, doorbell
-from ..operations.unit_of_work import apply_noted_asks
+from ..operations.noted_asks import apply_noted_asks
+from ..operations.runtime import Runtime
 from ..store import askings, asks, claims, messages, workers
+from ..store.connection import RowsLocked, take_turns
+from ..store.statement import Executor
 from .pruner import PRUNE_S, Pruner
 
 logger = logging.getLogger("celery_sidejob")
 
 TICK_S = 0.5
-FOLLOW_S = 2.0
-"""How often a worker that does not sweep looks whether it should: a dead sweeper is followed within this."""
-LEASE_S = 3.0
+WATCH_S = 0.1
+"""How often a worker that does not sweep looks whether its own beat has found that it should."""
+LEASE_S = 2.0
+"""For how long a sweeper that is not heard of keeps the others from sweeping; one whose lock is free does not."""
+RENEW_S = 0.75
 TROUBLE_S = 10.0
 """After the store was away a free lock means nothing for so long: its owners may still be on their way back."""
 PAGE = 200
@@ -40,6 +45,7 @@ RESULT_GRACE_S = 5.0
 """How long the process that ended an asking has to store its result itself."""
 MARKER_S = 3.0
 SET_ASIDE_S = 5.0
+"""How long what failed is left alone: messages that a broker did not take, and jobs with an error of their own."""
 
 
 @dataclass(slots=True)
@@ -59,58 +65,93 @@ class PollReport:
         return any(getattr(self, field.name) for field in fields(self))
 
 
+class Worker(Protocol):
+    """The worker whose service a sweeper is: the heartbeat."""
+
+    worker_id: int
+
+    @property
+    def lock_lost_at(self) -> float:
+        """When its liveness lock fell last: then others' have fallen with it, and mean nothing."""
+        ...
+
+    def sweep_is_due(self) -> bool:
+        """Tell, once, that nobody seems to sweep."""
+        ...
+
+
 class Sweeper:
-    """Sweeps one schema."""
+    """Sweeps one schema, by itself or, as the service of a worker, while no other worker does."""
 
     name = "sweeper"
 
-    def __init__(self, runtime: Runtime, worker_id: Callable[[], int] | None = None) -> None:
+    def __init__(self, runtime: Runtime, worker: Worker | None = None) -> None:
         self._runtime = runtime
         self._settings = runtime.settings
-        self._worker_id = worker_id
+        self._worker = worker
         self._pruner = Pruner(runtime)
-        self._sweeps = worker_id is None
+        self._sweeps = worker is None
+        self._renewed_at = float("-inf")
         self._suspects = False
         self._reserved: list[str] = []
         self._trouble_at = float("-inf")
         self._looked_at: dict[str, float] = {}
+        self._set_aside_until: dict[tuple[str, int], float] = {}
         self._settling: threading.Thread | None = None
         self._emptied = False  # the broker tells only once
 
     def run_once(self) -> PollReport | None:
         """Sweep once, if this worker is the schema's sweeper; None if another one is."""
         try:
-            if self._worker_id is not None:
-                self._sweeps = self._runtime.connections.transact("lease", self._hold_lease)
-                if not self._sweeps:
-                    return None
-            return self._sweep()
-        except StoreUnavailableError:
-            self._trouble_at = time.monotonic()
+            return self._sweep() if self._may_sweep() else None
+        except StoreUnavailableError as error:
+            if not isinstance(error, RowsLocked):
+                self._trouble_at = time.monotonic()
             raise
 
     def wait_s(self) -> float:
         """Return how long to wait: shorter while somebody is suspected, longer while another sweeps."""
         if not self._sweeps:
-            return FOLLOW_S
+            return WATCH_S
         return 0.1 if self._suspects else TICK_S
 
     def close(self) -> None:
         """Nothing is held between turns; the lease is given up by the worker's leaving."""
 
-    def _hold_lease(self, executor: Any) -> bool:
-        assert self._worker_id is not None
-        return workers.hold_sweeper_lease(executor, self._worker_id(), schema=self._settings.schema, lease_s=LEASE_S)
+    def _may_sweep(self) -> bool:
+        """Hold the lease, renewing it in time also in the middle of a long turn; False while another holds it."""
+        if self._worker is None:
+            return True
+        if not self._sweeps and not self._worker.sweep_is_due():
+            return False
+        if self._sweeps and time.monotonic() - self._renewed_at < RENEW_S:
+            return True
+        self._renewed_at = time.monotonic()
+        worker_id, schema = self._worker.worker_id, self._settings.schema
+
+        def hold(executor: Executor) -> bool:
+            return workers.hold_sweeper_lease(executor, worker_id, schema=schema, lease_s=LEASE_S)
+
+        self._sweeps = self._runtime.connections.transact("lease", hold, single=True)
+        return self._sweeps
 
     def _sweep(self) -> PollReport:
         report = PollReport()
+        try:
+            self._do_everything(report)
+        finally:  # what a turn did before it failed, it did
+            observer = self._runtime.observer
+            observer.counted("workers_declared_dead", report.declared_dead)
+            observer.counted("messages_missing", report.missing)
+            observer.counted("broker_emptied", int(report.broker_emptied))
+        return report
+
+    def _do_everything(self, report: PollReport) -> None:
         reach("sweep:before")
         self._look_at_workers(report)
         if self._is_time("strays", self._settings.lease):
             for stray in claims.held_by_nobody(self._runtime.connections, PAGE):
-                report.rescued += recovery.take_back(
-                    self._runtime, stray.job_id, run_no=stray.run_no, worker_id=stray.worker_id, own=False, loss=True
-                )
+                self._rescue(stray.job_id, report, run_no=stray.run_no, worker_id=stray.worker_id)
         self._mature_timers(report)
         if self._runtime.publisher.ready:
             self._look_for_an_emptied_broker(report)
@@ -119,7 +160,6 @@ class Sweeper:
             self._store_results(report)
         if self._is_time("prune", PRUNE_S):
             self._pruner.run_once()
-        return report
 
     # -- workers -------------------------------------------------------------------------------------------------
 
@@ -127,7 +167,8 @@ class Sweeper:
         """Suspect, declare dead, rescue: each a step of its own, and irrevocable only after two observations."""
         connections = self._runtime.connections
         silence_s = self._settings.lease / 2
-        trouble = time.monotonic() - self._trouble_at < TROUBLE_S
+        trouble_at = max(self._trouble_at, self._worker.lock_lost_at if self._worker else self._trouble_at)
+        trouble = time.monotonic() - trouble_at < TROUBLE_S
         self._suspects = False
         gone = False
         for row in workers.liveness(connections, schema=self._settings.schema, silence_s=silence_s):
@@ -136,7 +177,7 @@ class Sweeper:
                 by = "lock" if row.lock_free and not (row.restarted or trouble) else "silence" if row.silent else None
                 if by is not None:
                     self._suspects |= workers.suspect(connections, row.id, by=by, seen=row.beat_at)
-            elif not dead:
+            elif not dead and not trouble:  # or its beat may just be on its way back too
                 self._suspects |= row.suspect_by == "lock"
                 dead = workers.declare_dead(
                     connections, row.id, lock_grace_s=self._settings.lock_grace, silence_s=silence_s
@@ -144,24 +185,29 @@ class Sweeper:
                 report.declared_dead += dead
             if dead:
                 gone = True
-                self._rescue(row.id, report)
+                # A worker that left by itself gave back what it held, but for jobs somebody had locked at that moment.
+                self._rescue_all(row.id, report, loss=row.suspect_at is not None)
         if gone:
             workers.forget_dead(connections)
 
-    def _rescue(self, worker_id: int, report: PollReport) -> None:
-        """Take the runs of a dead worker back, one job per transaction."""
+    def _rescue_all(self, worker_id: int, report: PollReport, *, loss: bool) -> None:
+        """Rescue the runs of a dead worker, one job per transaction."""
         for held in claims.held_by(self._runtime.connections, worker_id):
             reach("rescue:before")
-            report.rescued += recovery.take_back(
-                self._runtime, held.job_id, run_no=held.run_no, worker_id=worker_id, own=False, loss=True
-            )
+            self._rescue(held.job_id, report, run_no=held.run_no, worker_id=worker_id, loss=loss)
+
+    def _rescue(self, job_id: int, report: PollReport, **run: Any) -> None:
+        with self._by_itself("rescue", job_id) as may:
+            report.rescued += may and recovery.rescue(self._runtime, job_id, **run)
 
     # -- timers --------------------------------------------------------------------------------------------------
 
     def _mature_timers(self, report: PollReport) -> None:
         for job_id in asks.due(self._runtime.connections, PAGE):
-            apply_noted_asks(self._runtime, [job_id])
-            report.timers += 1
+            with self._by_itself("timer", job_id) as may:
+                if may:
+                    apply_noted_asks(self._runtime, [job_id])
+                    report.timers += 1
 
     # -- messages ------------------------------------------------------------------------------------------------
 
@@ -187,6 +233,8 @@ class Sweeper:
         if self._reserved:  # by a turn that failed
             messages.still_unpublished(self._runtime.connections, self._reserved, 0)
         for _ in range(PAGES):
+            if not self._may_sweep():
+                return
             self._reserved = found = messages.candidates(self._runtime.connections, PAGE)
             if not found:
                 return
@@ -197,12 +245,12 @@ class Sweeper:
             rows = self._runtime.connections.transact("reserve", reserve)
             report.missing += sum(row.missing for row in rows)
             rows = sorted(rows, key=lambda row: -row.waited_s)
-            bells = [doorbell(row) for row in rows if row.job_id is not None]
-            continuations = [
-                Continuation.of_row(row.task_id, row.queue, row.publication) for row in rows if row.publication
-            ]
+            bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]
+            read = [Continuation.of_row(row.task_id, row.queue, row.publication) for row in rows if row.publication]
+            if None in read:  # they wait for the end of their reservation, and for a newer sweeper
+                logger.warning("%d continuations are of a newer format than this version reads", read.count(None))
             reach("sweep:before-publish")
-            sent = self._runtime.dispatch(bells, continuations)
+            sent = self._runtime.dispatch(bells, filter(None, read))
             report.published += sent
             self._reserved = []
             if sent == len(rows):
@@ -227,17 +275,37 @@ class Sweeper:
         if self._settling is not None and self._settling.is_alive():
             return
         rows = askings.unsent(self._runtime.connections, older_than_s=RESULT_GRACE_S, limit=PAGE)
-        if self._worker_id is None:
+        if self._worker is None:
             report.results += self._runtime.settle(_outcome(row) for row in rows)
         elif rows:
             self._settling = threading.Thread(target=self._settle, args=(rows,), name="sidejob-results", daemon=True)
             self._settling.start()
 
     def _settle(self, rows: Sequence[Any]) -> None:
+        take_turns()
         try:
             self._runtime.settle(_outcome(row) for row in rows)
         except Exception:
             logger.exception("Results could not be brought to the backend; it is tried again")
+
+    @contextmanager
+    def _by_itself(self, what: str, job_id: int) -> Iterator[bool]:
+        """Do something for one job; an error that is its own is logged, and it is left alone for a while.
+
+        Yields whether it is to be done now. A store that is away is no job's own error: the turn ends.
+        """
+        now = time.monotonic()
+        if self._set_aside_until.get((what, job_id), now) > now:
+            yield False
+            return
+        self._set_aside_until.pop((what, job_id), None)
+        try:
+            yield True
+        except StoreUnavailableError:
+            raise
+        except Exception:
+            self._set_aside_until[what, job_id] = now + SET_ASIDE_S
+            logger.exception("Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)
 
     def _is_time(self, what: str, every_s: float) -> bool:
         now = time.monotonic()

@@ -64,3 +64,11 @@ def outcome(executor: Executor, task_id: str) -> Any | None:
     """Read how an asking ended."""
     found = executor.run(_OUTCOME, task_id=task_id)
     return found[0] if found else None
+
+
+_JOBS_OF = Statement("SELECT task_id, job_id FROM {askings} WHERE task_id = ANY(%(task_ids)s::text[])")
+
+
+def jobs_of(executor: Executor, task_ids: Iterable[str]) -> dict[str, int]:
+    """Return the ids of the jobs whose askings these are; a task id without one is missing."""
+    return {row.task_id: row.job_id for row in executor.run(_JOBS_OF, task_ids=list(task_ids))}

@@ -59,11 +59,11 @@ def ask(
 _TERMINATE = Statement("""
 WITH asked AS (
   UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
-    terminate_tree = terminate_tree OR %(tree)s
+    terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue),
 cancelled AS (
-  DELETE FROM {timers} WHERE job_id IN (SELECT id FROM asked) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
+  DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
   DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),
 armed AS (
@@ -133,6 +133,14 @@ DELETE FROM {timers} WHERE job_id = %(id)s AND due_at <= now() RETURNING id, ask
 def take_due(executor: Executor, job_id: int) -> list[Any]:
     """Remove the job's due timers and return them, oldest first; the job is locked."""
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
+
+
+_DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'")
+
+
+def drop_runs(executor: Executor, job_id: int) -> None:
+    """Remove timers that can ask nothing of a job which is terminated now: their termination was noted before them."""
+    executor.run(_DROP_RUNS, id=job_id)
 
 
 _DUE_TIMERS = Statement("""

@@ -11,7 +11,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,12 +23,11 @@ from sqlalchemy.engine import Connection as EngineConnection
 from sqlalchemy.orm import Session, scoped_session
 
 from ..model.errors import SchemaError
+from .identity import Database, cluster, look
 from .statement import Executor, Statement, rows
 
 PENDING = "celery_sidejob_after_commit"
 SAVEPOINT = "celery_sidejob"
-
-_HAS_SCHEMA = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
 
 
 class Borrowed:
@@ -42,17 +42,23 @@ class Borrowed:
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """Have all that the block writes be there or nothing of it: a savepoint; in autocommit, a transaction."""
+        """Have all that the block writes be there or nothing of it: a savepoint; in autocommit, a transaction.
+
+        The caller is told of the block's own error also where going back fails for it: a connection that broke.
+        """
         alone = self.autocommit
         self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
         try:
             yield
         except BaseException:
-            if alone:
-                self._execute("ROLLBACK")
-            else:
-                self._execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
-                self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
+            # Where this fails the connection is gone, and its transaction with it; what the block raised says more, and
+            # is perhaps the end of this process.
+            with suppress(Exception):
+                if alone:
+                    self._execute("ROLLBACK")
+                else:
+                    self._execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+                    self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
             raise
         self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
 
@@ -73,30 +79,54 @@ class Borrowed:
         """Whether `after_commit` calls anything."""
         return True
 
-    def give_up(self) -> None:
+    def roll_back(self) -> None:
         """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
         raise NotImplementedError
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         raise NotImplementedError
 
-    def check(self) -> None:
-        """Refuse a connection to a database without our schema, before any statement can spoil the transaction."""
-        found = self.run(_HAS_SCHEMA, table=f'"{self._schema}".jobs')
-        if not found[0].found:
-            raise SchemaError(
-                f"transaction= leads to a database without the schema {self._schema!r}. It must be the database of "
-                "sidejob_database_url, so that your rows and the job can commit together."
-            )
+    @property
+    def address(self) -> Address | None:
+        """Where the connection leads, as far as its driver tells."""
+        info = getattr(self._driver(), "info", None)
+        try:
+            return (info.host, info.port, info.dbname) if info is not None else None
+        except Exception:  # closed, or a driver that does not tell: then it is asked every time
+            return None
+
+    def _driver(self) -> Any:
+        """Return the driver's own connection."""
+        raise NotImplementedError
+
+
+Address = tuple[str, int, str]
+"""Host, port and database."""
 
 
 def borrow(transaction: Any, schema: str) -> Borrowed:
     """Return an executor over the caller's transaction; TypeError for anything that is not one."""
-    if isinstance(transaction, Borrowed):
-        return transaction
-    borrowed = _adapt(transaction, schema)
-    borrowed.check()
-    return borrowed
+    return transaction if isinstance(transaction, Borrowed) else _adapt(transaction, schema)
+
+
+def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
+    """Refuse a transaction of another database than the store's `own`, before any statement can spoil it."""
+    found = look(borrowed, schema)
+    if found is None:
+        raise SchemaError(
+            f"transaction= leads to a database without the schema {schema!r}. It must be the database of "
+            "sidejob_database_url, so that your rows and the job can commit together."
+        )
+    ours = own()
+    if ours.cluster is not None and found.is_same_as(ours):
+        with suppress(Exception), borrowed.atomic():  # it may not be asked: then the rest must do
+            found = replace(found, cluster=cluster(borrowed))
+    if not found.is_same_as(ours):
+        raise SchemaError(
+            f"transaction= leads to the database {found.name!r}, which has a schema {schema!r} of its own but is not "
+            f"the database {ours.name!r} of sidejob_database_url. It must be, so that your rows and the job can commit "
+            "together."
+        )
 
 
 def _adapt(transaction: Any, schema: str) -> Borrowed:
@@ -142,8 +172,11 @@ class _EngineTransaction(Borrowed):
             event.listen(self._connection, "rollback", _connection_rolled_back)
         _connections.setdefault(self._connection, []).append(call)
 
-    def give_up(self) -> None:
+    def roll_back(self) -> None:
         self._connection.rollback()
+
+    def _driver(self) -> Any:
+        return self._connection.connection.dbapi_connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         return _run_on_engine(self._connection, text, parameters)
@@ -185,8 +218,11 @@ class _SessionTransaction(Borrowed):
             event.listen(self._session, "after_rollback", _session_rolled_back)
         self._session.info.setdefault(PENDING, []).append(call)
 
-    def give_up(self) -> None:
+    def roll_back(self) -> None:
         self._session.rollback()
+
+    def _driver(self) -> Any:
+        return self._session.connection().connection.dbapi_connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         return _run_on_engine(self._session.connection(), text, parameters)
@@ -224,8 +260,11 @@ class _PsycopgTransaction(Borrowed):
     def tells_of_commits(self) -> bool:
         return self._autocommit
 
-    def give_up(self) -> None:
+    def roll_back(self) -> None:
         self._connection.rollback()
+
+    def _driver(self) -> Any:
+        return self._connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         self._cursor.execute(text, parameters, prepare=False)  # the caller's prepared statements are the caller's
@@ -251,11 +290,15 @@ class _DjangoTransaction(Borrowed):
     def tells_of_commits(self) -> bool:
         return bool(self._connection.in_atomic_block or self._connection.get_autocommit())
 
-    def give_up(self) -> None:
+    def roll_back(self) -> None:
         if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out of it
             self._connection.close()
         else:
             self._connection.rollback()
+
+    def _driver(self) -> Any:
+        self._connection.ensure_connection()
+        return self._connection.connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
         with self._connection.cursor() as cursor:

@@ -1,7 +1,7 @@
-"""A run's hold on its job: claim, fence, end, and taking back what a dead or stopping worker held.
+"""A run's hold on its job: claim, fence, end, and the release of what a dead or stopping worker held.
 
-The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by the end and by every take-back, so that
-a zombie's fence finds nothing (`run_no` alone would still match after a take-back).
+The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by the end and by every release, so that
+a zombie's fence finds nothing (`run_no` alone would still match after a release).
 """
 
 from __future__ import annotations
@@ -80,23 +80,37 @@ def fence(executor: Executor, job_id: int, *, run_no: int, unit_no: int, worker_
 
 
 _END = Statement("""
-UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run = run_no, timer_in_run = false,
-  wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
-  started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
-  retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
-  terminate_tree = terminate_tree AND run_kind <> 'shutdown',
-  status = CASE
-    WHEN run_kind = 'shutdown' THEN CASE
-      WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force')
-        THEN 'queued'
-      ELSE 'terminated' END
-    WHEN status = 'terminating' THEN 'terminating'
-    WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
-    WHEN timer_in_run AND EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
-    ELSE %(outcome)s END
-WHERE id = %(id)s AND run_no = %(run_no)s AND (unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
-  AND worker_id = %(worker_id)s
-RETURNING status, wakes > wakes_taken AS asked_again, retries, parent_id""")
+WITH ended AS (
+  UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run = run_no, timer_in_run = false,
+    wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
+    started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
+    retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
+    status = CASE
+      WHEN run_kind = 'shutdown' THEN CASE
+        WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force')
+          THEN 'queued'
+        ELSE 'terminated' END
+      WHEN status = 'terminating' THEN 'terminating'
+      WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
+      WHEN timer_in_run AND EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
+      ELSE %(outcome)s END
+  WHERE id = %(id)s AND run_no = %(run_no)s AND (unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
+    AND worker_id = %(worker_id)s
+    AND (NOT %(quiet)s
+      OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL)
+  RETURNING id, status, wakes > wakes_taken AS asked_again, retries, parent_id),
+closed AS (
+  UPDATE {askings} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
+    stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
+  FROM ended
+  WHERE a.job_id = ended.id AND a.closed_at IS NULL AND %(outcome)s <> 'suspended'
+    AND (NOT %(retry)s OR ended.status = 'terminating')
+  RETURNING a.job_id, a.task_id, a.options::text AS options),
+disarmed AS (
+  DELETE FROM {messages} m USING ended
+  WHERE m.job_id = ended.id
+    AND NOT (ended.status = 'terminating' OR ended.status = 'queued' AND (ended.asked_again OR %(retry)s)))
+SELECT ended.*, closed.task_id, closed.options FROM ended LEFT JOIN closed ON closed.job_id = ended.id""")
 
 
 def end(
@@ -107,33 +121,51 @@ def end(
     unit_no: int | None,
     worker_id: int,
     outcome: str,
+    result: str,
+    unwanted: bool,
     applied: bool,
     retry: bool,
     error: str | None,
     seen: int | None = None,
+    quiet: bool = False,
 ) -> Any | None:
     """End the run with the status its job now has; None if it is no longer the job's current run.
+
+    Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
+    `unwanted`: nobody waits for the result, unless the asking's options say so.
 
     Wakes, termination and timers that came since the claim win over `outcome`; wakes up to `seen` came before the body
     began, and only said that there is something to see. With `unit_no=None` the end is the
     worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
     every timer that was committed under it.
+
+    With `quiet` the job need not be locked before: the end is made only if nothing was asked during the run and there
+    is no parent to wake, which columns of the job's own row tell. Then nothing but the run itself writes its asking and
+    its message, and there is no sub-select whose snapshot could be older than the lock.
     """
     found = executor.run(
-        _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, applied=applied,
-        retry=retry, error=error, seen=seen,
+        _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
+        unwanted=unwanted, applied=applied, retry=retry, error=error, seen=seen, quiet=quiet,
     )  # fmt: skip
     return found[0] if found else None
 
 
 _LOOK = Statement(f"""
-SELECT p.wakes, p.nudges, c.* FROM {{jobs}} p
+SELECT p.wakes, p.nudges,
+  p.ended_at IS NULL AND p.status <> 'terminating' AND EXISTS (
+    SELECT FROM {{jobs}} a
+    WHERE a.id = p.parent_id AND a.terminate_tree AND a.status IN ('terminating', 'terminated')) AS came_late, c.*
+FROM {{jobs}} p
 LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id ORDER BY j.id) c ON true
 WHERE p.id = %(id)s ORDER BY c.id""")
 
 
 def look(executor: Executor, job_id: int) -> Sequence[Any]:
-    """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot."""
+    """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot.
+
+    `came_late`: it never came to rest, nobody terminated it, and its parent was terminated with all that was
+    below it, before the transaction was committed that made it a child.
+    """
     return executor.run(_LOOK, id=job_id)
 
 
@@ -161,7 +193,9 @@ def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) 
     )
 
 
-_OUTCOME = Statement("SELECT run_no, unit_no, worker_id, ended_run, status FROM {jobs} WHERE id = %(id)s")
+_OUTCOME = Statement("""
+SELECT j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked_pid AS pid
+FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
 
 
 def outcome(executor: Executor, job_id: int) -> Any | None:
@@ -199,7 +233,7 @@ def disarm(executor: Executor, job_id: int) -> None:
     executor.run(_DISARM, id=job_id)
 
 
-_TAKE_BACK = Statement("""
+_RELEASE = Statement("""
 UPDATE {jobs} SET unit_no = NULL, worker_id = NULL, run_kind = NULL,
   losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END, timer_in_run = false,
   status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
@@ -208,23 +242,24 @@ WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s
 RETURNING status, losses, wakes > wakes_taken AS asked_again, parent_id""")
 
 
-def take_back(executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> Any | None:
+def release(executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> Any | None:
     """Take a run from its worker: from a dead one, or the worker's `own`. The job is queued again, or terminating.
 
     The inputs are as they were, because nothing of the run was committed but whole units.
     """
-    found = executor.run(_TAKE_BACK, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+    found = executor.run(_RELEASE, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
     return found[0] if found else None
 
 
-_GIVE_UP = Statement("""
+_PUT_TO_REST = Statement("""
 UPDATE {jobs} SET wakes_taken = CASE WHEN %(status)s = 'queued' THEN wakes_taken ELSE wakes END,
-  status = %(status)s, ended_at = now(), error = %(error)s::json, retries = 0 WHERE id = %(id)s""")
+  status = %(status)s, ended_at = now(), error = %(error)s::json, retries = 0
+WHERE id = %(id)s""")
 
 
-def give_up(executor: Executor, job_id: int, *, status: str, error: str) -> None:
+def put_to_rest(executor: Executor, job_id: int, *, status: str, error: str) -> None:
     """Put a job that lost too many runs to rest; a wake that was pending is recorded in the dead set."""
-    executor.run(_GIVE_UP, id=job_id, status=status, error=error)
+    executor.run(_PUT_TO_REST, id=job_id, status=status, error=error)
 
 
 _HELD = Statement("""

@@ -1,7 +1,12 @@
 """Our own connections to Postgres: few, short-lived, safe across forks, with no session state.
 
 At most one transaction per thread is open at a time and none while user code runs, so a pool child needs one
-connection. A connection that was idle for `IDLE_S` is closed.
+connection. A connection that was idle for `IDLE_S` is closed. A worker's services take turns on one (`take_turns`),
+its heartbeat has one of its own (`Connections.over`).
+
+Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). So
+nothing is kept in a session: no SET but SET LOCAL, no temporary tables, no LISTEN, and prepared statements only where
+the server that answered the connect is the one that answers statements.
 """
 
 from __future__ import annotations
@@ -12,8 +17,9 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import psycopg
@@ -23,7 +29,8 @@ from psycopg.pq import TransactionStatus
 
 from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
-from .borrowed import Borrowed, borrow
+from .borrowed import Address, Borrowed, borrow, check
+from .identity import Database, cluster, look
 from .statement import Statement, rows
 
 T = TypeVar("T")
@@ -35,8 +42,21 @@ ATTEMPTS = 5
 """How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
 
 
+UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
+
+PREPARE_AFTER = 5
+"""How often a statement is run on a connection before it is prepared there, where that is allowed."""
+
+LONGEST_TURN_S = 1.0
+"""How long a service waits for a row that somebody has locked, before the other services have their turn."""
+
+
 class OutcomeUnknown(StoreUnavailableError):
     """The connection broke while a commit was on its way: it may have been applied."""
+
+
+class RowsLocked(StoreUnavailableError):
+    """Somebody has had a row locked for longer than this process may wait: nothing was changed."""
 
 
 class Moved(Exception):
@@ -53,6 +73,10 @@ class Connections:
         self._lock = threading.Lock()
         self._idle: list[tuple[float, OwnExecutor]] = []
         self._reaper: threading.Thread | None = None
+        self._turn = threading.RLock()
+        self._of_thread = threading.local()
+        self._database: Database | None = None
+        self._seen: set[Address] = set()
         self._pid = os.getpid()
         _pools.add(self)
 
@@ -64,11 +88,22 @@ class Connections:
         effects outside the transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
         `StoreUnavailableError` when nothing was committed.
         """
+        if self._own_executor is not None:
+            return self._transact(name, work, single=single, bounded=True)
+        if _thread.takes_turns:
+            with self._turn:
+                return self._transact(name, work, single=single and name in QUICK, bounded=True)
+        with self._turn if _process.shares_one else nullcontext():
+            return self._transact(name, work, single=single)
+
+    def _transact(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
+    ) -> T:
         fresh = False
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(fresh)
             try:
-                result = executor.in_transaction(name, work, single=single)
+                result = executor.in_transaction(name, work, single=single, bounded=bounded)
             except (pg.DeadlockDetected, pg.SerializationFailure, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
@@ -76,6 +111,19 @@ class Connections:
                         f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time "
                         f"({_first_line(error)}). Nothing was changed; try again."
                     ) from error
+            except pg.InsufficientPrivilege as error:
+                self._release(executor)
+                raise SchemaError(
+                    f"The user in sidejob_database_url lacks a right that {name!r} needs in schema {self.schema!r} "
+                    f"({_first_line(error)}). Workers and clients need what "
+                    "`celery -A <app> sidejob db grants <user>` prints; an upgrade is run by the schema's owner."
+                ) from error
+            except pg.LockNotAvailable as error:
+                self._release(executor)
+                raise RowsLocked(
+                    f"A row that {name!r} needs has been locked for too long ({_first_line(error)}). Nothing was "
+                    "changed; try again."
+                ) from error
             except OutcomeUnknown:
                 executor.close()
                 self.close()  # the idle ones have probably died with it
@@ -90,8 +138,7 @@ class Connections:
             except (pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn) as error:
                 self._release(executor)
                 raise SchemaError(
-                    f"Schema {self.schema!r} is missing or incomplete ({_first_line(error)}). "
-                    "Run `celery -A <app> sidejob db upgrade`."
+                    f"Schema {self.schema!r} is missing or incomplete ({_first_line(error)}). {UPGRADE}"
                 ) from error
             except BaseException:
                 self._release(executor)
@@ -108,13 +155,46 @@ class Connections:
             return executor.run(statement, **parameters)
 
         try:
-            return self.transact("read", work, single=True)
+            return self.transact(READ, work, single=True)
         except OutcomeUnknown:  # it had died while it was idle, or has just broken
-            return self.transact("read", work, single=True)
+            return self.transact(READ, work, single=True)
+
+    @contextmanager
+    def over(self, executor: OwnExecutor) -> Iterator[None]:
+        """Have this thread's transactions go over a connection of its own within the block, and over no other."""
+        self._of_thread.executor = executor
+        try:
+            yield
+        finally:
+            self._of_thread.executor = None
 
     def borrow(self, transaction: Any) -> Borrowed:
-        """Return an executor over a transaction of the caller's, which must lead to this store's database."""
-        return borrow(transaction, self.schema)
+        """Return an executor over a transaction of the caller's, which must lead to this store's database.
+
+        That is looked at once for each place to which such connections lead.
+        """
+        borrowed = borrow(transaction, self.schema)
+        address = borrowed.address
+        if address is None or address not in self._seen:
+            check(borrowed, self.schema, self._own_database)
+            if address is not None:
+                self._seen.add(address)
+        return borrowed
+
+    @property
+    def _own_executor(self) -> OwnExecutor | None:
+        return getattr(self._of_thread, "executor", None)
+
+    def _own_database(self) -> Database:
+        """Tell which database our own connections lead to."""
+        if self._database is None:
+            own = self.transact(READ, lambda executor: look(executor, self.schema))
+            if own is None:
+                raise SchemaError(f"Schema {self.schema!r} is missing. {UPGRADE}")
+            with suppress(psycopg.errors.InsufficientPrivilege):
+                own = replace(own, cluster=self.transact(READ, cluster, single=True))
+            self._database = own
+        return self._database
 
     def close(self) -> None:
         """Close what is idle; what is lent out is closed when it comes back idle for too long."""
@@ -130,20 +210,29 @@ class Connections:
                 "sidejob_database_url is not set: give the store's URL as app.conf.sidejob_database_url or as "
                 "SIDEJOB_DATABASE_URL in the environment."
             )
+        executor = None
         try:
-            connection = psycopg.connect(
-                **connection_parameters(self._url), autocommit=True, prepare_threshold=5 if self._prepare else None
-            )
+            connection = psycopg.connect(**connection_parameters(self._url), autocommit=True, prepare_threshold=None)
+            _open_connections.add(connection)
+            executor = OwnExecutor(connection, self.schema)
+            if self._prepare and not executor.pooled:
+                connection.prepare_threshold = PREPARE_AFTER
         except psycopg.OperationalError as error:
+            if executor is not None:
+                executor.close()
             raise StoreUnavailableError(
                 f"Cannot connect to the store: {_first_line(error)}. Is Postgres up, and is sidejob_database_url right?"
             ) from error
-        _open_connections.add(connection)
-        return OwnExecutor(connection, self.schema)
+        return executor
 
     def _acquire(self, fresh: bool) -> OwnExecutor:
         if self._pid != os.getpid():
             self._forget()
+        own = self._own_executor
+        if own is not None:
+            if own.broken:  # its owner opens another, in time
+                raise StoreUnavailableError("This thread's connection to the store is gone.")
+            return own
         with self._lock:
             while self._idle and not fresh:
                 executor = self._idle.pop()[1]
@@ -157,6 +246,8 @@ class Connections:
     def _release(self, executor: OwnExecutor) -> None:
         if executor.broken or executor.busy:
             executor.close()
+            return
+        if executor is self._own_executor:
             return
         with self._lock:
             self._idle.append((time.monotonic(), executor))
@@ -185,7 +276,47 @@ class Connections:
         self._lock = threading.Lock()
         self._idle = []
         self._reaper = None
+        self._turn = threading.RLock()
+        self._of_thread = threading.local()
         self._pid = os.getpid()
+
+
+READ = "read"
+"""The name of a transaction that is one statement which may be repeated."""
+
+QUICK = frozenset({READ, "lease", "mark"})
+"""Transactions of one statement that waits for no row which anybody has locked for long."""
+
+
+class _Thread(threading.local):
+    takes_turns = False
+
+
+_thread = _Thread()
+
+
+class _Process:
+    shares_one = False
+
+
+_process = _Process()
+
+
+def share_one() -> None:
+    """Have all threads of this process, and of none that it forks, take turns on one connection to each store."""
+    _process.shares_one = True
+
+
+def take_turns() -> None:
+    """Have this thread's transactions wait for those of all others that called this: they need one connection.
+
+    In a turn nobody waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError tells to try again.
+    """
+    _thread.takes_turns = True
+
+
+_BACKEND = Statement("SELECT pg_backend_pid() AS pid")
+_BEGIN_BOUNDED = f"BEGIN; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
 
 
 class OwnExecutor:
@@ -202,11 +333,16 @@ class OwnExecutor:
         self._cursor.execute(statement.render(self._schema), parameters or None)
         return rows(self._cursor)
 
-    def in_transaction(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
-        """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error."""
+    def in_transaction(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
+    ) -> T:
+        """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error.
+
+        With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
+        """
         if single:
             return self._as_one_statement(name, work)
-        self._cursor.execute("BEGIN")
+        self._cursor.execute(_BEGIN_BOUNDED if bounded else "BEGIN", prepare=False if bounded else None)
         try:
             result = work(self)
             reach(f"{name}:before-commit")
@@ -244,6 +380,15 @@ class OwnExecutor:
                 f"The connection broke during {name!r}: it may or may not have been applied."
             ) from error
         return result
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a proxy stands between: the process that answers is not the one that the connect was told of.
+
+        PgBouncer and its like make up the numbers that they tell their clients. Then two statements may meet two
+        sessions, and a lock taken for the session's life would be left with a session that is anybody's.
+        """
+        return bool(self.run(_BACKEND)[0].pid != self.connection.info.backend_pid)
 
     def dropped_within(self, timeout_s: float) -> bool:
         """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
@@ -320,6 +465,7 @@ def _after_fork() -> None:
     _open_connections.clear()
     for pool in list(_pools):
         pool._forget()
+    _process.shares_one = False
 
 
 os.register_at_fork(after_in_child=_after_fork)

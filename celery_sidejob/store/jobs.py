@@ -26,26 +26,30 @@ def next_ids(executor: Executor, count: int) -> list[int]:
 
 
 _INSERT = Statement("""
-WITH r AS (
+WITH given AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, task text, queue text, priority smallint, args text,
     kwargs text, parent_id bigint, name text, created_by text, max_losses int, retention_s double precision,
     task_id text, options text,
     due_at timestamptz, wait_s double precision)),
+r AS (
+  SELECT coalesce(id, nextval('{jobs_id_seq}'::regclass)) AS job_id, (due_at > now() OR wait_s > 0) IS TRUE AS later, *
+  FROM given),
 j AS (
   INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses,
     retention_s)
-  SELECT id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses, retention_s
-  FROM r ORDER BY id),
+  SELECT job_id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses, retention_s
+  FROM r ORDER BY job_id),
 a AS (
-  INSERT INTO {askings} (task_id, job_id, options) SELECT task_id, id, options::json FROM r),
+  INSERT INTO {askings} (task_id, job_id, options) SELECT task_id, job_id, options::json FROM r),
 t AS (
   INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  SELECT id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r
-  WHERE due_at > now() OR wait_s > 0)
-INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
-SELECT task_id, id, 1, queue, now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
-FROM r WHERE (due_at > now() OR wait_s > 0) IS NOT TRUE
-RETURNING job_id, task_id, for_run""")
+  SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),
+m AS (
+  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT task_id, job_id, 1, queue, now() + make_interval(secs => %(first_look_s)s),
+    make_interval(secs => %(look_after_s)s)
+  FROM r WHERE NOT later)
+SELECT job_id, task_id, CASE WHEN NOT later THEN 1 END AS for_run FROM r ORDER BY job_id""")
 
 
 def insert(
@@ -53,7 +57,9 @@ def insert(
 ) -> Sequence[Any]:
     """Create jobs, each with its open asking and its message, or its timer if it is to run later.
 
-    Returns the messages that are to be published now. The rows must be ordered so that a parent precedes its children.
+    A row whose id is None is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
+    is None where there is no message to be published now. The rows must be ordered so that a parent precedes its
+    children.
     """
     return executor.run(_INSERT, rows=json.dumps(list(rows)), look_after_s=look_after_s, first_look_s=first_look_s)
 
@@ -66,7 +72,7 @@ FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""")
 def lock(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
     """Lock jobs in ascending order of their ids and return their rows; an id without a job is missing from the result.
 
-    Every transaction that asks, commits, ends or takes back calls this first and once: a second, later lock of a
+    Every transaction that asks, commits, ends or frees a run calls this first and once: a second, later lock of a
     lower id could deadlock.
     """
     return {row.id: row for row in executor.run(_LOCK, ids=sorted(set(ids)))}
@@ -149,9 +155,9 @@ def child(executor: Executor, parent_id: int, name: str) -> int | None:
 
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
-  SELECT id, status, 0 AS depth FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
-  UNION ALL SELECT j.id, j.status, tree.depth + 1 FROM {jobs} j JOIN tree ON j.parent_id = tree.id)
-SELECT id, status, depth FROM tree""")
+  SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT j.id, j.status FROM {jobs} j JOIN tree ON j.parent_id = tree.id)
+SELECT id, status FROM tree""")
 
 
 def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:

@@ -35,14 +35,14 @@ def mark_published(executor: Executor, published: Iterable[tuple[int, int]]) -> 
     executor.run(_MARK, job_ids=[job for job, _ in pairs], for_runs=[run for _, run in pairs])
 
 
-_QUEUES = """
+QUEUES = """
 WITH RECURSIVE q(queue) AS (
   (SELECT queue FROM {messages} ORDER BY queue LIMIT 1)
   UNION ALL SELECT (SELECT m.queue FROM {messages} m WHERE m.queue > q.queue ORDER BY m.queue LIMIT 1)
   FROM q WHERE q.queue IS NOT NULL)"""
 
 _CANDIDATES = Statement(
-    _QUEUES
+    QUEUES
     + """
 SELECT x.task_id FROM q CROSS JOIN LATERAL (
   SELECT m.task_id, m.look_at FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
@@ -82,13 +82,13 @@ def reserve(executor: Executor, task_ids: Sequence[str]) -> Sequence[Any]:
 _READ = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
 FROM {messages} m LEFT JOIN {jobs} j ON j.id = m.job_id LEFT JOIN {askings} a ON a.task_id = m.task_id
-WHERE (m.job_id = ANY(%(job_ids)s::bigint[]) OR m.task_id = ANY(%(task_ids)s::text[]))
+WHERE m.job_id = ANY(%(job_ids)s::bigint[])
   AND m.published_at IS NULL AND m.locked_by IS NULL AND m.due_at <= now()""")
 
 
-def unpublished(executor: Executor, *, job_ids: Iterable[int] = (), task_ids: Iterable[str] = ()) -> Sequence[Any]:
-    """Read messages that were just committed and are to be published now."""
-    return executor.run(_READ, job_ids=list(job_ids), task_ids=list(task_ids))
+def unpublished(executor: Executor, job_ids: Iterable[int]) -> Sequence[Any]:
+    """Read messages of jobs that were just committed and are to be published now."""
+    return executor.run(_READ, job_ids=list(job_ids))
 
 
 _CONTINUE = Statement("""
@@ -148,14 +148,21 @@ def hasten(executor: Executor, job_id: int, for_run: int) -> None:
 
 
 _DEPTH = Statement("""
-SELECT queue, count(*) AS messages, count(*) FILTER (WHERE published_at IS NULL AND locked_by IS NULL) AS unpublished,
-  count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE locked_by IS NULL))::double precision AS oldest_due_s
-FROM {messages} GROUP BY queue ORDER BY queue""")
+SELECT queue, count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
+  count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
+  count(*) FILTER (WHERE waits AND due_at > now()) AS delayed,
+  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL) AS unpublished,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
+    )::double precision AS oldest_unpublished_s
+FROM (SELECT *, locked_by IS NULL AS waits FROM {messages}) m GROUP BY queue ORDER BY queue""")
 
 
 def depth(executor: Executor) -> Sequence[Any]:
-    """Count the messages of each queue; reads the whole of `messages`."""
+    """Count the messages of each queue: those that a run holds, that are due, that wait for a backoff's end.
+
+    Reads the whole of `messages`, which holds what is not finished.
+    """
     return executor.run(_DEPTH)
 
 

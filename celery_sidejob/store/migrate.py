@@ -25,16 +25,21 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
+from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
-from . import registry
+from . import grants, messages, registry, revisions, workers
 from .connection import Connections, OwnExecutor, connection_parameters
 from .statement import Statement
 
-SUPPORTED = range(0, 1)
-"""The revisions this version runs on, counted from its own: `range(-1, 2)` as soon as there is another one."""
+SUPPORTED = range(-1, 2)
+"""The revisions this version runs on, counted from its own: the one before, its own, the one after."""
 
-FORMAT = "1"
-"""The version of what rows hold as JSON; recorded in `meta` when the schema is made."""
+FORMAT = str(formats.FORMAT)
+"""The version of what rows hold as JSON; recorded in `meta` when the schema is made.
+
+A version that could write a newer one goes on writing the recorded one until a contracting migration, which no older
+worker survives, has raised it.
+"""
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -51,6 +56,10 @@ LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 1.0
 _REMEDY = "run `celery -A <app> sidejob db upgrade`"
 
 
+class NotUpgraded(SchemaError):
+    """The schema is missing or too old: an upgrade mends it."""
+
+
 def head() -> str:
     """Return the newest revision this version knows: the one `upgrade` leads to."""
     revision = ScriptDirectory.from_config(_config("")).get_current_head()
@@ -58,29 +67,68 @@ def head() -> str:
     return revision
 
 
-def upgrade(url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None) -> str:
+def upgrade(url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None, to: str | None = None) -> str:
     """Create the schema if it is missing, migrate it, record whose it is, and return its revision.
 
     `owner` is {"app": …, "broker": …}; what is recorded first stays. A schema that is another's, or newer than this
-    version, is refused with SchemaError before anything is changed.
+    version, is refused with SchemaError before anything is changed, and so is a step that would take from workers
+    which run what they still need. `to` is the revision to go to, by default the newest.
     """
     with closing(Connections(url, schema, prepare=False)) as connections, _explained(schema), _alone(connections):
-        connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner))
-        _migrate(url, schema)
+        before = connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner, to=to))
+        _migrate(url, schema, to or "head", fresh=before is None)
         # If we die here, the schema is nobody's until the next upgrade: `check` lets everybody in.
         return connections.transact("upgrade:note", partial(_note_owner, schema=schema, owner=owner))
 
 
-def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = None) -> None:
-    """Write the SQL that `upgrade` would run on an empty database, for those who run it by hand."""
-    out.write(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)};\n\n")
-    config = _config(schema)
+def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = None, since: str | None = None) -> None:
+    """Write the SQL that `upgrade` would run, for those who run it by hand: on an empty database, or from `since` on.
+
+    Statements outside of BEGIN and COMMIT must stay outside: give it to psql as a file.
+    """
+    known = [script.revision for script in ScriptDirectory.from_config(_config(schema)).walk_revisions()]
+    if since is not None and since not in known:
+        raise SchemaError(f"There is no revision {since!r}: there are {', '.join(sorted(known))}.")
+    if since is None:
+        out.write(f"CREATE SCHEMA IF NOT EXISTS {_quoted(schema)};\n\n")
+    config = _config(schema, fresh=since is None)
     config.output_buffer = out
     with _alembic:
-        command.upgrade(config, "head", sql=True)
+        command.upgrade(config, f"{since}:head" if since is not None else "head", sql=True)
     note = sql.SQL("INSERT INTO {} (key, value) VALUES ({}, {}) ON CONFLICT (key) DO NOTHING;\n")
+    meta = sql.Identifier(schema, "meta")
     for key, value in _facts(owner).items():
-        out.write(note.format(sql.Identifier(schema, "meta"), sql.Literal(key), sql.Literal(value)).as_string(None))
+        out.write(note.format(meta, sql.Literal(key), sql.Literal(value)).as_string(None))
+    out.write(note.format(meta, sql.Literal("identity"), sql.SQL("gen_random_uuid()::text")).as_string(None))
+
+
+def reassign(url: str, schema: str = "sidejob", *, owner: Mapping[str, str]) -> dict[str, str]:
+    """Record another owner, for an app or a broker that has moved on purpose; returns the one recorded before.
+
+    Refused with SchemaError while workers are registered that live. What waits is published again, for the broker may
+    be another one.
+    """
+
+    def change(executor: OwnExecutor) -> dict[str, str]:
+        if _revision(executor, schema) is None:
+            raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {_REMEDY}.")
+        before = registry.read_meta(executor)
+        running = workers.live(executor)
+        if running and any(before.get(key, value) != value for key, value in owner.items()):
+            raise SchemaError(
+                f"Schema {schema!r} has workers that run ({_some(running)}): stop them before it is given to another "
+                "app or broker. One that has died is forgotten within sidejob_lease, while another sweeps."
+            )
+        for key, value in owner.items():
+            registry.change_meta(executor, key, value)
+        return {key: before[key] for key in owner if key in before}
+
+    with closing(Connections(url, schema, prepare=False)) as connections, _explained(schema), _alone(connections):
+        before = connections.transact("reassign", change)
+        after: int | None = 0
+        while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
+            after = connections.transact("look-now", partial(messages.look_now, after=after, limit=1000))
+        return before
 
 
 def current(url: str, schema: str = "sidejob") -> str | None:
@@ -105,21 +153,50 @@ def check(store: Connections | str, schema: str = "sidejob", *, owner: Mapping[s
 def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None) -> None:
     revision = _revision(executor, schema)
     if revision is None:
-        raise SchemaError(f"Schema {schema!r} is missing, or it has no tables of ours: {_REMEDY}.")
+        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {_REMEDY}.")
     if _distance(revision) < SUPPORTED.start:
-        raise SchemaError(
-            f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob needs "
-            f"({head()}): {_REMEDY}."
+        raise NotUpgraded(
+            f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
+            f"({int(head()) + SUPPORTED.start:04} or newer): {_REMEDY}."
         )
     _check_not_newer(revision, schema)
     _check_owner(executor, schema, owner)
+    lacking = grants.missing(executor, schema)
+    if lacking:
+        raise SchemaError(
+            f"The user in sidejob_database_url lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
+            "schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
+        )
 
 
-def _check_upgradable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None) -> None:
+def _check_upgradable(
+    executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, to: str | None
+) -> str | None:
     revision = _revision(executor, schema)
     if revision is not None:
         _check_not_newer(revision, schema)
         _check_owner(executor, schema, owner)
+        _check_no_older_workers(executor, schema, revision, to or "head")
+    return revision
+
+
+def _check_no_older_workers(executor: OwnExecutor, schema: str, revision: str, to: str) -> None:
+    """A migration that takes something away names, as `oldest_worker`, the revision whose code does without it."""
+    for script in ScriptDirectory.from_config(_config(schema)).iterate_revisions(to, revision):
+        oldest = getattr(script.module, "oldest_worker", None)
+        older = workers.older_than(executor, oldest) if oldest is not None else []
+        if older:
+            raise SchemaError(
+                f"Revision {script.revision} takes away what workers of a version before revision {oldest} need, and "
+                f"of those some run: {_some(older)}. Deploy a newer version to them and {_REMEDY} again; nothing was "
+                "changed."
+            )
+
+
+def _some(idents: list[str]) -> str:
+    """Name workers by their host and process id, a few of many."""
+    shown = [" pid ".join(ident.split(":")[:2]) for ident in idents[:3]]
+    return ", ".join(shown) + (f" and {len(idents) - 3} more" if len(idents) > 3 else "")
 
 
 def _check_not_newer(revision: str, schema: str) -> None:
@@ -132,7 +209,7 @@ def _check_not_newer(revision: str, schema: str) -> None:
 
 def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | None) -> None:
     recorded = registry.read_meta(executor)
-    if recorded.get("format", FORMAT) != FORMAT:
+    if int(recorded.get("format", FORMAT)) > int(FORMAT):
         raise SchemaError(
             f"Schema {schema!r} holds rows of format {recorded['format']}, this version of celery_sidejob reads "
             f"{FORMAT}: upgrade the package celery-sidejob here."
@@ -144,7 +221,8 @@ def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | 
         correct = " and ".join(_WHERE.get(key, key) for key in wrong)
         raise SchemaError(
             f"Schema {schema!r} belongs to {theirs}, but here is {ours}. One schema serves one app and one broker: set "
-            f"sidejob_schema to another name and {_REMEDY}, or correct {correct}."
+            f"sidejob_schema to another name and {_REMEDY}, or correct {correct}. If it has moved on purpose, stop all "
+            "workers and run `celery -A <app> sidejob db reassign`."
         )
 
 
@@ -157,6 +235,7 @@ _WHERE = {
 def _note_owner(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None) -> str:
     for key, value in _facts(owner).items():
         registry.note_meta(executor, key, value)
+    registry.give_identity(executor)
     revision = _revision(executor, schema)
     assert revision is not None
     return revision
@@ -167,7 +246,6 @@ def _facts(owner: Mapping[str, str] | None) -> dict[str, str]:
 
 
 _EXISTS = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
-_REVISION = Statement("SELECT version_num AS revision FROM {alembic_version}")
 
 
 def _revision(executor: OwnExecutor, schema: str) -> str | None:
@@ -177,10 +255,9 @@ def _revision(executor: OwnExecutor, schema: str) -> str | None:
         return bool(executor.run(_EXISTS, table=f"{_quoted(schema)}.{table}")[0].found)
 
     # The table comes before the first migration, and `meta` in it: asked for in this order nothing looks half-made.
-    found = executor.run(_REVISION) if exists("alembic_version") else []
-    if not found:
+    revision = revisions.read(executor) if exists("alembic_version") else None
+    if revision is None:
         return None
-    revision: str = found[0].revision
     if not revision.isdecimal() or not exists("meta"):
         raise SchemaError(
             f"Schema {schema!r} holds another program's migrations (revision {revision!r}): set sidejob_schema to a "
@@ -233,7 +310,7 @@ _alembic = threading.Lock()
 """Alembic's `context` and `op` are globals of the process: one migration run at a time."""
 
 
-def _migrate(url: str, schema: str) -> None:
+def _migrate(url: str, schema: str, to: str, *, fresh: bool) -> None:
     connect = partial(psycopg.connect, prepare_threshold=None, **connection_parameters(url))
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     event.listen(engine, "begin", _limit_waits)
@@ -244,9 +321,9 @@ def _migrate(url: str, schema: str) -> None:
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
             with engine.connect() as connection, _alembic:
-                config = _config(schema)
+                config = _config(schema, fresh=fresh)
                 config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                command.upgrade(config, to)
             return
         except DBAPIError as error:
             if attempt == LOCK_ATTEMPTS or not isinstance(error.orig, pg.LockNotAvailable | pg.DeadlockDetected):
@@ -283,8 +360,8 @@ def _explain(schema: str, cause: BaseException | None) -> SideJobError | None:
             )
         case pg.InsufficientPrivilege():
             return SchemaError(
-                f"The user in sidejob_database_url lacks a right that schema {schema!r} needs ({reason}): grant it, or "
-                "run the output of `celery -A <app> sidejob db upgrade --sql` as its owner."
+                f"The user in sidejob_database_url lacks a right that schema {schema!r} needs ({reason}): as its owner "
+                "run what `celery -A <app> sidejob db grants <user>` prints, or for an upgrade `… db upgrade --sql`."
             )
         case pg.DuplicateTable() | pg.DuplicateObject():
             return SchemaError(
@@ -302,10 +379,11 @@ def _quoted(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
 
 
-def _config(schema: str) -> Config:
+def _config(schema: str, *, fresh: bool = False) -> Config:
+    """`fresh`: the schema is only being made, so that nobody can be in the way of its indexes."""
     config = Config()
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
-    config.attributes["schema"] = schema
+    config.attributes.update(schema=schema, fresh=fresh)
     return config
 
 

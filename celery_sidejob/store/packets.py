@@ -66,13 +66,12 @@ def take(executor: Executor, port_id: int, *, job_id: int, run_no: int, limit: i
     )
 
 
-_CONSUME = Statement("""
-DELETE FROM {packets} p USING unnest(%(port_ids)s::bigint[], %(ids)s::bigint[]) AS r(port_id, id)
+_CONSUME = Statement(f"""
+DELETE FROM {{packets}} p USING unnest(%(port_ids)s::bigint[], %(ids)s::bigint[]) AS r(port_id, id)
 WHERE p.port_id = r.port_id AND p.id = r.id AND (
   (p.taken_by = %(job_id)s AND p.taken_run = %(run_no)s)
-  OR (p.taken_by IS NULL OR NOT EXISTS (
-      SELECT FROM {jobs} t WHERE t.id = p.taken_by AND t.run_no = p.taken_run AND t.unit_no IS NOT NULL))
-    AND EXISTS (SELECT FROM {ports} o WHERE o.id = p.port_id AND o.job_id = %(job_id)s))
+  OR {_FREE}
+    AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(job_id)s))
 RETURNING p.id""")
 
 
@@ -101,14 +100,15 @@ def release(executor: Executor, job_id: int, run_no: int) -> set[int]:
 _POP = Statement(f"""
 WITH free AS (
   SELECT p.id FROM {{packets}} p WHERE p.port_id = %(port_id)s AND {_FREE}
-  ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
+  ORDER BY p.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED)
 DELETE FROM {{packets}} q USING free WHERE q.port_id = %(port_id)s AND q.id = free.id
 RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
 
 
-def pop(executor: Executor, port_id: int, limit: int) -> list[Any]:
-    """Read and remove the oldest free packets: a client's read, in a transaction of its own."""
-    return sorted(executor.run(_POP, port_id=port_id, limit=limit), key=lambda row: row.id)
+def pop(executor: Executor, port_id: int) -> Any | None:
+    """Read and remove the oldest free packet: a client's read, in a transaction of its own."""
+    found = executor.run(_POP, port_id=port_id)
+    return found[0] if found else None
 
 
 _COUNT = Statement(f"""

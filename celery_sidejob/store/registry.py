@@ -35,6 +35,24 @@ INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO
 _READ_META = Statement("SELECT key, value FROM {meta}")
 
 
+_NAME = Statement("""
+INSERT INTO {meta} (key, value) VALUES ('identity', gen_random_uuid()::text) ON CONFLICT (key) DO NOTHING""")
+
+
+def give_identity(executor: Executor) -> None:
+    """Give the schema a random name, once, by which it is told from others of its kind."""
+    executor.run(_NAME)
+
+
+_CHANGE_META = Statement("""
+INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO UPDATE SET value = excluded.value""")
+
+
+def change_meta(executor: Executor, key: str, value: str) -> None:
+    """Record a fact about the schema in place of what was recorded."""
+    executor.run(_CHANGE_META, key=key, value=value)
+
+
 def note_meta(executor: Executor, key: str, value: str) -> None:
     """Record a fact about the schema, once."""
     executor.run(_NOTE_META, key=key, value=value)

@@ -15,14 +15,15 @@ class Statement:
     """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
 
     Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy.
+    `since` is the revision of the schema that it needs: who runs it on an older one sees to that.
     """
 
-    __slots__ = ("_rendered", "text")
+    __slots__ = ("_rendered", "since", "text")
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, *, since: str = "0001") -> None:
         self.text = text.strip()
+        self.since = since
         self._rendered: dict[str, str] = {}
-        STATEMENTS.append(self)
 
     def render(self, schema: str) -> str:
         """Return the text for one schema; the text is made once, so that drivers can recognise it."""
@@ -35,10 +36,6 @@ class Statement:
     def parameters(self) -> frozenset[str]:
         """The names of the parameters."""
         return frozenset(re.findall(r"%\((\w+)\)s", self.text))
-
-
-STATEMENTS: list[Statement] = []
-"""Every statement of the package; a test prepares each one against the migrated schema."""
 
 
 class Executor(Protocol):

@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from . import revisions
 from .statement import Executor, Statement
 
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
 
-_REGISTER = Statement("INSERT INTO {workers} (ident) VALUES (%(ident)s) RETURNING id")
+_REGISTER = Statement(
+    "INSERT INTO {workers} (ident, revision) VALUES (%(ident)s, %(revision)s) RETURNING id", since="0002"
+)
+_REGISTER_0001 = Statement("INSERT INTO {workers} (ident) VALUES (%(ident)s) RETURNING id")
 
 
 def register(executor: Executor, ident: str) -> int:
-    """Enter a process, and return the identity under which it claims runs."""
-    worker_id: int = executor.run(_REGISTER, ident=ident)[0].id
+    """Enter a process, with what its code knows, and return the identity under which it claims runs."""
+    if revisions.KNOWN >= "0002" and (revisions.read(executor) or revisions.FIRST) >= "0002":
+        worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
+    else:
+        worker_id = executor.run(_REGISTER_0001, ident=ident)[0].id
     return worker_id
+
+
+_LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
+_OLDER = Statement(
+    """
+SELECT ident FROM {workers} WHERE dead_at IS NULL AND coalesce(revision, '0001') < %(revision)s ORDER BY id""",
+    since="0002",
+)
+
+
+def live(executor: Executor) -> list[str]:
+    """Read who is registered and was not declared dead."""
+    return [row.ident for row in executor.run(_LIVE)]
+
+
+def older_than(executor: Executor, revision: str) -> list[str]:
+    """Read which of those have code that does not know a revision; a schema of revision 0001 does not tell: all."""
+    if (revisions.read(executor) or revisions.FIRST) < "0002":
+        return live(executor)
+    return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
 
 _TAKE_LOCK = Statement("""
@@ -29,26 +57,66 @@ def take_lock(executor: Executor, worker_id: int, schema: str) -> bool:
     return bool(executor.run(_TAKE_LOCK, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].taken)
 
 
+_SEEN = Statement("""
+SELECT NOT pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)) AS seen""")
+
+
+def lock_is_seen(executor: Executor, worker_id: int, schema: str) -> bool:
+    """Tell whether the liveness lock, taken on one connection, is held as others see it: theirs is another one."""
+    return bool(executor.run(_SEEN, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].seen)
+
+
 def announce_lock(executor: Executor, worker_id: int, locked: bool) -> None:
     """Say whether the absence of the worker's lock means anything."""
     executor.run(_ANNOUNCE_LOCK, id=worker_id, locked=locked)
 
 
+DEPUTIES = 3
+"""How many workers, the newest ones, look at the very moment at which the sweeper's lease ends; others with a beat."""
+
 _BEAT = Statement("""
-UPDATE {workers} SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
-WHERE id = %(id)s AND dead_at IS NULL RETURNING id""")
+UPDATE {workers} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
+FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
+WHERE w.id = %(id)s AND w.dead_at IS NULL
+RETURNING (
+  SELECT CASE
+    WHEN l.holder IS NULL OR l.holder = w.id OR l.expires_at < now() OR h.dead_at IS NOT NULL
+      OR h.locked AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # h.id::int)) THEN 0
+    WHEN w.id IN (SELECT d.id FROM {workers} d WHERE d.dead_at IS NULL AND d.id <> l.holder
+      ORDER BY d.id DESC LIMIT %(deputies)s) THEN extract(epoch FROM l.expires_at - now())::double precision END
+  FROM {leases} l LEFT JOIN {workers} h ON h.id = l.holder
+  WHERE l.name = 'sweeper') AS sweep_in_s""")
 
 
-def beat(executor: Executor, worker_id: int) -> bool:
-    """Renew the worker's life; False if it was declared dead, for good."""
-    return bool(executor.run(_BEAT, id=worker_id))
+@dataclass(frozen=True, slots=True)
+class Beaten:
+    """A beat that counted. `sweep_in_s`: when this worker should try to sweep; None: not before another beat.
+
+    The sweeper itself should at once: it may not know that it is, because the answer to its try was lost.
+    """
+
+    sweep_in_s: float | None
 
 
-_LEAVE = Statement("UPDATE {workers} SET dead_at = now() WHERE id = %(id)s AND dead_at IS NULL")
+def beat(executor: Executor, worker_id: int, *, schema: str) -> Beaten | None:
+    """Renew the worker's life, and look whether anybody sweeps; None if it was declared dead, for good.
+
+    It does not wait for the disk: a beat that is lost with a crash of Postgres is followed by another within the time
+    for which nobody is declared dead after it.
+    """
+    found = executor.run(_BEAT, id=worker_id, schema=schema, lock_class=LOCK_CLASS, deputies=DEPUTIES)
+    return Beaten(found[0].sweep_in_s) if found else None
+
+
+_LEAVE = Statement("""
+UPDATE {workers} SET dead_at = now(), suspect_at = NULL, suspect_by = NULL WHERE id = %(id)s AND dead_at IS NULL""")
 
 
 def leave(executor: Executor, worker_id: int) -> None:
-    """Declare oneself gone: a worker that stopped as planned claims nothing any more."""
+    """Declare oneself gone: a worker that stopped as planned claims nothing any more.
+
+    Unlike one that was declared dead by another it is not suspected of anything.
+    """
     executor.run(_LEAVE, id=worker_id)
 
 
@@ -101,6 +169,7 @@ def declare_dead(executor: Executor, worker_id: int, *, lock_grace_s: float, sil
 
 _HOLD_LEASE = Statement("""
 UPDATE {leases} SET holder = %(worker_id)s, expires_at = now() + make_interval(secs => %(lease_s)s)
+FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
 WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR holder IS NULL
   OR EXISTS (SELECT FROM {workers} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
        AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # w.id::int)))))

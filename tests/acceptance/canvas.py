@@ -127,3 +127,23 @@ def family(job: RunningJob, depth: int) -> int:
         job.suspend()
     job.set(count=1 + (job.children["child"].get("count") if depth else 0))
     return int(job.get("count"))
+
+
+@sidejob.task(name="canvas.reader", inports=["in"], outports=["*"])
+def reader(job: RunningJob) -> None:
+    """Keeps what it reads, and passes it on to whoever listens to its port."""
+    for value in job.input("in"):
+        job.set(read=[*job.get("read", []), value])
+        job.output("seen").write(value)
+
+
+@sidejob.task(name="canvas.writer")
+def writer(job: RunningJob, other: int) -> None:
+    """Writes to a job that is no relation of its own."""
+    sidejob.get(other).input("in").write(7)
+
+
+@sidejob.task(name="canvas.asking")
+def asking(running: RunningJob) -> int:
+    """Asks for another job as for a task, in the midst of a run."""
+    return int(job.delay(1).job.id)

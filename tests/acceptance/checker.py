@@ -14,6 +14,7 @@ import psycopg
 
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import RULES
+from tests.tools.pgbouncer import direct
 
 ALWAYS: Mapping[str, str] = {
     **RULES,
@@ -96,4 +97,4 @@ def wait_quiet(url: str, timeout: float, *, schema: str = SCHEMA) -> float:
 
 
 def _connect(url: str, schema: str) -> psycopg.Connection[Any]:
-    return psycopg.connect(url, autocommit=True, options=f"-c search_path={schema}")
+    return psycopg.connect(direct(url), autocommit=True, options=f"-c search_path={schema}")

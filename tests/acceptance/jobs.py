@@ -16,16 +16,22 @@ from typing import Any
 
 from celery import Celery
 from sqlalchemy import Connection, create_engine, text
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import RunningJob, SideJob
+from celery_sidejob import RunningJob, SideJob, StoreUnavailableError
 from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
 
 _ENTRY = "INSERT INTO ledger (job, run, what, value) VALUES (:job, :run, :what, :value)"
 HOLDING_S = 60.0
-"""How long a body that is to be killed stays, if it is not."""
+"""How long a body that is to be killed stays, if it is not; one that nobody lets go on fails then."""
 
-app = Celery("acceptance", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
+app = Celery(
+    "acceptance",
+    broker=os.environ["BROKER_URL"],
+    backend=os.environ.get("RESULT_BACKEND", os.environ["BROKER_URL"]),
+)
 app.conf.update(
     task_default_queue="acceptance",
     worker_prefetch_multiplier=1,
@@ -35,7 +41,9 @@ app.conf.update(
 sidejob = SideJob(app)
 
 engine = create_engine(
-    os.environ["SIDEJOB_DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool
+    os.environ["SIDEJOB_DATABASE_URL"].replace("postgresql://", "postgresql+psycopg://"),
+    poolclass=NullPool,
+    connect_args={"prepare_threshold": None},  # there may be a PgBouncer before it
 )
 
 
@@ -46,15 +54,26 @@ def note(event: str, job: RunningJob, **data: Any) -> None:
 
 @contextmanager
 def committed(job: RunningJob) -> Iterator[Connection]:
-    """Commit the job's unit and the block's SQL together."""
-    with engine.begin() as connection:
-        with job.unit(transaction=connection):
-            yield connection
+    """Commit the job's unit and the block's SQL together; a store that goes away meanwhile is no failure of the job."""
+    try:
+        with engine.begin() as connection:
+            with job.unit(transaction=connection):
+                yield connection
+    except (OperationalError, InterfaceError) as error:
+        raise StoreUnavailableError(f"The ledger went away: {error}") from error
 
 
 def enter(connection: Connection, job: RunningJob, what: str, value: int) -> None:
     """Write a row that must be there exactly once."""
     connection.execute(text(_ENTRY), {"job": job.id, "run": job.run_no, "what": what, "value": value})
+
+
+def enter_once(job: RunningJob, what: str, value: int) -> None:
+    """Write a row that must be there once for the job, however often its run begins again: its unit remembers it."""
+    if not job.get(f"entered_{what}"):
+        with committed(job) as connection:
+            enter(connection, job, what, value)
+            job.set({f"entered_{what}": True})
 
 
 # -- the workload of the walk through the crash points ----------------------------------------------------------------
@@ -77,18 +96,17 @@ def _start_adder(job: RunningJob) -> None:
 
 @adder.on_shutdown
 def _shut_adder_down(job: RunningJob) -> None:
-    with committed(job) as connection:
-        enter(connection, job, "shutdown", 0)
+    enter_once(job, "shutdown", 0)
 
 
 @sidejob.task(name="acceptance.family")
-def family(job: RunningJob, children: int, pairs: int) -> int:
-    """Give children numbers to add, collect their sums, have them terminated, return the total."""
+def family(job: RunningJob, children: int, pairs: int, first: int = 0) -> int:
+    """Give children numbers from `first` on to add, collect their sums, have them terminated, return the total."""
     note("family", job)
     if not job.get("made"):
         for number in range(children):
             child = job.enqueue(adder, child_name=f"adder{number}")
-            child.input("a").write_many([number * 1000 + pair for pair in range(pairs)])
+            child.input("a").write_many([first + number * 1000 + pair for pair in range(pairs)])
             child.input("b").write_many([0] * pairs)
         job.set(made=True, total=0, got=0)
         job.checkpoint()
@@ -109,8 +127,7 @@ def family(job: RunningJob, children: int, pairs: int) -> int:
 def linked(job: RunningJob, total: int) -> None:
     """What follows a family, as its callback."""
     note("linked", job)
-    with committed(job) as connection:
-        enter(connection, job, "linked", total)
+    enter_once(job, "linked", total)
 
 
 @sidejob.task(name="acceptance.stepper", outports=["steps"])
@@ -124,7 +141,7 @@ def stepper(job: RunningJob, steps: int) -> None:
 
 
 @sidejob.task(name="acceptance.patient", max_retries=None)
-def patient(job: RunningJob) -> None:
+def patient(job: RunningJob, value: int = 1) -> None:
     """Be retried once, then set a timer and suspend, then complete."""
     note("patient", job)
     if job.request.retries == 0 and not job.get("asked"):
@@ -133,8 +150,7 @@ def patient(job: RunningJob) -> None:
         job.set(asked=True)
         job.run(countdown=0.2)
         job.suspend()
-    with committed(job) as connection:
-        enter(connection, job, "patient", 1)
+    enter_once(job, "patient", value)
 
 
 # -- bodies that are killed, frozen or in the way ---------------------------------------------------------------------
@@ -159,9 +175,7 @@ def holder(job: RunningJob, turns_before: int = 0) -> None:
 
 def _hold(job: RunningJob) -> None:
     record = Record.from_env()
-    deadline = time.monotonic() + HOLDING_S
-    while time.monotonic() < deadline and not record.of("go", job=job.id):
-        time.sleep(0.02)
+    wait_until(lambda: record.of("go", job=job.id), timeout=HOLDING_S, message="the test to say that it may go on")
 
 
 @sidejob.task(name="acceptance.zombie")

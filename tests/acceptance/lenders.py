@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -137,21 +137,28 @@ class _DjangoManual(Lender):
 
 @contextmanager
 def _engine(driver: str, url: str, **options: Any) -> Iterator[Lender]:
-    engine = create_engine(url.replace("postgresql://", f"postgresql+{driver}://"), poolclass=NullPool, **options)
+    engine = _engine_of(driver, url, **options)
     with engine.connect() as connection:
         yield _Engine(connection)
 
 
+def _engine_of(driver: str, url: str, **options: Any) -> Engine:
+    """An engine as one has it that may lead through a PgBouncer."""
+    arguments = {"prepare_threshold": None} if driver == "psycopg" else {}
+    url = url.replace("postgresql://", f"postgresql+{driver}://")
+    return create_engine(url, poolclass=NullPool, connect_args=arguments, **options)
+
+
 @contextmanager
 def _session(driver: str, url: str) -> Iterator[Lender]:
-    engine = create_engine(url.replace("postgresql://", f"postgresql+{driver}://"), poolclass=NullPool)
+    engine = _engine_of(driver, url)
     with Session(engine) as session:
         yield _Session(session)
 
 
 @contextmanager
 def _psycopg(url: str) -> Iterator[Lender]:
-    with psycopg.connect(url, row_factory=psycopg.rows.dict_row) as connection:
+    with psycopg.connect(url, row_factory=psycopg.rows.dict_row, prepare_threshold=None) as connection:
         yield _Psycopg(connection)
 
 

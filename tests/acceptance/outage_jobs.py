@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from celery.exceptions import SoftTimeLimitExceeded
@@ -13,6 +14,8 @@ from tests.tools.recorder import Record
 
 GATES = "SIDEJOB_TEST_GATES"
 POLL_S = 0.02
+HOLDING_S = 60.0
+"""How long a body waits for what its test is to do; it fails then."""
 
 
 @sidejob_task(name="outage.note")
@@ -54,8 +57,7 @@ def deaf(job: RunningJob, gate: str) -> list[int]:
 def obey(job: RunningJob) -> str:
     """Work until the worker wants to stop."""
     Record.from_env().note("holding", job=job.id, run_no=job.run_no)
-    while not job.stopping:
-        time.sleep(POLL_S)
+    _wait_until(lambda: job.stopping, "the worker to stop")
     Record.from_env().note("stopping", job=job.id, run_no=job.run_no)
     return "stopped by itself"
 
@@ -76,5 +78,13 @@ def open_gate(directory: Path, gate: str) -> None:
 
 def _wait_at(gate: str) -> None:
     path = Path(os.environ[GATES]) / gate
-    while not path.exists():
+    _wait_until(path.exists, f"the gate {gate!r}")
+
+
+def _wait_until(there: Callable[[], bool], what: str) -> None:
+    """Wait as `tests.tools.waiting` does, but let an exception out that a signal's handler raises in the middle."""
+    deadline = time.monotonic() + HOLDING_S
+    while not there():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {HOLDING_S:g} s: {what}")
         time.sleep(POLL_S)

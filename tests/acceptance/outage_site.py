@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from celery_sidejob import Job
 from tests.acceptance.outage_app import CONFIGURATION, make_app
 from tests.acceptance.outage_jobs import GATES, open_gate
+from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Process, Processes, WorkerProcess
@@ -64,7 +65,7 @@ class Site:
     def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """Ask the store directly, on a connection of our own."""
         with psycopg.connect(
-            self.configuration["sidejob_database_url"], row_factory=dict_row, options="-c search_path=sidejob"
+            direct(self.configuration["sidejob_database_url"]), row_factory=dict_row, options="-c search_path=sidejob"
         ) as connection:
             return connection.execute(query, parameters).fetchall()
 
@@ -72,7 +73,7 @@ class Site:
     def locked(self, job: Job) -> Iterator[Callable[[], bool]]:
         """Hold the lock on a job's row within the block; yields what tells whether somebody of ours waits for it."""
         with psycopg.connect(
-            self.configuration["sidejob_database_url"], options="-c search_path=sidejob"
+            direct(self.configuration["sidejob_database_url"]), options="-c search_path=sidejob"
         ) as connection:
             connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [job.id])
             pid = connection.info.backend_pid

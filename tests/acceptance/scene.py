@@ -12,6 +12,7 @@ from celery import Celery
 
 from celery_sidejob import Job, SideJob
 from tests.acceptance import checker
+from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes, WorkerProcess
 
@@ -39,7 +40,7 @@ class Scene:
         self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
         self.app.conf.update(sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance")
         self.sidejob = SideJob(self.app)
-        with psycopg.connect(database_url, autocommit=True) as connection:
+        with psycopg.connect(direct(database_url), autocommit=True) as connection:
             connection.execute(LEDGER)
 
     def close(self) -> None:
@@ -56,13 +57,13 @@ class Scene:
 
     def ledger(self) -> list[tuple[int, int, str, int]]:
         """What was entered, (job, run, what, value), in order."""
-        with psycopg.connect(self.database_url, autocommit=True) as connection:
+        with psycopg.connect(direct(self.database_url), autocommit=True) as connection:
             return connection.execute("SELECT job, run, what, value FROM ledger ORDER BY id").fetchall()
 
     def sql(self, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in the schema of sidejob and return the rows."""
         with psycopg.connect(
-            self.database_url,
+            direct(self.database_url),
             autocommit=True,
             options="-c search_path=sidejob",
             row_factory=psycopg.rows.namedtuple_row,
@@ -117,7 +118,7 @@ class Workload:
         family = scene.enqueue("family", (CHILDREN, PAIRS), link=link)
         stepper = scene.enqueue("stepper", (STEPS,))
         patient = scene.enqueue("patient")
-        with psycopg.connect(scene.database_url) as connection:
+        with psycopg.connect(scene.database_url, prepare_threshold=None) as connection:
             borrowed = scene.enqueue("adder", transaction=connection)
             connection.commit()
             borrowed.input("a").write(7, transaction=connection)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +37,7 @@ from celery_sidejob import (
 from tests.acceptance.lenders import LENDERS, Lender, django_database
 from tests.acceptance.scene import Scene
 from tests.tools.databases import Databases
+from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
@@ -58,7 +59,7 @@ class Shop:
         self.app.conf.sidejob_database_url = database_url
         self.sidejob = SideJob(self.app)
         self.broker = redis.Redis.from_url(broker_url)
-        self.outside = psycopg.connect(database_url, autocommit=True)
+        self.outside = psycopg.connect(direct(database_url), autocommit=True)
         self.outside.execute("DROP TABLE IF EXISTS orders")
         self.outside.execute("CREATE TABLE orders (id int PRIMARY KEY, same int)")
 
@@ -121,8 +122,8 @@ def shared_url(databases: Databases, database_template: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def shop(shared_url: str, redis_url: str) -> Iterator[Shop]:
-    made = Shop(shared_url, redis_url)
+def shop(shared_url: str, redis_url: str, store_url: Callable[[str], str]) -> Iterator[Shop]:
+    made = Shop(store_url(shared_url), redis_url)
     yield made
     made.close()
 
@@ -370,7 +371,13 @@ def test_no_job_is_locked_until_the_commit(shop: Shop, lender: Lender, verb: str
 # -- what is not touched ----------------------------------------------------------------------------------------------
 
 
-def test_the_session_of_the_connection_stays_as_it_was(shop: Shop, lender: Lender) -> None:
+@pytest.mark.parametrize("name", LENDERS)
+def test_the_session_of_the_connection_stays_as_it_was(shop: Shop, name: str) -> None:
+    with LENDERS[name](direct(shop.url)) as lender:  # behind a PgBouncer there is no session to speak of
+        leave_the_session_alone(shop, lender)
+
+
+def leave_the_session_alone(shop: Shop, lender: Lender) -> None:
     lender.sql("SET SESSION search_path = pg_temp")
     lender.sql("SET SESSION statement_timeout = '4321ms'")
     lender.sql("SET SESSION lock_timeout = '1234ms'")
@@ -396,7 +403,7 @@ def test_the_session_of_the_connection_stays_as_it_was(shop: Shop, lender: Lende
 
 
 def test_a_psycopg_connection_keeps_what_its_owner_has_set(shop: Shop) -> None:
-    with psycopg.connect(shop.url, row_factory=psycopg.rows.dict_row, prepare_threshold=0) as connection:
+    with psycopg.connect(direct(shop.url), row_factory=psycopg.rows.dict_row, prepare_threshold=0) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.cursor_factory = psycopg.ClientCursor
         for _ in range(3):
@@ -476,6 +483,51 @@ def test_a_database_without_our_schema(shop: Shop, empty_database_url: str, name
         lender.rollback()
 
 
+@pytest.mark.parametrize("name", LENDERS)
+def test_a_database_with_a_schema_of_its_own(
+    shop: Shop, databases: Databases, database_template: str, name: str
+) -> None:
+    """Even a copy: what would be written there no worker of this store would ever find."""
+    with databases.fresh(template=database_template) as copy:
+        for _ in range(2):
+            with LENDERS[name](databases.url_of(copy)) as lender:
+                lender.sql("CREATE TABLE IF NOT EXISTS orders (id int)")
+                lender.sql("INSERT INTO orders VALUES (1)")
+                with pytest.raises(
+                    SchemaError, match=f"leads to the database '{copy}', which has a schema 'sidejob' of"
+                ):
+                    shop.add.enqueue(transaction=lender.transaction)
+                lender.commit()
+                assert lender.sql("SELECT count(*) FROM sidejob.jobs") == [(0,)]
+                lender.rollback()
+
+
+@pytest.mark.parametrize("name", LENDERS)
+def test_where_a_connection_leads_is_asked_once(shop: Shop, name: str) -> None:
+    with LENDERS[name](shop.url) as lender:
+        shop.add.enqueue(transaction=lender.transaction)
+        lender.commit()
+    with LENDERS[name](shop.url) as lender:
+        borrowed = shop.sidejob.runtime.connections.borrow(lender.transaction)
+        assert borrowed.address is not None
+        said: list[str] = []
+        borrowed._execute = lambda text, parameters=None: said.append(text)  # type: ignore[assignment]
+        shop.sidejob.runtime.connections.borrow(lender.transaction)
+        assert said == []
+        lender.rollback()
+
+
+def test_another_way_to_the_same_database_is_the_same(shop: Shop, databases: Databases) -> None:
+    """By another name of the host, or past a proxy."""
+    url = direct(shop.url)
+    other = url.replace("127.0.0.1", "localhost") if "127.0.0.1" in url else url.replace("localhost", "127.0.0.1")
+    for way in (url, other):
+        with psycopg.connect(way) as connection:
+            shop.add.enqueue(transaction=connection)
+            connection.commit()
+    assert shop.count("jobs") == 2
+
+
 def test_a_child_name_that_is_taken_by_a_transaction_not_yet_committed(shop: Shop, lender: Lender) -> None:
     parent = shop.add.enqueue()
     lender.sql("INSERT INTO orders VALUES (1)")
@@ -486,7 +538,7 @@ def test_a_child_name_that_is_taken_by_a_transaction_not_yet_committed(shop: Sho
             blocked = (
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
             )
-            with psycopg.connect(shop.url, autocommit=True) as watch:
+            with psycopg.connect(direct(shop.url), autocommit=True) as watch:
                 wait_until(lambda: watch.execute(blocked).fetchone() == (1,), message="somebody to wait for the rival")
             rival.commit()
 

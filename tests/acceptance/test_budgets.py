@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from celery_sidejob.store.connection import IDLE_S
+from tests.acceptance import checker
 from tests.acceptance.outage_site import Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.waiting import wait_until
 
 PARENT = 3
@@ -58,6 +65,61 @@ def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
     site.open("gate")
     for job in holding:
         assert site.wait_for(job, "completed")["run_no"] == 1
+
+
+def test_each_process_has_its_share(scene: Scene) -> None:
+    """At most three for the parent and one for each process of the pool, whatever they do at once."""
+    worker = scene.worker(concurrency=2, **QUICK)
+    count_of = Sockets(scene, worker.pid)
+    assert {count_of()[pid] for pid in worker.children()} == {0}, "none before the first claim"
+    scene.sidejob.runtime.connections.close()
+    most: Counter[int] = Counter()
+
+    def sampled(done: Callable[[], bool]) -> bool:
+        scene.sidejob.runtime.connections.close()
+        for pid, count in count_of().items():
+            most[pid] = max(most[pid], count)
+        return done()
+
+    workload = Workload.start(scene)
+    wait_until(lambda: sampled(lambda: bool(scene.record.of("adder"))), timeout=20, interval=0)
+    killed = worker.children()[0]
+    os.kill(killed, signal.SIGKILL)
+    revoked = scene.enqueue("holder", inports={"in": {"default": 1}})
+    wait_until(lambda: sampled(lambda: bool(scene.record.of("holding"))), timeout=20, interval=0)
+    scene.app.control.revoke(revoked.refresh().task_id, terminate=True, signal="SIGKILL")
+    wait_until(lambda: sampled(lambda: not checker.unfinished(scene.database_url)), timeout=50, interval=0)
+
+    parent = most.pop(worker.pid)
+    assert parent <= PARENT
+    assert max(most.values()) == 1, "one that came late may have run nothing"
+    assert str(revoked.refresh().status) == "failed"
+    assert scene.sql("DELETE FROM dead RETURNING job_id") == [(revoked.id,)]
+    workload.judge()
+
+
+class Sockets:
+    """Counts the connections to the store that the processes of a worker have, by process."""
+
+    def __init__(self, scene: Scene, pid: int) -> None:
+        self._scene = scene
+        self._parent = psutil.Process(pid)
+
+    def __call__(self) -> Counter[int]:
+        """Return how many each has: of those the store knows as ours, the process that has the other end."""
+        ports = {row.client_port for row in self._scene.sql("""
+            SELECT client_port FROM pg_stat_activity
+            WHERE application_name = 'celery_sidejob' AND datname = current_database()""")}  # fmt: skip
+        counted: Counter[int] = Counter()
+        for process in [self._parent, *self._parent.children()]:
+            try:
+                found = process.net_connections("tcp")
+            except psutil.NoSuchProcess:
+                continue
+            own = {one.laddr.port for one in found if one.status == psutil.CONN_ESTABLISHED} & ports
+            counted[process.pid] = len(own)
+            ports -= own  # in the first moment after a fork a child has its parent's too
+        return counted
 
 
 def ours(site: Site) -> list[dict[str, Any]]:

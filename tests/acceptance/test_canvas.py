@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.result import EagerResult
 
 from celery_sidejob import Job, SideJob, Status
-from tests.tools.databases import Databases
-from tests.tools.guard import Guard
+from tests.acceptance.shared_site import Place, SharedSite
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
@@ -27,23 +25,13 @@ PLAIN, JOB = "canvas.plain", "canvas.job"
 ADDS = {PLAIN: 1, JOB: 10}
 
 
-class Site:
+class Site(SharedSite):
     """A store, a broker and one worker for all these tests, and a client that knows the tasks."""
 
-    def __init__(self, database_url: str, broker_url: str, record: Record) -> None:
-        self.url, self.broker_url, self.record = database_url, broker_url, record
-        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
-        self.app = Celery("canvas", broker=broker_url, backend=broker_url, set_as_current=False)
-        self.app.conf.sidejob_database_url = database_url
-        self.sidejob = SideJob(self.app)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, "canvas")
         for name in (JOB, "canvas.broken", "canvas.patient"):
             self.sidejob.task(_unused, name=name, inports=["go"] if name == "canvas.patient" else [])
-        self.outside = psycopg.connect(database_url, autocommit=True)
-
-    def close(self) -> None:
-        self.outside.close()
-        self.sidejob.runtime.connections.close()
-        self.app.close()
 
     def sig(self, task: str, *args: Any, **options: Any) -> Any:
         return self.app.signature(task, args=args, **options)
@@ -60,19 +48,11 @@ def _unused(job: Any, *args: Any, **kwargs: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(
-    databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
-    process_guard: Guard, tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Site]:  # fmt: skip
-    directory = tmp_path_factory.mktemp("canvas")
-    processes = Processes(directory / "processes", process_guard)
-    with databases.fresh(template=database_template) as name:
-        broker_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
-        made = Site(databases.url_of(name), broker_url, Record(directory / "record.jsonl"))
-        processes.start_worker("tests.acceptance.canvas", env=made.env, pool="threads", concurrency=2)
-        yield made
-        made.close()
-        assert processes.kill_all() == []
+def site(shared_place: Place) -> Iterator[Site]:
+    made = Site(shared_place)
+    shared_place.processes.start_worker("tests.acceptance.canvas", env=made.env, pool="threads", concurrency=2)
+    yield made
+    made.close()
 
 
 # -- canvas -----------------------------------------------------------------------------------------------------------
@@ -290,7 +270,6 @@ def test_backoff(site: Site) -> None:
 
 def test_a_countdown_of_ones_own(site: Site) -> None:
     job = site.enqueue("retried")
-    wait_until(lambda: job.result.state == "RETRY", timeout=TIMEOUT_S)
     job.wait(timeout=TIMEOUT_S)
     at = [line["at"] for line in site.record.of("try", job=job.id)]
     assert at[1] - at[0] >= 0.3
@@ -381,10 +360,31 @@ assert (result.state, result.result, result.job.status) == ("SUSPENDED", None, "
 
 result = c.autoretry.delay(2)
 assert (result.get(), result.job.state) == (2, {"tries": 2})
+result = c.retried.delay(countdown=3600.0)
+assert (result.get(), result.job.status) == (1, "completed")
+result = c.job.apply_async((1,), countdown=3600)
+assert result.get() == 11
+later = c.job.enqueue((1,), countdown=3600)
+assert later.refresh().status == "queued"
 
 assert chain(c.job.s(0), c.plain.s(), c.job.s()).delay().get() == 21
 assert group(c.job.s(0), c.plain.s(0)).delay().get() == [10, 1]
 assert chord([c.job.s(0), c.plain.s(0)], c.job.s()).delay().get() == 21
+
+assert c.job.enqueue((1,)).refresh().status == "completed"
+assert [job.refresh().status for job in c.sidejob.enqueue_many([c.job.s(1), c.broken.s()])] == ["completed", "failed"]
+held = c.patient.enqueue((1,))
+assert held.refresh().status == "suspended"
+held.input("go").write(1)
+assert held.refresh().status == "completed"
+result = c.asking.delay()
+assert c.sidejob.get(result.get()).status == "completed"
+
+other = c.sidejob.enqueue(c.reader, queue="elsewhere", outports={"seen": {"channels": ["/seen"]}})
+third = c.sidejob.enqueue(c.reader, queue="elsewhere", inports={"in": {"channels": ["/seen"]}})
+c.writer.delay(other.id)
+reads = [job.refresh().get("read") for job in (other, third)]
+assert reads == [[7], [7]], reads
 
 c.app.conf.task_eager_propagates = True
 try:

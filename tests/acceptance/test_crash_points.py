@@ -35,7 +35,7 @@ IN_SWEEPER = [
     *BROKER,
 ]
 """What the parent process of the worker that sweeps comes past, while others run the jobs."""
-IN_RESCUE = ["rescue:before", *around("take-back")]
+IN_RESCUE = ["rescue:before", *around("rescue")]
 AT_EVERY_TURN = {"sweep:before", *around("lease")}
 IN_CLIENT = {
     "making": around("enqueue", "write"),
@@ -129,7 +129,7 @@ def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, po
     assert follower.alive
 
 
-@pytest.mark.parametrize("point", in_ci(IN_RESCUE, "take-back:after-commit"))
+@pytest.mark.parametrize("point", in_ci(IN_RESCUE, "rescue:after-commit"))
 def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point: str) -> None:
     sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill"))
     runs = scene.worker(concurrency=2, name="runs", **QUICK)

@@ -64,8 +64,7 @@ def test_a_broker_emptied_more_often_than_losses_are_allowed_buries_nothing(
     site = emptiable
     gates = [site.hold("gate") for _ in range(2)]
     site.start_worker(concurrency=2)
-    for gate in gates:
-        site.record.wait_for("holding", job=gate.id)
+    wait_until_held(site, gates)
     jobs = [site.sidejob.enqueue("outage.note") for _ in range(20)]
 
     for _ in range(site.sidejob.settings.max_losses + 1):
@@ -167,8 +166,7 @@ def test_a_restart_of_the_store_under_running_jobs(perishable: Site, own_postgre
         site.start_worker(concurrency=2, queues="queue0"),
         site.start_worker(pool="threads", concurrency=2, queues="queue1"),
     ]
-    for job in jobs:
-        site.record.wait_for("holding", job=job.id)
+    wait_until_held(site, jobs)
     before = len(own_workers(site))
 
     if how == "kill":
@@ -189,8 +187,7 @@ def test_a_store_away_for_longer_than_the_lease(perishable: Site, own_postgres: 
     site = perishable
     jobs = [site.hold("gate", [number], queue=f"queue{number // 2}") for number in range(4)]
     workers = [site.start_worker(concurrency=2, queues=f"queue{number}") for number in range(2)]
-    for job in jobs:
-        site.record.wait_for("holding", job=job.id)
+    wait_until_held(site, jobs)
     before = len(own_workers(site))
 
     own_postgres.kill()
@@ -210,8 +207,7 @@ def test_runs_that_end_while_the_store_is_away_for_longer_than_the_lease(
     site = perishable
     jobs = [site.hold("gate", [number]) for number in range(2)]
     site.start_worker(concurrency=2)
-    for job in jobs:
-        site.record.wait_for("holding", job=job.id)
+    wait_until_held(site, jobs)
 
     own_postgres.kill()
     site.open("gate")
@@ -228,6 +224,12 @@ def test_runs_that_end_while_the_store_is_away_for_longer_than_the_lease(
 
 
 # -- what is looked at -----------------------------------------------------------------------------------------------
+
+
+def wait_until_held(site: Site, jobs: list[Job]) -> None:
+    """Return once the bodies of these jobs hold on."""
+    for job in jobs:
+        site.record.wait_for("holding", job=job.id)
 
 
 def published(site: Site) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_sidejob.hooks.outside import end_from_outside
 from celery_sidejob.job import Job
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.model.status import Status
-from celery_sidejob.operations import runs
-from celery_sidejob.operations.runs import Ending, Unit
+from celery_sidejob.operations import endings, runs
+from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.runs import Unit
 from celery_sidejob.services.heartbeat import Heartbeat
+from celery_sidejob.services.stopped_runs import end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -83,7 +84,32 @@ def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[si
     site.nothing_lost()
 
 
-def test_a_run_that_was_given_back_keeps_the_limits_of_its_asking(site: Site) -> None:
+def test_a_soft_stop_tells_the_jobs_at_once(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+) -> None:
+    """As orchestrators stop a worker: some seconds for who is ready to end, then the rest is given back."""
+    with site_of(
+        tmp_path, processes, record, broker_url=redis_url, sidejob_database_url=database_url,
+        worker_soft_shutdown_timeout=4.0,
+    ) as site:  # fmt: skip
+        ready, stubborn = site.sidejob.enqueue("outage.obey"), site.hold("gate", [1])
+        worker = site.start_worker(concurrency=2, env={"REMAP_SIGTERM": "SIGQUIT"})
+        for job in (ready, stubborn):
+            site.record.wait_for("holding", job=job.id)
+
+        worker.terminate()
+
+        site.wait_for_end(worker)
+        assert site.wait_for(ready, "completed")["run_no"] == 1
+        row = site.wait_for(stubborn, "queued")
+        assert (row["run_no"], row["losses"]) == (1, 0)
+        site.open("gate")
+        site.start_worker(name="elsewhere")
+        assert site.wait_for(stubborn, "completed")["run_no"] == 2
+        site.nothing_lost()
+
+
+def test_a_released_run_keeps_the_limits_of_its_asking(site: Site) -> None:
     job = site.hold("gate", soft_time_limit=5)
     worker = site.start_worker()
     site.record.wait_for("holding", job=job.id)
@@ -280,7 +306,7 @@ def test_what_a_process_commits_after_its_run_was_ended_is_refused(site: Site) -
         with pytest.raises(LeaseLostError):
             runs.commit(runtime, hold, Unit())
         with pytest.raises(LeaseLostError):
-            runs.end(runtime, hold, Unit(), Ending(Status.COMPLETED))
+            endings.end(runtime, hold, Unit(), Ending(Status.COMPLETED))
     finally:
         heartbeat.leave()
         heartbeat.close()

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import psycopg
 import pytest
-from celery import Celery
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import NO_DATA, IllegalMoveError, Job, SideJob, Status, current_job
-from tests.tools.databases import Databases
-from tests.tools.guard import Guard
+from celery_sidejob import NO_DATA, IllegalMoveError, Job, Status, current_job
+from tests.acceptance.shared_site import Place, SharedSite
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes
 
@@ -24,25 +21,15 @@ RESTS = [Status.COMPLETED, Status.FAILED, Status.SUSPENDED, Status.TERMINATED]
 TIMEOUT_S = 15.0
 
 
-class Site:
+class Site(SharedSite):
     """A store, a broker and one worker for all these tests; each looks at jobs of its own."""
 
-    def __init__(self, database_url: str, broker_url: str, record: Record) -> None:
-        self.url, self.record = database_url, record
-        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
-        self.app = Celery("units", broker=broker_url, backend=broker_url, set_as_current=False)
-        self.app.conf.sidejob_database_url = database_url
-        self.sidejob = SideJob(self.app)
-        self.engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
-        self.outside = psycopg.connect(database_url, autocommit=True)
+    def __init__(self, place: Place) -> None:
+        super().__init__(place, "units")
+        self.engine = create_engine(self.url.replace("postgresql://", "postgresql+psycopg://"), poolclass=NullPool)
         self.outside.execute(
             "CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY, job bigint, what text, value int)"
         )
-
-    def close(self) -> None:
-        self.outside.close()
-        self.sidejob.runtime.connections.close()
-        self.app.close()
 
     def run(self, task: str, *args: Any, values: tuple[Any, ...] = (1, 2, 3), rest: Any = RESTS) -> Job:
         """Make a job with packets on its port, and wait until it rests."""
@@ -67,19 +54,11 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(
-    databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
-    process_guard: Guard, tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Site]:  # fmt: skip
-    directory = tmp_path_factory.mktemp("units")
-    processes = Processes(directory / "processes", process_guard)
-    with databases.fresh(template=database_template) as name:
-        broker_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
-        made = Site(databases.url_of(name), broker_url, Record(directory / "record.jsonl"))
-        processes.start_worker("tests.acceptance.units", env=made.env, pool="solo")
-        yield made
-        made.close()
-        assert processes.kill_all() == []
+def site(shared_place: Place) -> Iterator[Site]:
+    made = Site(shared_place)
+    shared_place.processes.start_worker("tests.acceptance.units", env=made.env, pool="solo")
+    yield made
+    made.close()
 
 
 def waiting(job: Job) -> list[Any]:
@@ -269,7 +248,7 @@ def test_a_shutdown_has_units_too(site: Site, kind: str) -> None:
 def test_a_process_that_dies_around_the_commit(
     kind: str, database_url: str, redis_url: str, record: Record, processes: Processes
 ) -> None:
-    site = Site(database_url, redis_url, record)
+    site = Site(Place(database_url, redis_url, record, processes))
     env = {**site.env, "SIDEJOB_HEARTBEAT_INTERVAL": "0.5"}
     processes.start_worker("tests.acceptance.units", env=env, pool="prefork", concurrency=2)
     for when in ("before", "after"):

@@ -448,10 +448,13 @@ def test_stats_show_the_store_at_a_glance(stage: Stage, command: Command) -> Non
 
     assert "1 queued" in said.lines
     assert "1 failed" in said.lines
-    assert any(line.startswith("maths 1 0 ") for line in said.lines)
+    assert any(line.startswith("maths 1 0 0 ") for line in said.lines)
+    assert "1 stage.call ValueError" in said.lines
     assert any(line.startswith(f"{stage.worker_id} test:") and line.endswith(" alive") for line in said.lines)
     assert "Dead set: 1" in said.lines
-    assert command("stats", "--json").document.items() >= {"jobs": {"failed": 1, "queued": 1}, "dead": 1}.items()
+    found = command("stats", "--json").document
+    assert found["jobs"] == {"failed": 1, "queued": 1}
+    assert found["dead"] == {"entries": 1, "groups": [{"task": "stage.call", "error": "ValueError", "entries": 1}]}
 
 
 # -- db --------------------------------------------------------------------------------------------------------------
@@ -475,7 +478,7 @@ def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
     )
     assert ask(bare, "db", "current", "--json").document == {"schema": "sidejob", "revision": None, "head": head}
     missing = ask(bare, "db", "check", "--json")
-    assert (missing.code, missing.document["ok"]) == (1, False)
+    assert (missing.code, missing.document["ok"]) == (4, False)
     assert "sidejob db upgrade" in missing.document["error"]
     assert missing.err == f"Error: {missing.document['error']}\n"
 
@@ -499,6 +502,50 @@ def test_db_check_refuses_a_schema_of_another_app(bare: Celery, empty_database_u
 
     assert said.code == 1
     assert "'bare'" in said.err
+
+
+def test_db_check_tells_by_its_exit_code_what_is_to_be_done(bare: Celery, empty_database_url: str) -> None:
+    SideJob(bare)
+    assert ask(bare, "db", "check").code == 4
+    ask(bare, "db", "upgrade")
+    assert ask(bare, "db", "check").code == 0
+    migrate.reassign(empty_database_url, owner={"app": "another", "broker": "memory /"})
+    assert ask(bare, "db", "check").code == 1
+
+    said = ask(bare, "db", "reassign")
+
+    assert said.out == (
+        "Schema 'sidejob' belongs to the app 'bare' and the broker 'memory /'; before: the app 'another' and the "
+        "broker 'memory /'.\n"
+    )
+    assert ask(bare, "db", "check").code == 0
+    assert ask(bare, "db", "reassign").out == "Schema 'sidejob' belongs to the app 'bare' and the broker 'memory /'.\n"
+
+
+def test_db_grants_connects_to_nothing() -> None:
+    app = Celery("offline", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_schema="elsewhere")
+    SideJob(app)
+
+    said = ask(app, "db", "grants", "shop workers")
+
+    assert said.code == 0, said
+    assert said.out.splitlines()[0] == 'GRANT USAGE ON SCHEMA "elsewhere" TO "shop workers";'
+    assert all(line.startswith("GRANT ") for line in said.out.splitlines())
+
+
+def test_db_upgrade_as_sql_from_a_revision_on() -> None:
+    app = Celery("offline", broker="memory://", set_as_current=False)
+    SideJob(app)
+
+    said = ask(app, "db", "upgrade", "--sql", "--from", "0001")
+
+    assert said.code == 0, said
+    assert '"sidejob".jobs (' not in said.out
+    assert "CREATE INDEX CONCURRENTLY" in said.out
+    unknown = ask(app, "db", "upgrade", "--sql", "--from", "7")
+    assert unknown.err == "Error: There is no revision '7': there are 0001, 0002.\n"
+    assert "Usage: " in ask(app, "db", "upgrade", "--from", "0001").err
 
 
 def test_db_upgrade_as_sql_connects_to_nothing() -> None:
@@ -555,7 +602,7 @@ def test_a_store_that_is_away_is_one_line() -> None:
     SideJob(app)
     for words in (("jobs",), ("db", "check"), ("db", "current"), ("db", "upgrade")):
         said = ask(app, *words)
-        assert said.code == 1
+        assert said.code == (3 if words == ("db", "check") else 1)
         assert said.err.startswith("Error: Cannot connect to the store: ")
         assert said.err.count("\n") == 1
 
@@ -672,7 +719,7 @@ sidejob.runtime.connections.close()
     worker.wait_for_log("entered in the dead set", count=2)
     celery("tree", "order", "--svg", tmp_path / "graph.svg")
     assert (tmp_path / "graph.svg").read_text().count('class="job ') == 2
-    assert celery("stats", "--json").document["dead"] == 1
+    assert celery("stats", "--json").document["dead"]["entries"] == 1
     assert celery("poll", "--json").document["rescued"] == 0
     assert celery("terminate", "order", "--recursive", "--json").document["status"] in ("terminating", "terminated")
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.contrib.django.task import DjangoTask
+from kombu import Exchange, Queue
 
 from celery_sidejob import (
     IllegalMoveError,
+    InvalidValueError,
     Job,
     RunningJob,
     SettingsError,
@@ -26,6 +28,7 @@ from celery_sidejob import (
     sidejob_task,
 )
 from tests.hooks import decorated
+from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, environment
@@ -225,6 +228,31 @@ def test_every_option_of_celery_passes(app: Celery, shared: bool) -> None:
         made.check_arguments((1, 2), {})
 
 
+def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(database_url: str) -> None:
+    media = Exchange("media", type="topic")
+    app = Celery("addresses", broker="memory://", set_as_current=False)
+    app.conf.update(
+        sidejob_database_url=database_url,
+        task_queues=[Queue("celery"), Queue("video", media, routing_key="media.video"), Queue("image", media, "image")],
+        task_routes={"addresses.routed": {"exchange": "media", "routing_key": "image"}},
+    )
+    sidejob = SideJob(app)
+    body = _a_body
+    own = sidejob.task(body, name="addresses.own", exchange="media", routing_key="media.video")
+    routed = sidejob.task(body, name="addresses.routed")
+    plain = sidejob.task(body, name="addresses.plain")
+    try:
+        assert [task.enqueue().queue for task in (own, routed, plain)] == ["video", "image", "celery"]
+        assert plain.enqueue(exchange="media", routing_key="media.video").queue == "video"
+        assert own.enqueue(queue="image").queue == "image"
+        with pytest.raises(InvalidValueError, match="No queue of this app is bound to exchange 'media'"):
+            plain.enqueue(exchange="media", routing_key="media.sound")
+        assert len(sidejob.jobs()) == 5
+    finally:
+        sidejob.runtime.connections.close()
+        app.close()
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -301,6 +329,61 @@ def test_flasks_application_context_is_there_in_the_body(database_url: str) -> N
     assert not has_app_context()
     sidejob.runtime.connections.close()
     app.close()
+
+
+@pytest.mark.parametrize("through_celery", [False, True])
+def test_hooks_run_in_the_surroundings_of_the_body(stage: Stage, through_celery: bool) -> None:
+    from flask import Flask, current_app, has_app_context
+
+    flask_app = Flask("site")
+    seen: list[tuple[Any, ...]] = []
+
+    class FlaskTask(Task):
+        def __call__(self, *args: object, **kwargs: object) -> object:
+            seen.append(("entered", args[1:], kwargs))
+            with flask_app.app_context():
+                return super().__call__(*args, **kwargs) if through_celery else self.run(*args, **kwargs)
+
+    @stage.task(name="flask.hooked", base=FlaskTask)
+    def hooked(job: RunningJob, value: int, *, more: int) -> str:
+        return f"{current_app.name} {value}"
+
+    @hooked.on_startup
+    def _(job: RunningJob) -> None:
+        seen.append(("startup", current_app.name, current_job.id))
+        job.set(started=True)
+
+    @hooked.on_shutdown
+    def _(job: RunningJob) -> None:
+        seen.append(("shutdown", current_app.name, current_job.id))
+
+    @stage.task(name="flask.class", base=FlaskTask)
+    class Hooked(SideJobTask):
+        def startup(self, job: RunningJob) -> None:
+            seen.append(("startup", current_app.name, self.name))
+
+        def run(self, job: RunningJob) -> None:
+            seen.append(("run", current_app.name, self.name))
+
+    job = hooked.enqueue((1,), {"more": 2})
+    stage.run(job)
+    assert job.state == {"started": True}
+    given = ("entered", (1,), {"more": 2})
+    assert seen == [given, ("startup", "site", job.id), given]
+    job.run()
+    stage.run(job)
+    job.terminate()
+    assert stage.run(job) == Status.TERMINATED
+    assert seen[3:] == [given, given, ("shutdown", "site", job.id)]
+
+    seen.clear()
+    job = Hooked.enqueue()
+    stage.run(job)
+    job.terminate()
+    stage.run(job)
+    entered = ("entered", (), {})
+    assert seen == [entered, ("startup", "site", "flask.class"), entered, ("run", "site", "flask.class")]
+    assert not has_app_context()
 
 
 def test_a_base_of_ones_own(app: Celery) -> None:

@@ -47,9 +47,6 @@ def test_ancestors_are_the_channel_itself_then_up_to_the_root(name, expected):
     assert channel.ancestors(name) == expected
 
 
-def test_our_own_channels_are_those_of_the_contract():
-    assert channel.LOG == "/sidejob/log"
-    assert channel.workers("math") == "/sidejob/workers/math"
+def test_a_jobs_own_channel_is_that_of_the_contract():
     assert channel.job(12) == "/sidejob/job/12"
-    for name in (channel.LOG, channel.workers("math"), channel.job(12)):
-        assert channel.ancestors(channel.check(name))[-2:] == ["/sidejob", "/"]
+    assert channel.ancestors(channel.check(channel.job(12)))[-2:] == ["/sidejob", "/"]

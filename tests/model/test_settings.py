@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ DEFAULTS = {
     "durable_tasks": (),
     "lease": 20,
     "heartbeat_interval": 2,
+    "heartbeat_file": None,
     "lock_grace": 1.5,
     "lost_after": 30,
     "max_losses": 3,
@@ -50,6 +52,7 @@ GOOD = {
     "durable_tasks": [(["shop.*", "mail"], ("shop.*", "mail"))],
     "lease": [(30, 30.0), (5.5, 5.5), (timedelta(minutes=1), 60.0)],
     "heartbeat_interval": [(1, 1.0), (0.1, 0.1)],
+    "heartbeat_file": [("/run/shop/beat", "/run/shop/beat"), (Path("/run/beat"), "/run/beat"), (None, None)],
     "lock_grace": [(0, 0.0), (3, 3.0)],
     "lost_after": [(0.5, 0.5), (timedelta(minutes=2), 120.0)],
     "max_losses": [(1, 1)],
@@ -73,6 +76,7 @@ BAD = {
     "durable_tasks": ["shop.*", [7], [""], None],
     "lease": [-1, "30", True, None, float("nan"), float("inf"), timedelta(-1)],
     "heartbeat_interval": [0, -1, "2"],
+    "heartbeat_file": ["", 7, b"/run/beat"],
     "lock_grace": [-0.1, None],
     "lost_after": [-1, 0, "soon"],
     "max_losses": [0, -1, 1.5, True, "3", None],
@@ -94,7 +98,12 @@ def read(lookup=None, environ=None, **options):
 
 
 def cases(table):
-    return [pytest.param(name, case, id=f"{name}-{case!r:.40}") for name, found in table.items() for case in found]
+    # By its number where the text of a value differs from one process to the next, as an address does.
+    return [
+        pytest.param(name, case, id=f"{name}-{place}" if " at 0x" in repr(case) else f"{name}-{case!r:.40}")
+        for name, found in table.items()
+        for place, case in enumerate(found)
+    ]
 
 
 def also_needed(name):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from celery_sidejob.model.status import ASKABLE, FINISHED, MOVES, Status, is_legal_move
+from celery_sidejob.model.status import ASKABLE, FINISHED, MOVES, Status
 
 # The legal moves in one sentence; the long remark on asking again is "→suspended|completed|failed" of queued.
 SENTENCE = (
@@ -26,12 +26,6 @@ def test_moves_are_those_of_the_contract():
 
 def test_every_status_has_its_moves():
     assert set(MOVES) == {None, *Status}
-
-
-def test_a_move_is_legal_exactly_if_the_contract_names_it():
-    legal = set(moves_of(SENTENCE))
-    for before, after in itertools.product([None, *Status], Status):
-        assert is_legal_move(before, after) == ((before, after) in legal)
 
 
 def test_finished_is_what_wait_waits_for():

@@ -8,12 +8,23 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 from celery_sidejob import RunningJob, Status
+from celery_sidejob.hooks import run
+from celery_sidejob.operations import recovery
 from celery_sidejob.services.sweeper import Sweeper
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
+from tests.tools.waiting import wait_until
+
+pytestmark = pytest.mark.pooled_too
+
+
+def engine_of(stage: Stage) -> Engine:
+    url = stage.database_url.replace("postgresql://", "postgresql+psycopg://")
+    return create_engine(url, connect_args={"prepare_threshold": None})
 
 
 def row(stage: Stage, job: Any, column: str) -> Any:
@@ -42,7 +53,7 @@ def test_a_body_that_raises_a_base_exception_fails_its_job(stage: Stage) -> None
 
 
 def test_what_a_commit_inside_an_abandoned_block_applied_is_not_applied_again(stage: Stage) -> None:
-    engine = create_engine(stage.database_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = engine_of(stage)
 
     def body(job: RunningJob) -> None:
         job.output("o").write("once")
@@ -57,7 +68,7 @@ def test_what_a_commit_inside_an_abandoned_block_applied_is_not_applied_again(st
 
 
 def test_packets_taken_in_an_abandoned_block_are_freed_and_their_reader_asked(stage: Stage) -> None:
-    engine = create_engine(stage.database_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = engine_of(stage)
     reader = stage.job()
     stage.run(reader)
     with stage.sidejob.port_options(notify=False):
@@ -92,13 +103,13 @@ def test_a_forced_timer_set_after_a_termination_is_kept(stage: Stage, lent: bool
     if lent:
         with stage.connect(autocommit=False) as connection:
             other.terminate(transaction=connection)
-            other.run(force=True, countdown=0.2, transaction=connection)
+            other.run(force=True, countdown=3600, transaction=connection)
     else:
 
         def body(job: RunningJob) -> None:
             shown = stage.sidejob.get(other.id)
             shown.terminate()
-            shown.run(force=True, countdown=0.2)
+            shown.run(force=True, countdown=3600)
 
         assert stage.run(stage.job(body)) == "completed"
     stage.drain()
@@ -122,7 +133,7 @@ def test_a_plain_run_noted_during_the_shutdown_revives_nothing(stage: Stage) -> 
 def test_one_locked_job_does_not_keep_back_the_timers_of_others(stage: Stage) -> None:
     busy, other = stage.job(), stage.job()
     stage.drain()
-    with psycopg.connect(stage.database_url) as locking, stage.connect(autocommit=False) as connection:
+    with psycopg.connect(direct(stage.database_url)) as locking, stage.connect(autocommit=False) as connection:
         for number in range(250):
             busy.input("a").write(number, transaction=connection)
         other.run(transaction=connection)
@@ -133,8 +144,42 @@ def test_one_locked_job_does_not_keep_back_the_timers_of_others(stage: Stage) ->
     stage.drain()
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_end_of_its_process_is_not_the_failure_of_a_job(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, masked: bool
+) -> None:
+    """A cold stop strikes in the middle of our statement: the connection is gone, so nothing can be rolled back."""
+    engine = engine_of(stage)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def strike(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "unit_no + 1" in statement:
+            connection.invalidate()
+            raise SystemExit(1)
+
+    def body(job: RunningJob) -> None:
+        try:
+            with Session(engine) as session, job.unit(transaction=session):
+                job.set(reached=True)
+        finally:
+            if masked:
+                raise ConnectionError("the user's own block cannot roll back either")
+
+    monkeypatch.setattr(run, "worker_is_stopping", lambda: True)
+    job = stage.job(body)
+    hold = stage.claim(job)
+    assert hold is not None
+    with pytest.raises(SystemExit):
+        stage.perform(hold)
+    assert row(stage, job, "status") == "running"
+    # Until the server knows that the connection is gone, the job is locked.
+    wait_until(lambda: recovery.release(stage.runtime, job.id, run_no=1, worker_id=stage.worker_id))
+    assert (job.refresh().status, len(stage.sidejob.dead)) == ("queued", 0)
+    engine.dispose()
+
+
 def test_adopting_in_a_lent_unit_is_refused(stage: Stage) -> None:
-    engine = create_engine(stage.database_url.replace("postgresql://", "postgresql+psycopg://"))
+    engine = engine_of(stage)
     orphan = stage.job()
 
     def body(job: RunningJob) -> None:

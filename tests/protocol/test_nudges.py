@@ -10,6 +10,8 @@ import pytest
 from celery_sidejob import Job, RunningJob
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 
 def family(stage: Stage, second_run: Callable[[RunningJob], Any]) -> tuple[Job, Job]:
     """A suspended parent whose next run does `second_run`, and its child, whose first run is owed."""

@@ -11,20 +11,34 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from celery_sidejob.store import aliases, askings, asks, claims, dead, jobs, messages, packets, ports, state
+from celery_sidejob.store import (
+    aliases,
+    askings,
+    asks,
+    claims,
+    counters,
+    dead,
+    jobs,
+    messages,
+    packets,
+    ports,
+    state,
+    statistics,
+)
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 
-MODULES = (aliases, askings, asks, claims, dead, jobs, messages, packets, ports, state)
+MODULES = (aliases, askings, asks, claims, counters, dead, jobs, messages, packets, ports, state, statistics)
 
 READS_ALL = {
-    "claims._HELD": "finds what a dead worker held, once per death",
-    "claims._HELD_BY_NOBODY": "finds what a forgotten worker held, once per lease",
     "dead._COUNT": "counts",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "messages._DEPTH": "counts",
     "messages._LOOK_NOW": "pages through everything after a broker was emptied",
+    "statistics._RESTING": "counts what is not finished; see below",
+    "statistics._TIMERS": "counts",
+    "statistics._UNFINISHED": "counts what is not finished; see below",
 }
 """What reads a table as a whole, and why it may."""
 
@@ -54,6 +68,10 @@ INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
 ANALYZE"""
+
+
+SMALL = {"workers", "leases", "counters", "served_queues", "registry", "meta"}
+"""Tables that do not grow with the number of jobs."""
 
 
 def hot_statements() -> dict[str, Statement]:
@@ -109,8 +127,51 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
     if HOT[name].text.startswith("SET "):
         pytest.skip("no query")
     plan = plan_of(large_store, HOT[name])
-    assert set(scans(plan)) <= {"workers"}, json.dumps(plan, indent=1)
+    assert set(scans(plan)) <= SMALL, json.dumps(plan, indent=1)
 
 
 def test_the_exceptions_are_still_there() -> None:
     assert READS_ALL.keys() <= hot_statements().keys()
+
+
+# -- what is asked every few seconds ---------------------------------------------------------------------------------
+
+FINISHED = """
+INSERT INTO workers (ident) VALUES ('one'), ('two');
+INSERT INTO jobs (id, task, queue, status, ended_at)
+  SELECT n, 'task', 'q' || n % 3, 'completed', now() FROM generate_series(1, 300000) n;
+INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
+  SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(1, 300000) n;
+INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q', 'queued' FROM generate_series(300001, 300500) n;
+INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(300001, 300500) n;
+INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(300001, 300500) n;
+INSERT INTO dead (job_id, task, queue, reason, payload)
+  SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 50000) n;
+ANALYZE"""
+
+
+@pytest.fixture(scope="module")
+def finished_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store where nearly everything is finished."""
+    with databases.fresh(template=database_template) as name:
+        with psycopg.connect(
+            databases.url_of(name),
+            autocommit=True,
+            prepare_threshold=None,
+            options=f"-c search_path={SCHEMA} -c jit=off",
+        ) as connection:
+            connection.execute(FINISHED)
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            yield connection
+
+
+WATCHED = {name: value for name, value in hot_statements().items() if name.startswith(("statistics.", "counters."))}
+WATCHED["messages._DEPTH"] = messages._DEPTH
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_a_monitor_reads_nothing_that_is_finished(finished_store: psycopg.Connection[Any], name: str) -> None:
+    plan = plan_of(finished_store, WATCHED[name])
+
+    assert set(scans(plan)) <= {*SMALL, "messages", "timers"}, json.dumps(plan, indent=1)

@@ -18,13 +18,16 @@ import redis
 
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import Ask, Change, Write
-from celery_sidejob.operations import recovery, runs
-from celery_sidejob.operations.runs import Ending, Unit
+from celery_sidejob.operations import endings, recovery, runs
+from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.runs import Unit
 from celery_sidejob.operations.unit_of_work import Applied
 from celery_sidejob.store import claims, messages, workers
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
+
+pytestmark = pytest.mark.pooled_too
 
 
 @contextmanager
@@ -77,11 +80,6 @@ def aside() -> Iterator[Callable[..., Future[Any]]]:
         yield pool.submit
 
 
-def declare_dead(stage: Stage, worker_id: int) -> None:
-    """Declare a worker dead, as the sweeper does when it has been silent for long enough."""
-    stage.sql("UPDATE workers SET dead_at = now() WHERE id = %s", worker_id)
-
-
 def row(stage: Stage, job: Job, columns: str = "status, run_no, unit_no, losses") -> tuple[Any, ...]:
     """The job's row, as it stands."""
     return stage.sql(f"SELECT {columns} FROM jobs WHERE id = %s", job.id)[0]
@@ -91,7 +89,7 @@ def test_p01_a_zombie_ends_nothing_even_before_the_next_claim(stage: Stage) -> N
     job = stage.job(inports=["a"])
     zombie = stage.claim(job, worker_id=stage.new_worker())
     assert zombie is not None
-    declare_dead(stage, zombie.worker_id)
+    stage.declare_dead(zombie.worker_id)
     stage.sidejob.poll()
     assert row(stage, job) == ("queued", 1, None, 1)
 
@@ -99,7 +97,7 @@ def test_p01_a_zombie_ends_nothing_even_before_the_next_claim(stage: Stage) -> N
         with pytest.raises(LeaseLostError):
             runs.commit(stage.runtime, zombie, Unit())
         with pytest.raises(LeaseLostError):
-            runs.end(stage.runtime, zombie, Unit(), Ending("completed"))  # type: ignore[arg-type]
+            endings.end(stage.runtime, zombie, Unit(), Ending("completed"))  # type: ignore[arg-type]
         if not again:
             heir = stage.claim(job)
     assert heir is not None
@@ -209,7 +207,7 @@ def test_p05_a_forced_run_while_terminating_follows_the_shutdown(stage: Stage) -
 @pytest.mark.parametrize("at", ["claim", "unit", "end"])
 def test_p06_p11_a_commit_whose_answer_is_lost_counts_once(database_url: str, at: str) -> None:
     with TcpProxy.to(database_url) as proxy:
-        stage = Stage(proxy.url_for(database_url))
+        stage = Stage(proxy.url_for(database_url), outside=database_url)
         cuts: list[threading.Event] = []
 
         def body(job: RunningJob) -> None:
@@ -247,15 +245,15 @@ def test_p08_a_worker_that_beats_between_look_and_mark_is_alive(stage: Stage) ->
 
     (seen,) = workers.liveness(connections, schema="sidejob", silence_s=10)
     assert seen.silent
-    assert workers.beat(connections, stage.worker_id)  # it wakes up
+    assert workers.beat(connections, stage.worker_id, schema="sidejob")  # it wakes up
     assert not workers.suspect(connections, stage.worker_id, by="silence", seen=seen.beat_at)
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '1 hour'")
     (seen,) = workers.liveness(connections, schema="sidejob", silence_s=10)
     assert workers.suspect(connections, stage.worker_id, by="silence", seen=seen.beat_at)
-    assert workers.beat(connections, stage.worker_id)
+    assert workers.beat(connections, stage.worker_id, schema="sidejob")
     assert not workers.declare_dead(connections, stage.worker_id, lock_grace_s=0, silence_s=0)
-    assert not recovery.take_back(stage.runtime, job.id, run_no=1, worker_id=stage.worker_id, own=False, loss=True)
+    assert not recovery.rescue(stage.runtime, job.id, run_no=1, worker_id=stage.worker_id)
     assert row(stage, job) == ("running", 1, 0, 0)
 
 
@@ -266,7 +264,7 @@ def test_p08_death_is_declared_once_and_irrevocably(stage: Stage) -> None:
     assert workers.suspect(connections, stage.worker_id, by="lock", seen=seen.beat_at)
     assert not workers.declare_dead(connections, stage.worker_id, lock_grace_s=60, silence_s=0)
     assert workers.declare_dead(connections, stage.worker_id, lock_grace_s=0, silence_s=60)
-    assert not workers.beat(connections, stage.worker_id)
+    assert not workers.beat(connections, stage.worker_id, schema="sidejob")
     job = stage.job()
     assert stage.claim(job) is None  # a dead identity claims nothing
 
@@ -337,9 +335,14 @@ def test_p13_two_jobs_that_write_to_each_other_never_deadlock(stage: Stage, asid
 def deadlocks(stage: Stage) -> int:
     """How many deadlocks this database has seen; a backend tells so at its end at the latest."""
     stage.runtime.connections.close()
-    others = """SELECT count(*) FROM pg_stat_activity
-        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"""
-    wait_until(lambda: stage.sql(others) == [(0,)])
+    others = [
+        pid
+        for (pid,) in stage.sql("""
+        SELECT pid FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'""")
+    ]
+    stage.sql("SELECT pg_terminate_backend(pid) FROM unnest(%s::int[]) pid", others)  # a proxy keeps them
+    wait_until(lambda: stage.sql("SELECT 1 FROM pg_stat_activity WHERE pid = ANY(%s::int[])", others) == [])
     return int(stage.sql("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")[0][0])
 
 
@@ -473,7 +476,7 @@ def test_a_claim_that_cannot_have_its_lock_is_left_to_the_sweeper(stage: Stage) 
     job = stage.job()
     hold = stage.claim(job, worker_id=stage.new_worker())
     assert hold is not None
-    declare_dead(stage, hold.worker_id)
+    stage.declare_dead(hold.worker_id)
     with stage.connect(autocommit=False) as shell:
         shell.execute("SELECT 1 FROM jobs FOR UPDATE")
         assert stage.sidejob.poll().rescued == 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 import psycopg
@@ -16,9 +17,14 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
-from celery_sidejob.store import migrate
+from celery_sidejob.store import migrate, revisions, workers
 from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.revisions import KNOWN
+from tests.tools.pgbouncer import direct
+from tests.tools.roles import a_role
 from tests.tools.waiting import wait_until
+
+pytestmark = pytest.mark.pooled_too
 
 OWNER = {"app": "shop", "broker": "redis 0"}
 
@@ -39,11 +45,14 @@ CATALOGUE = {
     "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %(schema)s ORDER BY 1",
 }
 
+FURTHER = f"{int(KNOWN) + 1:04}"
+"""The revision that a test adds."""
+
 SECOND = """
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "NEXT"
+down_revision = "HEAD"
 
 
 def upgrade():
@@ -53,8 +62,8 @@ def upgrade():
 CONCURRENT_INDEX = """
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "NEXT"
+down_revision = "HEAD"
 
 
 def upgrade():
@@ -82,22 +91,23 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_migration(scripts: Path, text: str) -> None:
-    (scripts / "versions" / "0002_second.py").write_text(text)
+    (scripts / "versions" / "further.py").write_text(text.replace("NEXT", FURTHER).replace("HEAD", KNOWN))
 
 
 def execute(url: str, statement: str, *parameters: object) -> list[tuple[object, ...]]:
-    with psycopg.connect(url, autocommit=True) as connection:
+    with psycopg.connect(direct(url), autocommit=True) as connection:
         cursor = connection.execute(statement, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
 
 def catalogue(url: str, schema: str = "sidejob") -> dict[str, list[tuple[object, ...]]]:
-    with psycopg.connect(url) as connection:
+    with psycopg.connect(direct(url)) as connection:
         return {part: connection.execute(query, {"schema": schema}).fetchall() for part, query in CATALOGUE.items()}
 
 
 def facts(url: str) -> dict[object, object]:
-    return dict(execute(url, "SELECT key, value FROM sidejob.meta"))
+    """What is recorded, but for the schema's random name."""
+    return dict(execute(url, "SELECT key, value FROM sidejob.meta WHERE key <> 'identity'"))
 
 
 # --- the migrations themselves ------------------------------------------------------------------------------------
@@ -109,11 +119,67 @@ def test_revisions_are_numbers_without_gaps() -> None:
     assert sorted(revisions) == [f"{number:04}" for number in range(1, len(revisions) + 1)]
 
 
+def test_the_code_knows_the_newest_revision() -> None:
+    assert migrate.head() == KNOWN
+
+
+FROZEN = "deb5bac69f9f3c579173c7039735ba45a1c1a0a1ef04685c0a3335a6de011bdc"
+"""The hash of the first migration's DDL. It stays as it is: what it makes is changed by further migrations."""
+
+
+def test_the_first_migration_stays_as_it_is() -> None:
+    first = ScriptDirectory(str(migrate._scripts())).get_revision("0001").module
+
+    assert hashlib.sha256(first.DDL.encode()).hexdigest() == FROZEN
+
+
+def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurrently(empty_database_url: str) -> None:
+    url = empty_database_url
+    files = """
+        SELECT relname, pg_relation_filenode(oid) FROM pg_class
+        WHERE relnamespace = 'sidejob'::regnamespace AND relkind IN ('r', 'i')"""
+    migrate.upgrade(url, to="0001")
+    execute(url, "INSERT INTO sidejob.jobs (task, queue) SELECT 't', 'q' FROM generate_series(1, 100)")
+    for number in range(2, int(KNOWN) + 1):
+        before = dict(execute(url, files))
+        written = io.StringIO()
+        migrate.upgrade_sql("sidejob", written, since=f"{number - 1:04}")
+        added = re.findall(r"CREATE (?:UNIQUE )?INDEX (\w+)", written.getvalue())
+
+        migrate.upgrade(url, to=f"{number:04}")
+
+        after = dict(execute(url, files))
+        assert {name: after[name] for name in before} == before
+        assert set(added) <= {"CONCURRENTLY"}
+
+
+def test_steps_lead_to_the_same_schema_as_one_leap(databases, empty_database_url: str) -> None:
+    for number in range(1, int(KNOWN) + 1):
+        migrate.upgrade(empty_database_url, to=f"{number:04}")
+    with databases.fresh() as name:
+        migrate.upgrade(databases.url_of(name))
+
+        assert catalogue(empty_database_url) == catalogue(databases.url_of(name))
+
+
+def test_a_concurrent_step_that_was_cut_off_is_done_again(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, to="0001")
+    execute(empty_database_url, "ALTER TABLE sidejob.workers ADD COLUMN revision text")
+    execute(empty_database_url, "CREATE INDEX messages_locked_by_idx ON sidejob.messages (task_id)")
+    hidden = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'sidejob.messages_locked_by_idx'::regclass"
+    execute(empty_database_url, hidden)
+
+    assert migrate.upgrade(empty_database_url) == KNOWN
+
+    made = "SELECT pg_get_indexdef('sidejob.messages_locked_by_idx'::regclass)"
+    assert "(locked_by) WHERE" in str(execute(empty_database_url, made))
+
+
 def test_head_follows_the_scripts(scripts: Path) -> None:
     assert migrate.head() == ScriptDirectory(str(scripts)).get_current_head()
 
     add_migration(scripts, SECOND)
-    assert migrate.head() == "0002"
+    assert migrate.head() == FURTHER
 
 
 @pytest.mark.parametrize("place", ["celery_sidejob/alembic", "alembic"])
@@ -181,7 +247,7 @@ def test_the_owner_is_recorded_when_it_is_first_told(empty_database_url: str) ->
 
 
 def test_a_schema_that_somebody_else_made_is_filled_without_the_right_to_make_one(empty_database_url: str) -> None:
-    with a_role(empty_database_url) as (role, url):
+    with a_role(direct(empty_database_url)) as (role, url):
         execute(empty_database_url, f"CREATE SCHEMA sidejob AUTHORIZATION {role}")
 
         assert migrate.upgrade(url, owner=OWNER) == migrate.head()
@@ -207,7 +273,7 @@ def test_several_processes_upgrade_at_once(empty_database_url: str) -> None:
 
 
 def test_upgrades_of_one_schema_take_turns(empty_database_url: str) -> None:
-    with ThreadPoolExecutor() as threads, psycopg.connect(empty_database_url) as other:
+    with ThreadPoolExecutor() as threads, psycopg.connect(direct(empty_database_url)) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
         upgrading = threads.submit(migrate.upgrade, empty_database_url)
         wait_until(lambda: queries_of_upgrades(empty_database_url) == ["ROLLBACK"])  # it has asked
@@ -220,7 +286,7 @@ def test_upgrades_of_one_schema_take_turns(empty_database_url: str) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_an_upgrade_does_not_wait_for_ever_for_another(empty_database_url: str) -> None:
-    with psycopg.connect(empty_database_url) as other:
+    with psycopg.connect(direct(empty_database_url)) as other:
         other.execute("SELECT pg_advisory_xact_lock(%s, hashtext('sidejob'))", [migrate.UPGRADE_LOCK])
 
         with pytest.raises(SchemaError, match=r"Another upgrade of schema 'sidejob' .* nothing was changed"):
@@ -233,7 +299,7 @@ def test_a_second_migration_is_applied_to_what_is_there(empty_database_url: str,
     execute(empty_database_url, "INSERT INTO sidejob.jobs (task, queue) VALUES ('t', 'q')")
     add_migration(scripts, SECOND)
 
-    assert migrate.upgrade(empty_database_url, owner=OWNER) == "0002"
+    assert migrate.upgrade(empty_database_url, owner=OWNER) == FURTHER
 
     assert execute(empty_database_url, "SELECT task, colour FROM sidejob.jobs") == [("t", None)]
 
@@ -244,7 +310,7 @@ def test_a_migration_that_fails_leaves_the_revision_before_it(empty_database_url
     with pytest.raises(Exception, match="division by zero"):
         migrate.upgrade(empty_database_url, owner=OWNER)
 
-    assert migrate.current(empty_database_url) == "0001"
+    assert migrate.current(empty_database_url) == KNOWN
     assert not execute(empty_database_url, "SELECT 1 FROM pg_attribute WHERE attname = 'colour'")
 
 
@@ -263,12 +329,12 @@ def test_a_migration_tries_again_for_a_table_that_is_in_use(
         tries.update(execute(empty_database_url, waiting))
         return len(tries) > 1  # each try is a connection of its own
 
-    with ThreadPoolExecutor() as threads, psycopg.connect(empty_database_url) as reader:
+    with ThreadPoolExecutor() as threads, psycopg.connect(direct(empty_database_url)) as reader:
         reader.execute("SELECT count(*) FROM sidejob.jobs")
         upgrading = threads.submit(migrate.upgrade, empty_database_url)
         wait_until(has_tried_twice)
         reader.commit()
-        assert upgrading.result(30) == "0002"
+        assert upgrading.result(30) == FURTHER
 
 
 @pytest.mark.usefixtures("impatient")
@@ -276,13 +342,13 @@ def test_a_table_that_stays_in_use_is_named(empty_database_url: str, scripts: Pa
     migrate.upgrade(empty_database_url)
     add_migration(scripts, SECOND)
 
-    with psycopg.connect(empty_database_url) as reader:
+    with psycopg.connect(direct(empty_database_url)) as reader:
         reader.execute("SELECT count(*) FROM sidejob.jobs")
         with pytest.raises(SchemaError, match=r"could not be migrated, 2 times \(.*lock timeout\).*end the trans"):
             migrate.upgrade(empty_database_url)
 
-    assert migrate.current(empty_database_url) == "0001"
-    assert migrate.upgrade(empty_database_url) == "0002"
+    assert migrate.current(empty_database_url) == KNOWN
+    assert migrate.upgrade(empty_database_url) == FURTHER
 
 
 def test_an_index_is_built_concurrently_while_another_upgrade_waits(empty_database_url: str, scripts: Path) -> None:
@@ -293,12 +359,12 @@ def test_an_index_is_built_concurrently_while_another_upgrade_waits(empty_databa
         queries = queries_of_upgrades(empty_database_url)
         return "ROLLBACK" in queries and any("CONCURRENTLY" in query for query in queries)
 
-    with ThreadPoolExecutor() as threads, psycopg.connect(empty_database_url) as writer:
+    with ThreadPoolExecutor() as threads, psycopg.connect(direct(empty_database_url)) as writer:
         writer.execute("INSERT INTO sidejob.jobs (task, queue) VALUES ('t', 'q')")
         upgrades = [threads.submit(migrate.upgrade, empty_database_url) for _ in range(2)]
         wait_until(one_builds_and_one_waits)
         writer.commit()
-        assert [upgrade.result(30) for upgrade in upgrades] == ["0002", "0002"]
+        assert [upgrade.result(30) for upgrade in upgrades] == [FURTHER, FURTHER]
 
     index = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('sidejob.jobs_task_idx')"
     assert execute(empty_database_url, index) == [(True,)]
@@ -320,15 +386,15 @@ def test_a_missing_schema_is_refused(empty_database_url: str, made: bool) -> Non
     )
 
 
-def test_an_older_schema_is_refused(empty_database_url: str, scripts: Path) -> None:
-    migrate.upgrade(empty_database_url)
-    add_migration(scripts, SECOND)
+def test_an_older_schema_is_refused(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate.upgrade(empty_database_url, to="0001")
+    monkeypatch.setattr(migrate, "head", lambda: "0003")
 
     with pytest.raises(SchemaError) as refused:
         migrate.check(empty_database_url)
 
     assert str(refused.value) == (
-        "Schema 'sidejob' is at revision 0001, older than this version of celery_sidejob needs (0002): "
+        "Schema 'sidejob' is at revision 0001, older than this version of celery_sidejob runs on (0002 or newer): "
         "run `celery -A <app> sidejob db upgrade`."
     )
 
@@ -355,7 +421,6 @@ def test_neighbouring_revisions_are_accepted_once_they_are_supported(
 ) -> None:
     migrate.upgrade(empty_database_url)
     execute(empty_database_url, "UPDATE sidejob.alembic_version SET version_num = '0005'")
-    monkeypatch.setattr(migrate, "SUPPORTED", range(-1, 2))
     monkeypatch.setattr(migrate, "head", lambda: f"{5 - distance:04}")
 
     with pytest.raises(SchemaError, match=refused) if refused else nullcontext():
@@ -390,7 +455,8 @@ def test_another_owner_is_refused(empty_database_url: str, act, other: str) -> N
     with pytest.raises(SchemaError) as refused:
         act(empty_database_url, owner={**OWNER, **owner})
 
-    assert str(refused.value) == f"Schema 'sidejob' belongs to {said}"
+    moved = "If it has moved on purpose, stop all workers and run `celery -A <app> sidejob db reassign`."
+    assert str(refused.value) == f"Schema 'sidejob' belongs to {said} {moved}"
     assert facts(empty_database_url) == {**OWNER, "format": "1"}
 
 
@@ -401,7 +467,7 @@ def test_another_owner_migrates_nothing(empty_database_url: str, scripts: Path) 
     with pytest.raises(SchemaError, match="belongs to the app 'shop'"):
         migrate.upgrade(empty_database_url, owner={**OWNER, "app": "blog"})
 
-    assert migrate.current(empty_database_url) == "0001"
+    assert migrate.current(empty_database_url) == KNOWN
 
 
 @pytest.mark.parametrize("act", [migrate.check, migrate.upgrade])
@@ -437,8 +503,10 @@ def test_another_programs_tables_are_left_alone(empty_database_url: str) -> None
 def test_a_missing_right_is_named(empty_database_url: str, act) -> None:
     migrate.upgrade(empty_database_url)
 
-    with a_role(empty_database_url) as (_, url):
-        with pytest.raises(SchemaError, match=r"lacks a right .*\(permission denied for schema sidejob\): grant it"):
+    with a_role(direct(empty_database_url)) as (_, url):
+        with pytest.raises(
+            SchemaError, match=r"lacks a right .*\(permission denied for schema sidejob\).*db grants <user>"
+        ):
             act(url)
 
 
@@ -459,6 +527,123 @@ def test_check_uses_connections_that_are_there(empty_database_url: str) -> None:
         connections.close()
 
 
+# --- what older workers need --------------------------------------------------------------------------------------
+
+CONTRACTION = """
+from alembic import op
+
+revision = "NEXT"
+down_revision = "HEAD"
+oldest_worker = "0002"
+
+
+def upgrade():
+    op.execute("ALTER TABLE sidejob.jobs DROP COLUMN created_by")
+"""
+
+
+def test_nothing_is_taken_from_older_workers_that_run(
+    empty_database_url: str, scripts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = empty_database_url
+    migrate.upgrade(url)
+    with closing(Connections(url, "sidejob")) as connections:
+        newer = workers.register(connections, "new:1:x")
+        with monkeypatch.context() as patch:
+            patch.setattr(revisions, "KNOWN", "0001")
+            older = workers.register(connections, "old:77:x")
+        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", "0002"), ("old:77:x", None)]
+        add_migration(scripts, CONTRACTION)
+
+        with pytest.raises(SchemaError) as refused:
+            migrate.upgrade(url)
+
+        assert str(refused.value) == (
+            f"Revision {FURTHER} takes away what workers of a version before revision 0002 need, and of those some "
+            "run: old pid 77. Deploy a newer version to them and run `celery -A <app> sidejob db upgrade` again; "
+            "nothing was changed."
+        )
+        assert migrate.current(url) == KNOWN
+        workers.leave(connections, older)
+        assert migrate.upgrade(url) == FURTHER
+        assert workers.beat(connections, newer, schema="sidejob")
+
+
+def test_where_workers_do_not_tell_all_count_as_older(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url, to="0001")
+    add_migration(scripts, CONTRACTION)
+    with closing(Connections(empty_database_url, "sidejob")) as connections:
+        worker = workers.register(connections, "old:77:x")
+        with pytest.raises(SchemaError, match="old pid 77"):
+            migrate.upgrade(empty_database_url)
+        assert migrate.current(empty_database_url) == "0001"
+        workers.leave(connections, worker)
+
+    assert migrate.upgrade(empty_database_url) == FURTHER
+
+
+# --- another owner on purpose -------------------------------------------------------------------------------------
+
+
+def test_a_schema_is_given_to_another_broker_and_what_waits_is_published_there(empty_database_url: str) -> None:
+    url, moved = empty_database_url, {**OWNER, "broker": "redis 1"}
+    migrate.upgrade(url, owner=OWNER)
+    execute(url, "INSERT INTO sidejob.jobs (task, queue) SELECT 't', 'q' FROM generate_series(1, 2500)")
+    execute(
+        url,
+        """
+        INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+        SELECT 'm' || id, id, 1, 'q', now(), now() + interval '6 h', '6 h' FROM sidejob.jobs""",
+    )
+
+    assert migrate.reassign(url, owner=moved) == OWNER
+
+    migrate.check(url, owner=moved)
+    with pytest.raises(SchemaError, match="belongs to the broker 'redis 1'"):
+        migrate.check(url, owner=OWNER)
+    due = "SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL AND look_at <= now()"
+    assert execute(url, due) == [(2500,)]
+    assert migrate.reassign(url, owner=moved) == moved
+
+
+def test_a_schema_with_workers_that_run_is_not_given_away(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    with closing(Connections(empty_database_url, "sidejob")) as connections:
+        running = [workers.register(connections, f"host{number}:7:x") for number in range(5)]
+
+        with pytest.raises(SchemaError, match=r"workers that run \(host0 pid 7, host1 pid 7, host2 pid 7 and 2 more\)"):
+            migrate.reassign(empty_database_url, owner={**OWNER, "app": "blog"})
+
+        assert facts(empty_database_url) == {**OWNER, "format": "1"}
+        migrate.reassign(empty_database_url, owner=OWNER)  # nothing changes hands
+        for worker in running:
+            workers.leave(connections, worker)
+        assert migrate.reassign(empty_database_url, owner={**OWNER, "app": "blog"}) == OWNER
+
+
+def test_what_is_not_there_is_not_given_away(empty_database_url: str) -> None:
+    with pytest.raises(SchemaError, match="missing"):
+        migrate.reassign(empty_database_url, owner=OWNER)
+
+
+# --- a name of its own --------------------------------------------------------------------------------------------
+
+
+def test_each_schema_is_given_a_name_once(databases, empty_database_url: str) -> None:
+    name = "SELECT value FROM sidejob.meta WHERE key = 'identity'"
+    migrate.upgrade(empty_database_url)
+    ((first,),) = execute(empty_database_url, name)
+    migrate.upgrade(empty_database_url)
+    assert execute(empty_database_url, name) == [(first,)]
+
+    written = io.StringIO()
+    migrate.upgrade_sql("sidejob", written)
+    with databases.fresh() as other:
+        execute(databases.url_of(other), written.getvalue())
+        ((second,),) = execute(databases.url_of(other), name)
+    assert first != second
+
+
 # --- offline ------------------------------------------------------------------------------------------------------
 
 
@@ -475,6 +660,21 @@ def test_the_sql_for_a_dba_makes_the_same_schema(databases, empty_database_url: 
         assert facts(by_hand) == facts(empty_database_url)
         rows = "SELECT * FROM sidejob.leases"
         assert [row[:2] for row in execute(by_hand, rows)] == [row[:2] for row in execute(empty_database_url, rows)]
+
+
+def test_the_sql_from_a_revision_on_is_what_was_added(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, to="0001")
+    written = io.StringIO()
+    migrate.upgrade_sql("sidejob", written, since="0001")
+
+    for statement in written.getvalue().split(";"):  # as psql does: those outside of a transaction must stay there
+        if statement.strip():
+            execute(empty_database_url, statement)
+
+    assert migrate.current(empty_database_url) == KNOWN
+    migrate.check(empty_database_url)
+    with pytest.raises(SchemaError, match="There is no revision '0'"):
+        migrate.upgrade_sql("sidejob", written, since="0")
 
 
 def test_the_sql_needs_no_database_and_names_no_owner_unless_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -524,16 +724,3 @@ def queries_of_upgrades(url: str) -> list[str]:
         "SELECT query FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'celery_sidejob'",
     )
     return [str(query) for (query,) in found]
-
-
-@contextmanager
-def a_role(url: str) -> Iterator[tuple[str, str]]:
-    """A user without rights in this database: its name and its URL."""
-    role = f"sidejob_test_{url.rpartition('_')[2]}"
-    execute(url, f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
-    try:
-        scheme, rest = url.split("://")
-        yield role, f"{scheme}://{role}:secret@{rest.rpartition('@')[2]}"
-    finally:
-        execute(url, f"DROP OWNED BY {role} CASCADE")
-        execute(url, f"DROP ROLE {role}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import io
-import pkgutil
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,13 +10,13 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import store
 from celery_sidejob.model.status import Status
 from celery_sidejob.store import migrate
-from celery_sidejob.store.statement import STATEMENTS, Statement
-
-for module in pkgutil.iter_modules(store.__path__):
-    importlib.import_module(f"{store.__name__}.{module.name}")
+from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.statement import Statement
+from tests.tools.databases import Databases
+from tests.tools.pgbouncer import direct
+from tests.tools.statements import numbered, statements
 
 SCHEMA = "sidejob"
 
@@ -36,7 +34,7 @@ UTILITY = re.compile(r"SET LOCAL\b", re.IGNORECASE)
 
 @pytest.fixture
 def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url) as connection:
+    with psycopg.connect(direct(database_url)) as connection:
         yield connection
         connection.rollback()
 
@@ -44,40 +42,72 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
 # --- statements ---------------------------------------------------------------------------------------------------
 
 
-def numbered(statement: Statement) -> str:
-    """The statement as PREPARE wants it: $1 for the first name, and for each further place of that name."""
-    numbers: dict[str, str] = {}
-
-    def number(place: re.Match[str]) -> str:
-        return "%" if place[0] == "%%" else numbers.setdefault(place[1], f"${len(numbers) + 1}")
-
-    return re.sub(r"%%|%\((\w+)\)s", number, statement.render(SCHEMA))
-
-
-def where(statement: Statement) -> str:
-    """In which module the statement is, and its name there."""
-    for found in pkgutil.iter_modules(store.__path__):
-        names = vars(importlib.import_module(f"{store.__name__}.{found.name}")).items()
-        for name, value in names:
-            if value is statement or (isinstance(value, dict) and statement in value.values()):
-                return f"{found.name}.{name}"
-    return statement.text
-
-
 def test_every_statement_fits_the_schema(connection: psycopg.Connection[Any]) -> None:
-    assert len(STATEMENTS) > 50
+    connection.execute("SET search_path = ''")  # a session's own belongs to its owner: every name says its schema
     failures = {}
-    for statement in STATEMENTS:
+    for where, statement in statements().items():
         try:
             with connection.transaction(force_rollback=True):
                 if UTILITY.match(statement.text):
                     connection.execute(statement.render(SCHEMA))
                 else:
-                    connection.execute(f"PREPARE probe AS {numbered(statement)}")
+                    connection.execute(f"PREPARE probe AS {numbered(statement, SCHEMA)[0]}")
                     connection.execute("DEALLOCATE probe")
         except psycopg.Error as error:
-            failures[where(statement)] = str(error)
+            failures[where] = str(error)
     assert failures == {}
+
+
+def test_every_statement_fits_the_revision_before_or_says_since_when(databases: Databases) -> None:
+    """So that this version runs on a schema that is not upgraded yet."""
+    before = f"{int(KNOWN) - 1:04}"
+    failures = {}
+    with databases.fresh() as name:
+        migrate.upgrade(databases.url_of(name), to=before)
+        with psycopg.connect(databases.url_of(name)) as connection:
+            for where, statement in statements().items():
+                if statement.since > before or UTILITY.match(statement.text):
+                    continue
+                try:
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(f"PREPARE probe AS {numbered(statement, SCHEMA)[0]}")
+                        connection.execute("DEALLOCATE probe")
+                except psycopg.Error as error:
+                    failures[where] = str(error)
+    assert failures == {}
+    assert {statement.since for statement in statements().values()} <= {
+        f"{number:04}" for number in range(1, int(KNOWN) + 1)
+    }
+
+
+SESSIONS = re.compile(
+    r"\bSET\s+(?!LOCAL\b)(SESSION\b|\w+\s*(=|TO)\s)|\bLISTEN\b|\bUNLISTEN\b|\bNOTIFY\b|\bTEMP(ORARY)?\b|\bPREPARE\b|"
+    r"\bDECLARE\b|set_config\([^()]*false\)|pg_(try_)?advisory_lock\(",
+    re.IGNORECASE,
+)
+"""What would be kept in a session, and lost or left to another behind a pooling proxy."""
+
+
+def test_nothing_is_kept_in_a_session_but_the_liveness_lock() -> None:
+    assigning = re.compile(r"\bDO UPDATE\s+SET\b|\bUPDATE\b.*?\bSET\b", re.IGNORECASE | re.DOTALL)
+    found = {where for where, one in statements().items() if SESSIONS.search(assigning.sub("", one.text))}
+
+    assert found == {"workers._TAKE_LOCK"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SET search_path = x",
+        "SET SESSION x = 1",
+        "LISTEN jobs",
+        "CREATE TEMP TABLE x (y int)",
+        "SELECT set_config('x', 'y', false)",
+        "SELECT pg_advisory_lock(1)",
+    ],
+)
+def test_what_is_kept_in_a_session_would_be_seen(text: str) -> None:
+    assert SESSIONS.search(text)
 
 
 # --- indexes ------------------------------------------------------------------------------------------------------
@@ -162,7 +192,7 @@ def assignments(statement: Statement) -> set[str]:
 
 
 def test_the_columns_that_a_run_changes_are_those_of_the_statements() -> None:
-    changed = set().union(*map(assignments, STATEMENTS))
+    changed = set().union(*map(assignments, statements().values()))
 
     assert changed == CHANGED | CHANGED_BY_ADOPTION
 

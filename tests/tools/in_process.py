@@ -17,10 +17,11 @@ from celery.exceptions import Ignore, Retry
 from celery_sidejob import Job, RunningJob, SideJob
 from celery_sidejob.hooks.run import run_claimed
 from celery_sidejob.operations import runs
-from celery_sidejob.operations.runs import Hold
-from celery_sidejob.operations.unit_of_work import apply_noted_asks
+from celery_sidejob.operations.hold import Hold
+from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.store import asks, messages, workers
 from tests.tools.databases import SCHEMA, Databases
+from tests.tools.pgbouncer import direct
 
 ALL_PORTS = {"inports": ["*"], "outports": ["*"]}
 
@@ -29,19 +30,26 @@ class Stage:
     """An app with a store, whose jobs run when the test says so.
 
     The broker is kombu's in memory unless a URL is given: nobody listens to it, and `drain` finds what is due in the
-    store, as a worker would in the broker.
+    store, as a worker would in the broker. Where something stands between it and its store, `outside` is the URL by
+    which the test looks on.
     """
 
-    def __init__(self, database_url: str, *, broker: str = "memory://", **settings: Any) -> None:
+    def __init__(
+        self, database_url: str, *, broker: str = "memory://", outside: str | None = None, **settings: Any
+    ) -> None:
         self.database_url = database_url
+        self._outside = direct(outside or database_url)
         self.app = Celery("stage", broker=broker, set_as_current=False)
         self.app.conf.update(sidejob_database_url=database_url, **settings)
         self.sidejob = SideJob(self.app)
         self.raised: dict[int, BaseException] = {}
         """What bodies raised last, by the job's id."""
+        self.ignored: dict[int, str] = {}
+        """Why the last run was nothing that Celery is to tell of, by the job's id: it is suspended, or was refused."""
         self.holds: dict[int, Hold] = {}
         """What was claimed last, by the job's id."""
         self._bodies: dict[int, Callable[..., Any]] = {}
+        self._disproved: BaseException | None = None
         self._numbers = itertools.count(1)
         self._tables: list[str] = []
         self._looking = self.connect()
@@ -97,16 +105,25 @@ class Stage:
         return hold
 
     def perform(self, hold: Hold) -> Any:
-        """Run what was claimed and return the body's value; what it raised is in `raised`."""
+        """Run what was claimed and return the body's value; what it raised is in `raised`.
+
+        What a body asserts is the test's: it is raised here, for the package would only see a run that fails.
+        """
         self.raised.pop(hold.job_id, None)
+        self.ignored.pop(hold.job_id, None)
         task = self.app.tasks[Job(hold.job_id, runtime=self.runtime).task]
         try:
             return run_claimed(task, self.runtime, hold, Context({"id": str(uuid.uuid4()), "called_directly": False}))
-        except (Ignore, Retry):
+        except (Ignore, Retry) as reason:
+            self.ignored[hold.job_id] = str(reason)
             return None
         except Exception as error:
             self.raised[hold.job_id] = error
             return None
+        finally:
+            disproved, self._disproved = self._disproved, None
+            if disproved is not None:
+                raise disproved
 
     def drain(self, most: int = 1000) -> int:
         """Run whatever is due until nothing is, and return how many runs that took."""
@@ -143,6 +160,12 @@ class Stage:
         """Enter a worker, and return the identity under which it claims."""
         return workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
 
+    def declare_dead(self, worker_id: int) -> None:
+        """Declare a worker dead, as the sweeper does when it was suspected and silent for long enough."""
+        self.sql(
+            "UPDATE workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now() WHERE id = %s", worker_id
+        )
+
     # -- looking at the store ------------------------------------------------------------------------------------
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -151,9 +174,9 @@ class Stage:
         return cursor.fetchall() if cursor.description else []
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """A connection of the test's own, in autocommit, to be closed by it (`with` does)."""
+        """A connection of the test's own, past any proxy, in autocommit, to be closed by it (`with` does)."""
         defaults: dict[str, Any] = {"autocommit": True, "options": f"-c search_path={SCHEMA}"}
-        return psycopg.connect(self.database_url, **{**defaults, **options})
+        return psycopg.connect(self._outside, **{**defaults, **options})
 
     def row_counts(self) -> dict[str, int]:
         """How many rows each of our tables has."""
@@ -163,6 +186,14 @@ class Stage:
         counts = ", ".join(f'(SELECT count(*) FROM "{name}")' for name in self._tables)
         return dict(zip(self._tables, self.sql(f"SELECT {counts}")[0], strict=True))
 
+    def everything(self) -> dict[str, list[str]]:
+        """Every row of every table as text, but for who is alive: what must not change where nothing may happen."""
+        return {
+            name: [row for (row,) in self.sql(f'SELECT t::text FROM "{name}" t ORDER BY 1')]
+            for name in self.row_counts()
+            if name not in ("workers", "leases")
+        }
+
     def broken_rules(self) -> list[str]:
         """Which rules of the protocol that span several rows are broken; none, whenever it is asked."""
         return [name for name, statement in RULES.items() if self.sql(statement)]
@@ -170,7 +201,11 @@ class Stage:
     # -- bodies --------------------------------------------------------------------------------------------------
 
     def _call(self, job: RunningJob, number: int) -> Any:
-        return self._bodies[number](job)
+        try:
+            return self._bodies[number](job)
+        except (AssertionError, pytest.fail.Exception) as error:
+            self._disproved = error
+            raise
 
     @staticmethod
     def _idle(job: RunningJob) -> None:
@@ -210,7 +245,8 @@ RULES = {
 
 EMPTY = """
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
-    DELETE FROM askings; UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
+    DELETE FROM askings; DELETE FROM counters;
+    UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
 
 
 @pytest.fixture(scope="session")
@@ -221,9 +257,9 @@ def stage_database_url(databases: Databases, database_template: str) -> Iterator
 
 
 @pytest.fixture
-def stage(stage_database_url: str) -> Iterator[Stage]:
+def stage(stage_database_url: str, store_url: Callable[[str], str]) -> Iterator[Stage]:
     """An app of this test's own, whose jobs run in this process when the test says so; its rows keep the rules."""
-    made = Stage(stage_database_url)
+    made = Stage(store_url(stage_database_url))
     try:
         yield made
         assert made.broken_rules() == []

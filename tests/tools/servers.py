@@ -1,6 +1,7 @@
 """Fixtures that give real servers: the machine's own where the environment names them, else throwaway ones.
 
 SIDEJOB_TEST_DATABASE_URL   a Postgres where we may create and drop databases (postgresql://user@host/database)
+SIDEJOB_TEST_PGBOUNCER      1: every test reaches its store through a PgBouncer in transaction mode, of our own
 SIDEJOB_TEST_REDIS_URL      a Redis or Valkey whose 16 databases we may EMPTY
 SIDEJOB_TEST_AMQP_URL       a RabbitMQ; without it the tests that need one are skipped
 SIDEJOB_TEST_RABBITMQCTL    how to administer that RabbitMQ, e.g. "docker exec rabbit rabbitmqctl"; by default
@@ -15,7 +16,7 @@ import secrets
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -24,6 +25,7 @@ import redis
 from celery_sidejob import embedded
 from tests.tools.databases import Databases, prepare_template
 from tests.tools.freezing import family, thaw
+from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
 
 REDIS_DATABASES = 16
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -55,18 +57,72 @@ def database_template(databases: Databases) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_url: str) -> Iterator[PgBouncer]:
+    """A PgBouncer in transaction mode before this run's Postgres."""
+    if PROGRAM is None:
+        pytest.skip(MISSING)
+    with PgBouncer(postgres_url) as server:
+        yield server
+
+
 @pytest.fixture
-def database_url(databases: Databases, database_template: str) -> Iterator[str]:
+def pooled() -> bool:
+    """Whether the test reaches its store through a PgBouncer; tests marked `pooled_too` run both ways."""
+    return bool(os.environ.get("SIDEJOB_TEST_PGBOUNCER"))
+
+
+@pytest.fixture
+def store_url(
+    pooled: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], str]]:
+    """Makes of the URL of a database the one by which the test reaches it.
+
+    Through a PgBouncer the liveness lock alone goes past it, as in production: by `SIDEJOB_DIRECT_URL`.
+    """
+    if not pooled:
+        yield lambda url: url
+        return
+    server: PgBouncer = request.getfixturevalue("pgbouncer")
+    reached: list[str] = []
+
+    def through(url: str) -> str:
+        if not reached:  # the first one a test asks for is its store
+            monkeypatch.setenv("SIDEJOB_DIRECT_URL", url)
+        reached.append(url)
+        return server.url_of(url)
+
+    yield through
+
+
+@pytest.fixture(scope="module")
+def module_store_url(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
+    """As `store_url`, for a store that all tests of a module share."""
+    if not os.environ.get("SIDEJOB_TEST_PGBOUNCER"):
+        yield lambda url: url
+        return
+    server: PgBouncer = request.getfixturevalue("pgbouncer")
+    with pytest.MonkeyPatch.context() as patch:
+
+        def through(url: str) -> str:
+            patch.setenv("SIDEJOB_DIRECT_URL", url)
+            return server.url_of(url)
+
+        yield through
+
+
+@pytest.fixture
+def database_url(databases: Databases, database_template: str, store_url: Callable[[str], str]) -> Iterator[str]:
     """A database of this test's own with our schema in it."""
     with databases.fresh(template=database_template) as name:
-        yield databases.url_of(name)
+        yield store_url(databases.url_of(name))
 
 
 @pytest.fixture
-def empty_database_url(databases: Databases) -> Iterator[str]:
+def empty_database_url(databases: Databases, store_url: Callable[[str], str]) -> Iterator[str]:
     """A database of this test's own with nothing in it."""
     with databases.fresh() as name:
-        yield databases.url_of(name)
+        yield store_url(databases.url_of(name))
 
 
 @pytest.fixture
@@ -98,8 +154,13 @@ def redis_server_url() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def redis_database_numbers() -> Iterator[int]:
-    """The number of the next test's database: a late message of the last test meets nobody in it."""
-    return itertools.cycle(range(REDIS_DATABASES))
+    """The number of the next test's database: a late message of the last test meets nobody in it.
+
+    Processes of pytest-xdist that share a given Redis have their databases apart.
+    """
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return itertools.cycle(range(own, REDIS_DATABASES, processes))
 
 
 @pytest.fixture
@@ -146,6 +207,17 @@ def amqp_url(amqp_server_url: str, rabbitmqctl: list[str] | None) -> Iterator[st
         yield parts._replace(path=f"/{quote(vhost, safe='')}").geturl()
     finally:
         subprocess.run([*rabbitmqctl, "delete_vhost", vhost], check=True, capture_output=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pooled_too: runs directly and, where there is one, through a PgBouncer")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Have tests marked `pooled_too` run both ways."""
+    if "pooled" in metafunc.fixturenames and metafunc.definition.get_closest_marker("pooled_too") is not None:
+        ways = [True] if os.environ.get("SIDEJOB_TEST_PGBOUNCER") else [False, True]
+        metafunc.parametrize("pooled", ways, ids=["pgbouncer" if way else "direct" for way in ways])
 
 
 def _thaw(server: embedded.Postgres | embedded.Valkey) -> None:

@@ -19,7 +19,17 @@ from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
-KEPT_VARIABLES = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "COVERAGE_PROCESS_START")
+KEPT_VARIABLES = (
+    "PATH",
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "COVERAGE_PROCESS_START",
+    "SIDEJOB_DIRECT_URL",  # of a test whose store is behind a PgBouncer
+)
 LOG_TAIL_LINES = 60
 READY_TIMEOUT_S = 30.0
 
@@ -156,6 +166,7 @@ class Processes:
         self._directory = directory
         self._guard = guard
         self._numbers = itertools.count(1)
+        self._logs = itertools.count()
         directory.mkdir(exist_ok=True)
 
     def start(
@@ -191,9 +202,9 @@ class Processes:
         extra: Sequence[str] = (),
         name: str | None = None,
         cwd: Path | None = None,
-        ready_timeout: float = READY_TIMEOUT_S,
+        ready_timeout: float | None = READY_TIMEOUT_S,
     ) -> WorkerProcess:
-        """Start a worker and return when it is ready to be given tasks."""
+        """Start a worker and return when it is ready to be given tasks; at once if `ready_timeout` is None."""
         name = name or f"worker{next(self._numbers)}"
         nodename = f"{name}@test"
         argv = [
@@ -210,7 +221,8 @@ class Processes:
             argv += ["-Q", queues if isinstance(queues, str) else ",".join(queues)]
         worker = self._start(WorkerProcess, [*argv, *extra], env=env, name=name, cwd=cwd)
         worker.nodename = nodename
-        worker.wait_for_log(f"{nodename} ready.", ready_timeout)
+        if ready_timeout is not None:
+            worker.wait_for_log(f"{nodename} ready.", ready_timeout)
         return worker
 
     def start_beat(
@@ -221,15 +233,22 @@ class Processes:
         extra: Sequence[str] = (),
         name: str | None = None,
         cwd: Path | None = None,
-        ready_timeout: float = READY_TIMEOUT_S,
+        ready_timeout: float | None = READY_TIMEOUT_S,
     ) -> Process:
-        """Start a beat with a schedule file of its own and return when it has begun."""
+        """Start a beat with a schedule file of its own and return when it has begun; `ready_timeout` as above."""
         name = name or f"beat{next(self._numbers)}"
         schedule = self._directory / f"{name}-schedule"
         argv = [*_celery(app_module), "beat", "--loglevel=INFO", "--pidfile=", f"--schedule={schedule}", *extra]
         beat = self._start(Process, argv, env=env, name=name, cwd=cwd)
-        beat.wait_for_log("beat: Starting...", ready_timeout)
+        if ready_timeout is not None:
+            beat.wait_for_log("beat: Starting...", ready_timeout)
         return beat
+
+    def end(self, process: Process) -> None:
+        """End one of them now, with everything in its session; only its log is left of it."""
+        process.kill_group()
+        self._guard.forget(process.pid)
+        self.started.remove(process)
 
     def kill_all(self) -> list[int]:
         """End all processes started here, with everything in their sessions; returns those that survived it."""
@@ -239,7 +258,7 @@ class Processes:
         return [pid for process in self.started for pid in process.group()]
 
     def _start(self, kind: type[P], argv: Sequence[str], *, env: Mapping[str, str], name: str, cwd: Path | None) -> P:
-        log_path = self._directory / f"{len(self.started):02}-{name}.log"
+        log_path = self._directory / f"{next(self._logs):02}-{name}.log"
         # Not in the tree: what lies there would come before an installed wheel.
         process = kind(argv, name=name, env=environment(env), cwd=cwd or self._directory, log_path=log_path)
         self._guard.watch(process.pid)

@@ -9,7 +9,7 @@ ENDS_OF_PLAN = frozenset({0, 0x9B})
 """Exit codes of a pool process that ended as planned: done, or to be replaced (billiard's EX_RECYCLE)."""
 
 
-class Children:
+class PoolProcesses:
     """Notices the death of child processes, without reaping them, and has their pool replace them at once."""
 
     def __init__(self, pids: Callable[[], Iterable[int]] = tuple, replace: Callable[[], None] = lambda: None) -> None:

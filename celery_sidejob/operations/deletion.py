@@ -7,7 +7,7 @@ from collections.abc import Set
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
 from ..store import jobs, messages
-from ..store.connection import Moved
+from ..store.connection import Moved, RowsLocked
 from ..store.statement import Executor
 from .runtime import Runtime
 
@@ -26,7 +26,7 @@ def delete_finished(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
     """Delete a job and everything below it if all rest in `statuses` and nothing is still to happen to any."""
     try:
         return _delete(runtime, job_id, statuses)
-    except JobNotFoundError:
+    except (JobNotFoundError, RowsLocked):  # somebody was quicker, or looks at it just now
         return False
 
 

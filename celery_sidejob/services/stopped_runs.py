@@ -6,11 +6,12 @@ import logging
 
 from ..model.errors import LeaseLostError
 from ..model.status import Status
-from ..operations import runs
-from ..operations.runs import Ending, Hold
-from ..services.heartbeat import Heartbeat
-from ..services.runs_here import Key
+from ..operations import endings, runs
+from ..operations.endings import Ending
+from ..operations.hold import Hold
 from ..store import claims
+from .heartbeat import Heartbeat
+from .runs_here import Key
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -27,14 +28,14 @@ def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, re
     hold = runs.claim(runtime, job_id, for_run=run_no, worker_id=heartbeat.worker_id)
     if hold is None:
         row = claims.read_claimed(runtime.connections, job_id)
-        if row is None or (row.run_no, row.worker_id) != (run_no, heartbeat.worker_id) or row.unit_no is None:
+        if row is None or (row.run_no, row.worker_id) != (run_no, heartbeat.worker_id):
             return  # it ended by itself, or runs elsewhere
         hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no)
-    error = runs.error_json(kind, message, MODULES[kind])
+    error = endings.error_json(kind, message, MODULES[kind])
     ending = Ending(Status.FAILED, result=error, error=error, reason=reason)
     if hold.kind == "shutdown":
         ending = Ending(Status.TERMINATED)
     try:
-        runs.end(runtime, hold, None, ending, from_outside=True)
+        endings.end(runtime, hold, None, ending, from_outside=True)
     except LeaseLostError:
         logger.info("Run %d of job %d ended by itself just before it was stopped", run_no, job_id)

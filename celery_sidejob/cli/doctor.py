@@ -1,0 +1,66 @@
+"""`doctor`: what is wrong, what that means, and what to do."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich.console import RenderableType
+from rich.text import Text
+
+from ..diagnosis import Diagnosis
+from ..hooks import broker_check
+from ..model.finding import Finding, Level
+from .command import as_json, with_sidejob
+from .output import Output, printable, table
+
+COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+CODES = {Level.OK: 0, Level.WARNING: 1, Level.ERROR: 2}
+
+
+@click.command()
+@as_json
+@click.option("--thorough", is_flag=True, help="Also check the rules between rows for every job; reads all jobs.")
+@with_sidejob
+def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
+    """Look for what is wrong: schema, rights, queues, workers, broker, vacuum, clocks.
+
+    Ends with 0 if all is well, 1 if there are warnings, 2 if there are errors.
+    """
+    found = [
+        *Diagnosis(sidejob.runtime, sidejob.owner).findings(thorough=thorough),
+        *broker_check.findings(sidejob.app),
+    ]
+    worst = max((finding.level for finding in found), key=CODES.__getitem__)
+    if as_json:
+        findings = [
+            {
+                "check": finding.check, "level": str(finding.level), "found": finding.found,
+                "meaning": finding.meaning or None, "remedy": finding.remedy or None,
+            }
+            for finding in found
+        ]  # fmt: skip
+        output.json({"level": str(worst), "findings": findings})
+    else:
+        output.show(*_shown(found))
+    sys.exit(CODES[worst])
+
+
+def _shown(found: Sequence[Finding]) -> list[RenderableType]:
+    rows = [(finding.check, Text(str(finding.level), COLOURS[finding.level]), finding.found) for finding in found]
+    shown: list[RenderableType] = [table("Check", "", "Found", rows=rows)]
+    for level in (Level.ERROR, Level.WARNING):
+        for finding in found:
+            if finding.level == level:
+                head = (f"{level}: {finding.check}. ", COLOURS[level])
+                rest = "\n  ".join(map(printable, (finding.found, finding.meaning, f"→ {finding.remedy}")))
+                shown.append(Text.assemble(head, rest))
+    count = Counter(finding.level for finding in found)
+    if count[Level.OK] == len(found):
+        shown.append(Text("All is well.", COLOURS[Level.OK]))
+    else:
+        shown.append(Text(f"Errors: {count[Level.ERROR]}. Warnings: {count[Level.WARNING]}."))
+    return shown

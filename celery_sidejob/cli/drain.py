@@ -1,0 +1,72 @@
+"""`drain`: waits until workers have finished what there is, before an upgrade, a move, or for leaving."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..inspection import Inspection
+from ..model.errors import StoreUnavailableError
+from .command import as_json, with_sidejob
+from .output import Output, printable
+
+LOOK_S = 0.5
+LONGEST_S = 1e9
+
+
+@click.command()
+@click.option("--queue", metavar="NAME", help="Only what is in this queue.")
+@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S), help="Wait no longer than this.")
+@as_json
+@with_sidejob
+def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None, as_json: bool) -> None:
+    """Wait until no job is queued or running; workers must go on, and clients should ask nothing new.
+
+    Suspended jobs and timers are told of and left as they are. Ends with 0 when it is done, with 1 when the time is up.
+    """
+    inspection = Inspection(sidejob.runtime)
+    deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
+    said = ""
+    while True:
+        try:
+            left = inspection.pending(queue)
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            output.note(str(error))
+        else:
+            if not left["queues"] or time.monotonic() >= deadline:
+                break
+            now = _undone(left)
+            if now != said:
+                output.note(said := now)
+        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+    done = not left["queues"]
+    if as_json:
+        output.json({"done": done, **left})
+    else:
+        output.show(Text(_done(left) if done else f"The time is up. {_undone(left)}"))
+    sys.exit(0 if done else 1)
+
+
+def _undone(left: dict[str, Any]) -> str:
+    queues = [
+        f"{printable(name)} ({counts['queued']} queued, {counts['running']} running)"
+        for name, counts in left["queues"].items()
+    ]
+    return f"To be finished: {', '.join(queues)}."
+
+
+def _done(left: dict[str, Any]) -> str:
+    rest = [
+        f"{left[what]} {meaning}"
+        for what, meaning in (
+            ("suspended", "suspended jobs"), ("timers", "timers"), ("results", "results not sent yet"),
+        )
+        if left[what]
+    ]  # fmt: skip
+    return f"No job is queued or running. Left as they are: {', '.join(rest) or 'nothing'}."

@@ -1,0 +1,358 @@
+"""What `doctor` looks at in the store, and what it makes of it. Reads only; the running side never imports this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
+from .model.finding import Finding, error, warning, well
+from .operations.runtime import Runtime
+from .store import counters, dead, grants, health, messages, migrate, statistics, workers
+from .store.connection import Connections
+from .store.statement import Executor
+
+OLDEST_SERVER = 130000
+UNPUBLISHED_S = (10.0, 60.0)
+"""For how long a message may wait for the broker: longer is a warning, an error."""
+SWEEP_LAG_S = (10.0, 60.0)
+UNSENT_S = 60.0
+SKEW_S = 2.0
+"""By how much clocks may differ; `expires` of tasks, and people who read logs, go by them."""
+DEAD_ROWS = 20_000
+"""So many dead rows, and more than live ones, are more than autovacuum usually leaves."""
+PINNED_S = (300.0, 3600.0)
+"""For how long a transaction may keep vacuum from its work."""
+UPGRADE = "run `celery -A <app> sidejob db upgrade`"
+
+Check = Callable[[Executor], Iterable[Finding]]
+
+
+class Diagnosis:
+    """Looks at one store."""
+
+    def __init__(self, runtime: Runtime, owner: Mapping[str, str]) -> None:
+        self._runtime = runtime
+        self._settings = runtime.settings
+        self._owner = owner
+
+    def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
+        """Yield what is found, good and bad; `thorough` reads all jobs."""
+        try:
+            self._settings.require_database_url()
+            yield from self._of(self._server)
+        except (StoreUnavailableError, SettingsError) as failure:
+            yield error(
+                "store", str(failure), meaning="Nothing can be asked, and no run begins.",
+                remedy="Start Postgres, or correct sidejob_database_url.",
+            )  # fmt: skip
+            return
+        yield from self._schema()
+        checks: list[Check] = [
+            self._rights, self._queues, self._tasks, self._workers, self._sweeping, self._results, self._dead,
+            self._vacuum, self._horizon, lambda executor: self._rules(executor, thorough),
+        ]  # fmt: skip
+        for check in checks:
+            try:
+                yield from self._of(check)
+            except SchemaError:
+                return  # without its tables there is nothing more to look at; it has been said
+            except SideJobError as failure:
+                yield error(
+                    "store", str(failure), meaning="This could not be looked at.", remedy="See what the message says."
+                )
+        yield from self._liveness()
+
+    def _of(self, check: Check) -> list[Finding]:
+        return self._runtime.connections.transact("doctor", lambda executor: list(check(executor)))
+
+    # -- the server ----------------------------------------------------------------------------------------------
+
+    def _server(self, executor: Executor) -> Iterator[Finding]:
+        before = time.time()
+        row = health.server(executor)
+        here = (before + time.time()) / 2
+        if row.number < OLDEST_SERVER:
+            yield error(
+                "store", f"Postgres {row.version}", meaning="This package needs Postgres 13 or newer.",
+                remedy="Upgrade the server.",
+            )  # fmt: skip
+        elif row.standby:
+            yield error(
+                "store", f"Postgres {row.version} is a standby: it cannot be written to.",
+                meaning="Nothing can be asked, and no run begins.",
+                remedy="Point sidejob_database_url at the primary.",
+            )  # fmt: skip
+        else:
+            yield well("store", f"Postgres {row.version}, as {row.role}")
+        yield from self._durability(row)
+        yield from self._clock("this machine", row.clock - here)
+
+    def _durability(self, row: Any) -> Iterator[Finding]:
+        if row.fsync == "off" or row.synchronous_commit == "off":
+            setting = "fsync" if row.fsync == "off" else "synchronous_commit"
+            yield warning(
+                "durability", f"{setting} is off", meaning="A crash of the database server loses commits that were "
+                "answered: jobs, packets and wakes with them.", remedy=f"Set {setting} to on.",
+            )  # fmt: skip
+        else:
+            yield well("durability", f"fsync is on, synchronous_commit is {row.synchronous_commit}")
+
+    def _clock(self, whose: str, skew_s: float) -> Iterator[Finding]:
+        if abs(skew_s) > SKEW_S:
+            side = "behind" if skew_s > 0 else "ahead of"
+            yield warning(
+                "clock", f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
+                meaning="Leases and timers go by the database's clock alone, but an eta= or expires= that is computed "
+                "there is off by that, and so are the times in its logs.",
+                remedy="Let NTP or chrony set the clock there, and the database's.",
+            )  # fmt: skip
+        else:
+            yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")
+
+    def _schema(self) -> Iterator[Finding]:
+        settings = self._settings
+        url = settings.direct_url or settings.require_database_url()
+        try:
+            migrate.check(url, settings.schema, owner=self._owner)
+            revision, head = migrate.current(url, settings.schema), migrate.head()
+        except SideJobError as failure:
+            yield error(
+                "schema",
+                str(failure),
+                meaning="Workers refuse to start, and calls fail.",
+                remedy=f"As it says: {UPGRADE}.",
+            )
+            return
+        if revision == head:
+            yield well("schema", f"{settings.schema!r} is at revision {revision}")
+        else:
+            yield warning(
+                "schema", f"{settings.schema!r} is at revision {revision}, this version's own is {head}",
+                meaning="It works, but what newer revisions bring is missing, and the next version may refuse it.",
+                remedy=f"When all workers have this version, {UPGRADE}; if the schema is the newer one, upgrade here.",
+            )  # fmt: skip
+
+    def _rights(self, executor: Executor) -> Iterator[Finding]:
+        workers.list_all(executor)  # raises SchemaError where there are no tables to have rights on
+        missing = grants.missing(executor, self._settings.schema)
+        if missing:
+            more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+            role = health.server(executor).role
+            yield error(
+                "rights", f"{role} lacks {', '.join(missing[:5])}{more}",
+                meaning="What needs them fails: calls, claims or commits.",
+                remedy=f"As the schema's owner: celery -A <app> sidejob db grants {role} | psql <database>",
+            )  # fmt: skip
+        else:
+            yield well("rights", "all that is needed on tables and sequences")
+
+    # -- work and workers ----------------------------------------------------------------------------------------
+
+    def _queues(self, executor: Executor) -> Iterator[Finding]:
+        depths = messages.depth(executor)
+        if counters.exist(executor):
+            served = {row.queue for row in counters.served(executor)}
+            silent = counters.silent(executor)
+            yield from self._unserved([row for row in depths if row.depth and row.queue not in served], silent)
+        ages = [(row.oldest_unpublished_s, row) for row in depths if row.oldest_unpublished_s is not None]
+        oldest_s = max((age for age, _ in ages), default=0.0)
+        if oldest_s <= UNPUBLISHED_S[0]:
+            yield well("publishing", "nothing waits for the broker")
+            return
+        grave = error if oldest_s > UNPUBLISHED_S[1] else warning
+        names = ", ".join(sorted(row.queue for _, row in ages))
+        yield grave(
+            "publishing", f"{sum(row.unpublished for _, row in ages)} messages of {names} are due and not published, "
+            f"the oldest for {oldest_s:.0f} s", meaning="The broker does not take them, or nobody sweeps: their runs "
+            "begin later, nothing is lost.",
+            remedy="See broker and sweeping below; the log of the worker that sweeps says what the broker answers.",
+        )  # fmt: skip
+
+    def _unserved(self, rows: list[Any], silent: Any) -> Iterator[Finding]:
+        if not rows:
+            yield well("queues", "every queue in which something is due has a worker")
+            return
+        shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
+        if silent:
+            ids = ", ".join(str(row.id) for row in silent)
+            yield warning(
+                "queues", f"no worker has said that it serves {shown}", meaning=f"Worker {ids} has not said what it "
+                "serves: it is only just starting, or of an older version. Perhaps it serves them.",
+                remedy="Look again in a moment; upgrade that worker.",
+            )  # fmt: skip
+        else:
+            names = ",".join(row.queue for row in rows)
+            yield error(
+                "queues", f"nobody serves {shown}", meaning="These runs will not begin, however long one waits.",
+                remedy=f"Start a worker with -Q {names}, or correct the queue of the task or of its route.",
+            )  # fmt: skip
+
+    def _tasks(self, executor: Executor) -> Iterator[Finding]:
+        rows = health.unknown_tasks(executor)
+        if not rows:
+            yield well("tasks", "every task of which a run is due has been served by a worker")
+            return
+        shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in rows[:5])
+        yield warning(
+            "tasks", f"no worker has ever served {shown}", meaning="The task was renamed, or its module is not "
+            "imported by the workers: they discard its messages, which are sent again and again.",
+            remedy="Give the task its old name= as well, or import its module (imports, autodiscover_tasks).",
+        )  # fmt: skip
+
+    def _workers(self, executor: Executor) -> Iterator[Finding]:
+        known = workers.list_all(executor)
+        alive = [row for row in known if row.dead_at is None]
+        suspected = [row for row in alive if row.suspect_at is not None]
+        holding = [row for row in health.dead_workers(executor) if row.runs]
+        if not alive:
+            grave = error if any(row.depth for row in messages.depth(executor)) else warning
+            yield grave(
+                "workers", "no worker is alive", meaning="No run begins, and nothing that is lost is rescued.",
+                remedy="Start workers: celery -A <app> worker.",
+            )  # fmt: skip
+        elif suspected:
+            shown = ", ".join(row.ident for row in suspected)
+            yield warning(
+                "workers", f"suspected: {shown}", meaning="It has not been heard of lately. If that goes on it is "
+                "declared dead, and its runs begin elsewhere.", remedy="Look whether it is stopped, swaps, or is cut "
+                "off from the database.",
+            )  # fmt: skip
+        else:
+            yield well("workers", f"{len(alive)} alive")
+        if holding:
+            shown = ", ".join(f"worker {row.id} ({row.runs} runs, dead for {row.dead_s:.0f} s)" for row in holding)
+            yield warning(
+                "workers", f"dead and still holding: {shown}", meaning="Their runs are being taken back one after the "
+                "other, or nobody sweeps.", remedy="Look again in a moment; else see sweeping.",
+            )  # fmt: skip
+        if counters.exist(executor):
+            for row in counters.skewed(executor, SKEW_S):
+                yield from self._clock(f"worker {row.ident}", row.skew_s)
+
+    def _sweeping(self, executor: Executor) -> Iterator[Finding]:
+        row = statistics.sweep(executor)
+        lag_s = max(0.0, row.lag_s or 0.0)
+        if lag_s <= SWEEP_LAG_S[0]:
+            yield well("sweeping", f"{row.ident or 'the beat task'} keeps up" if row.ident else "nothing is overdue")
+            return
+        grave = error if lag_s > SWEEP_LAG_S[1] else warning
+        yield grave(
+            "sweeping", f"the oldest thing to be seen to has been due for {lag_s:.0f} s", meaning="Timers, retries and "
+            "messages that the broker did not take are late; lost runs are not rescued.",
+            remedy="Have at least one worker with sidejob_worker_services, or beat with a worker for the poll's queue; "
+            "if there is one, its log says why it fails.",
+        )  # fmt: skip
+
+    def _results(self, executor: Executor) -> Iterator[Finding]:
+        row = statistics.results(executor)
+        if row.oldest_s is not None and row.oldest_s > UNSENT_S:
+            yield warning(
+                "results", f"{row.unsent} results wait for the result backend, the oldest for {row.oldest_s:.0f} s",
+                meaning="Whoever waits with result.get(), a chord or an errback does not hear of them yet.",
+                remedy="Look whether the result backend is up, and accepts what workers write.",
+            )  # fmt: skip
+        else:
+            yield well("results", "the result backend has them")
+
+    def _dead(self, executor: Executor) -> Iterator[Finding]:
+        entries = dead.count(executor)
+        if not entries:
+            yield well("dead set", "empty")
+            return
+        groups = statistics.dead_groups(executor)[:3]
+        shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
+        yield warning(
+            "dead set", f"{entries} entries: {shown}", meaning="These jobs failed for good, or kept killing their "
+            "workers. They rest until a person decides.",
+            remedy="Mend the cause, then sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
+        )  # fmt: skip
+
+    # -- the health of tables ------------------------------------------------------------------------------------
+
+    def _vacuum(self, executor: Executor) -> Iterator[Finding]:
+        if health.server(executor).autovacuum == "off":
+            yield error(
+                "vacuum", "autovacuum is off", meaning="Every run leaves dead rows behind; claims and sweeps become "
+                "slower without end.", remedy="Set autovacuum = on.",
+            )  # fmt: skip
+            return
+        late = [row for row in health.tables(executor, self._settings.schema) if _is_bloated(row)]
+        if not late:
+            yield well("vacuum", "keeps up with dead rows")
+            return
+        shown = ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late)
+        yield warning(
+            "vacuum", shown, meaning="Vacuum does not keep up, or may not remove them (see horizon): claims and "
+            "sweeps read past them and become slower.",
+            remedy="End what holds the horizon; then VACUUM the table, and give autovacuum more (cost limit, workers).",
+        )  # fmt: skip
+
+    def _horizon(self, executor: Executor) -> Iterator[Finding]:
+        held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
+        sees_all = health.server(executor).sees_all
+        if not held:
+            yield well(
+                "horizon", "no old transaction keeps vacuum from its work" if sees_all
+                else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
+            )  # fmt: skip
+            return
+        oldest_s = max((row.since_s or 0.0 for row in held), default=0.0)
+        grave = error if oldest_s > PINNED_S[1] else warning
+        shown = "; ".join(
+            f"{row.kind} {row.who}, {row.xids} transactions old" + (f", for {row.since_s:.0f} s" if row.since_s else "")
+            for row in held
+        )
+        yield grave(
+            "horizon", shown, meaning="Vacuum may not remove any row that died since: the tables of jobs and messages "
+            "grow, and everything becomes slower.",
+            remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, drop the slot "
+            "nobody uses; set idle_in_transaction_session_timeout.",
+        )  # fmt: skip
+
+    def _rules(self, executor: Executor, thorough: bool) -> Iterator[Finding]:
+        broken = health.broken_rules(executor, every_job=thorough)
+        for row in broken:
+            yield error(
+                "rules", f"{row.rule}: {row.rows}, first job {row.id}", meaning="The rows contradict each other. This "
+                "must never be: a defect of this package, or rows changed by hand.",
+                remedy="job.run(force=True) sets such a job going again; please report it, with the log.",
+            )  # fmt: skip
+        if not broken:
+            yield well("rules", "all rows agree" if thorough else "all messages agree with their jobs")
+
+    # -- liveness locks ------------------------------------------------------------------------------------------
+
+    def _liveness(self) -> Iterator[Finding]:
+        """Tell whether session locks work where workers take them: a proxy gives out process ids of its own."""
+        settings = self._settings
+        setting = "sidejob_direct_url" if settings.direct_url else "sidejob_database_url"
+        url = settings.direct_url or settings.require_database_url()
+        slow = f"A worker's death is noticed by its silence only, after sidejob_lease ({settings.lease:g} s)."
+        try:
+            with closing(Connections(url, settings.schema, prepare=False).connect()) as executor:
+                proxied = health.server(executor).pid != executor.connection.info.backend_pid
+        except SideJobError as failure:
+            yield warning("liveness", f"{setting}: {failure}", meaning=slow, remedy=f"Correct {setting}.")
+            return
+        unlocked = [
+            row.ident for row in workers.list_all(self._runtime.connections) if row.dead_at is None and not row.locked
+        ]
+        if proxied:
+            yield warning(
+                "liveness", f"{setting} goes through a pooling proxy, which may not keep a session's locks",
+                meaning=slow, remedy="Set sidejob_direct_url to the server itself, past the proxy.",
+            )  # fmt: skip
+        elif unlocked:
+            yield warning(
+                "liveness", f"no liveness lock: {', '.join(unlocked)}", meaning=slow,
+                remedy="Set sidejob_direct_url for those workers; their log says why they could not take it.",
+            )  # fmt: skip
+        else:
+            yield well("liveness", "locks can be taken, and live workers hold theirs")
+
+
+def _is_bloated(row: Any) -> bool:
+    return bool(row.dead > DEAD_ROWS and row.dead > row.live)

@@ -1,0 +1,115 @@
+"""Log records that know their job, one line of JSON for programs, and nothing in a log that is not to be shown."""
+
+from __future__ import annotations
+
+import json
+import logging
+import weakref
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import signals
+
+from ..open_unit import active
+
+
+class RunFilter(logging.Filter):
+    """Gives every record `job_id` and `run_no`: of the run in progress where it was logged, None outside of runs.
+
+    In a run it gives `task_id` too. Celery's own handlers in workers have it; put it on the handlers you configure
+    yourself. What a record was given by ``extra=`` stays as it is.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Complete the record, and let it pass."""
+        unit = active()
+        given = record.__dict__
+        if unit is not None and given.get("job_id", unit.hold.job_id) == unit.hold.job_id:
+            given.setdefault("job_id", unit.hold.job_id)
+            given.setdefault("run_no", unit.hold.run_no)
+            given.setdefault("task_id", unit.hold.row.task_id)
+        else:
+            given.setdefault("job_id", None)
+            given.setdefault("run_no", None)
+        return True
+
+
+class JSONFormatter(logging.Formatter):
+    """Makes one JSON object on one line of each record: when, level, logger, message, and what it knows of its job."""
+
+    FACTS = ("job_id", "run_no", "task_id", "task_name", "task", "before", "after")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        document: dict[str, Any] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        document |= {
+            fact: value for fact in self.FACTS if (value := record.__dict__.get(fact)) is not None and value != "???"
+        }
+        if record.exc_info and not record.exc_text:
+            record.exc_text = self.formatException(record.exc_info)
+        if record.exc_text:
+            document["exception"] = record.exc_text
+        return json.dumps(document, default=str, ensure_ascii=False)
+
+
+class Redaction(logging.Filter):
+    """Applies `sidejob_redact` to the errors, tracebacks and arguments that Celery and we log of our tasks."""
+
+    SHOWN = ("exc", "traceback", "args", "kwargs")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Redact the record where it tells of a task of ours, and let it pass."""
+        context = record.args if isinstance(record.args, Mapping) else None
+        name = context.get("name") if context is not None else None
+        for settings in _redacting(name, record.name):
+            if isinstance(context, dict):  # the same dict is the record's `data`, for who formats that
+                context.update({key: settings.redacted(context[key]) for key in self.SHOWN if context.get(key)})
+            if record.exc_info and not record.exc_text:
+                record.exc_text = logging.Formatter().formatException(record.exc_info)
+            if record.exc_text:
+                record.exc_text = str(settings.redacted(record.exc_text))
+            record.exc_info = None  # a handler that formats it anew would show all
+        return True
+
+
+REDACTED = ("celery.app.trace", "celery_sidejob")
+"""The loggers whose records may show what a task of ours was given or raised."""
+
+_known: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def install(sidejob: Any) -> None:
+    """Have records of workers know their job, and what is logged redacted; reads no configuration."""
+    _known.add(sidejob)
+    for name in REDACTED:
+        logger = logging.getLogger(name)
+        if not any(isinstance(known, Redaction) for known in logger.filters):
+            logger.addFilter(Redaction())
+    uid = "celery_sidejob.logs"
+    signals.after_setup_logger.connect(_complete_handlers, weak=False, dispatch_uid=f"{uid}.logger")
+    signals.after_setup_task_logger.connect(_complete_handlers, weak=False, dispatch_uid=f"{uid}.task_logger")
+
+
+def _complete_handlers(logger: logging.Logger, **_: Any) -> None:
+    for handler in logger.handlers:
+        if not any(isinstance(known, RunFilter) for known in handler.filters):
+            handler.addFilter(RunFilter())
+
+
+def _redacting(task: object, logger: str) -> Iterator[Any]:
+    """Yield the settings of the apps that a record may tell of and that want something hidden.
+
+    Settings that nobody has read yet are not read for this: then nothing of ours has happened.
+    """
+    for sidejob in list(_known):
+        runtime = sidejob._runtime
+        if runtime is None or runtime.settings.redact is None:
+            continue
+        if logger == "celery_sidejob" or getattr(sidejob.app.tasks.get(task), "sidejob", False):
+            yield runtime.settings

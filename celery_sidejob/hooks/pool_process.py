@@ -1,0 +1,24 @@
+"""What a process of a worker's pool does at its start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from billiard import current_process
+from celery import signals
+
+from ..store.connection import share_one
+
+
+def install() -> None:
+    """Have processes of pools do it; twice does no harm."""
+    signals.worker_process_init.connect(_share_one_connection, weak=False)
+
+
+def _share_one_connection(**_: Any) -> None:
+    """All threads of the process take turns: what follows the commit of a lent transaction is done by one of its own.
+
+    The signal is sent in the worker's own process too, by pools that have no others.
+    """
+    if current_process().name != "MainProcess":
+        share_one()

@@ -1,0 +1,112 @@
+"""The protocols by which operations reach the broker, the result backend, observers and tasks; `hooks` has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from .call import Call
+from .messages import Continuation, Doorbell, Outcome
+from .port import PortOptions
+
+
+class Publisher(Protocol):
+    """Gives messages to the broker."""
+
+    def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
+        """Publish as many as possible, in order, within a bounded time, and return those the broker has.
+
+        Raises nothing for a broker that is down: what is not returned is published by the sweeper.
+        """
+        ...
+
+    @property
+    def ready(self) -> bool:
+        """Whether this process would try the broker now; False during the pause after a failure."""
+        ...
+
+    def was_emptied(self) -> bool:
+        """Tell whether the broker has lost what it had since this was last asked, where that can be known."""
+        ...
+
+
+class Results(Protocol):
+    """Brings outcomes to the result backend and to what follows an asking."""
+
+    def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
+        """Tell whether anything is to be sent when this asking ends."""
+        ...
+
+    def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
+        """Return the publications that follow, each with a task id of its own from now on. No network."""
+        ...
+
+    def store(self, outcome: Outcome) -> bool:
+        """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
+        ...
+
+    def show(self, outcome: Outcome) -> bool:
+        """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
+        ...
+
+
+class Observer(Protocol):
+    """Is told what happened, after its commit."""
+
+    def status_changed(self, job_id: int, task: str, before: str | None, after: str) -> None:
+        """A job moved from one status to another."""
+        ...
+
+    def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:
+        """A job was entered in the dead set."""
+        ...
+
+    def lost(self, job_id: int, task: str, run_no: int) -> None:
+        """A run's worker died."""
+        ...
+
+    def recovered(self, job_id: int, task: str, run_no: int) -> None:
+        """A lost run was rescued: its job is queued again."""
+        ...
+
+    def published(self, channel: str, message: str) -> None:
+        """A message was published on a channel: announce it live, not reliably."""
+        ...
+
+    def counted(self, what: str, amount: int = 1) -> None:
+        """Something happened that nobody is told of; it is only counted."""
+        ...
+
+
+class Tasks(Protocol):
+    """Knows the app's tasks."""
+
+    def call(
+        self,
+        task: Any,
+        args: Any,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        queue: str | None,
+        priority: int | None,
+        options: Mapping[str, Any],
+    ) -> Call:
+        """Resolve a task, a name or a signature, and check the arguments against the task's own parameters."""
+        ...
+
+    def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
+        """Return the input and output ports that a task declares."""
+        ...
+
+    def served(self) -> list[dict[str, str]]:
+        """Return what this process serves: {task, queue, options as JSON text}, for clients without the code."""
+        ...
+
+    def localize(self, eta: datetime) -> datetime:
+        """Return `eta` with a time zone: the app's, where it has none."""
+        ...
+
+    def result(self, task_id: str) -> Any:
+        """Return Celery's handle for the result of an asking."""
+        ...

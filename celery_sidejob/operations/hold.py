@@ -1,0 +1,82 @@
+"""A run's hold on its job, and what proves it: a step is applied if the run is still the job's current one.
+
+Every step may be repeated after a lost answer, so what was applied already is recognised.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..store import claims
+from ..store.statement import Executor
+from .runtime import Runtime
+
+T = TypeVar("T")
+
+PAUSE_S = 0.2
+"""Between two tries to reach a store that went away."""
+
+
+@dataclass(slots=True)
+class Hold:
+    """A claimed run. `(job_id, run_no, worker_id)` names it, `unit_no` counts its committed units."""
+
+    job_id: int
+    run_no: int
+    worker_id: int
+    kind: str
+    unit_no: int = 0
+    started: bool = False
+    row: Any = None
+    """The job and its asking as they were claimed."""
+    seen_wakes: int | None = None
+    """The asks that had come when the body began, if since the claim there were only nudges."""
+
+
+def repeat_until_known(
+    runtime: Runtime, hold: Hold, name: str, work: Callable[[Executor], T], *, ends: bool = False, single: bool = False
+) -> T | None:
+    """Run a fenced transaction until it is known to be applied; None if it was, and its answer was lost.
+
+    With `single` it is one statement.
+    """
+    deadline = time.monotonic() + runtime.settings.lease
+    while True:
+        try:
+            return runtime.connections.transact(name, work, single=single)
+        except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
+        try:
+            row = claims.outcome(runtime.connections, hold.job_id)
+        except StoreUnavailableError:
+            continue
+        if row is None:
+            raise lease_lost(hold)
+        if ends and row.ended_run == hold.run_no:
+            return None
+        if (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
+            raise lease_lost(hold)
+        if not ends and row.unit_no == hold.unit_no + 1:
+            return None
+
+
+def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:
+    """Raise LeaseLostError unless the locked row of the job is still held so; `any_unit`: whatever it committed."""
+    if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
+        raise lease_lost(hold)
+    if row.unit_no != hold.unit_no and not any_unit:
+        raise lease_lost(hold)
+
+
+def lease_lost(hold: Hold) -> LeaseLostError:
+    """Return the error for a run that is no longer its job's current one."""
+    return LeaseLostError(
+        f"Run {hold.run_no} of job {hold.job_id} is no longer its current run: the worker was taken for dead and the "
+        "job runs elsewhere, or the job was deleted. Nothing of this unit was applied."
+    )

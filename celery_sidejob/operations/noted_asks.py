@@ -1,0 +1,47 @@
+"""Asks that were only noted, as due timers: by a borrowed transaction, by a timer, or of a job that was not locked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ..model.errors import StoreUnavailableError
+from ..store import jobs
+from ..store.statement import Executor
+from .runtime import Aftermath, Runtime
+from .touched import Touched
+from .wakes import Wakes
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
+    """Judge and apply the due timers of jobs, each in a transaction of its own.
+
+    What noted them is committed, so nothing here may fail it: a locked job, and a store that is away, are left to the
+    sweeper.
+    """
+    waiting = sorted(set(job_ids), reverse=True)
+    while waiting:
+        job_id = waiting.pop()
+
+        def work(executor: Executor, job_id: int = job_id) -> Aftermath:
+            return mature(runtime, executor, job_id)
+
+        try:
+            aftermath = runtime.connections.transact("mature", work)
+        except StoreUnavailableError as error:
+            logger.warning("What was asked of job %d is noted, and applied by the sweeper: %s", job_id, error)
+            return
+        runtime.follow(aftermath)
+        waiting += aftermath.noted  # a recursive termination notes what is below
+
+
+def mature(runtime: Runtime, executor: Executor, job_id: int) -> Aftermath:
+    """Apply a job's due timers, unless somebody has it locked."""
+    aftermath = Aftermath()
+    row = jobs.lock_if_free(executor, job_id)
+    if row is None:
+        return aftermath
+    Wakes(runtime, executor, Touched.of_row(executor, row), aftermath).apply_due(job_id)
+    return aftermath

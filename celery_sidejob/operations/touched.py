@@ -1,0 +1,216 @@
+"""What a set of changes touches: found without locks, then locked, then compared.
+
+The jobs that will be touched are known before they are locked: what decides the set is read first without locks and
+compared afterwards; if it moved, the transaction is repeated. All are locked in one statement in ascending order of
+their ids, so that two units never deadlock, whoever they write to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model import channel as channels_of
+from ..model.changes import (
+    Adopt,
+    Ask,
+    Change,
+    ConfigurePorts,
+    Disown,
+    NewJob,
+    PortKey,
+    Publish,
+    SetChannels,
+    SetDefault,
+    Terminate,
+    Write,
+)
+from ..model.errors import JobNotFoundError
+from ..store import jobs, ports
+from ..store.connection import Moved
+from ..store.statement import Executor
+
+FAN_OUT = 64
+"""Above so many subscribers their jobs are not locked: packets and asks are only noted, and applied afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Ids as they were found without locks."""
+
+    everything: set[int]
+    named: list[int]
+    """Those that the changes name, as opposed to those that come with them."""
+    above_trees: set[int]
+    trees: set[int]
+
+
+class Touched:
+    """The jobs that changes touch, their parents, ports and subscribers, as the transaction knows them."""
+
+    def __init__(self, executor: Executor, changes: Sequence[Change]) -> None:
+        self._executor = executor
+        self._changes = changes
+        self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
+        self.rows: dict[int, Any] = {}
+        self.statuses: dict[int, str] = {}
+        """By job id, as the changes applied so far leave them; also of the new ones."""
+        self.parents: dict[int, int | None] = {}
+        self.ports: dict[PortKey, Any] = {}
+        self.subscribers: dict[str, Sequence[Any]] = {}
+        """Rows of the ports that subscribe to a channel or to an ancestor, by the channel's name."""
+
+    @classmethod
+    def of_row(cls, executor: Executor, row: Any) -> Touched:
+        """Return what is known of a single job that was locked already."""
+        touched = cls(executor, ())
+        touched.rows = {row.id: row}
+        touched.statuses = {row.id: row.status}
+        return touched
+
+    def job(self, job_id: int) -> Any:
+        """Return the row of a job that is touched, or what it is made of if it is new."""
+        return self.rows.get(job_id) or self.new[job_id]
+
+    def knows(self, job_id: int) -> bool:
+        """Tell whether the job is locked, or new."""
+        return job_id in self.rows or job_id in self.new
+
+    def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
+        """Find out which jobs the changes touch and lock them all, in one statement, and `also` those.
+
+        The `parents` of further jobs, as they were read before, are locked with them.
+        """
+        found = self._find(also, parents or {})
+        exclusive = any(isinstance(change, Adopt | Disown) for change in self._changes)
+        self.rows = self._lock_rows(found.everything, exclusive)
+        self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
+        for name, subscribed in self.subscribers.items():  # one that was deleted meanwhile subscribes to nothing
+            if len(subscribed) <= FAN_OUT:
+                self.subscribers[name] = [row for row in subscribed if self.knows(row.job_id)]
+        for job_id in found.named:
+            if job_id not in self.rows:
+                raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
+            if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
+                raise Moved(f"job {job_id} has another parent than before it was locked")
+        if found.above_trees and {row.id for row in jobs.subtree(self._executor, found.above_trees)} != found.trees:
+            raise Moved("children came or went before the subtree was locked")
+
+    def look(self) -> None:
+        """In a borrowed transaction: read without locks what a lock would have shown, and judge by it for now."""
+        ids = self._find().everything
+        found = jobs.find(self._executor, sorted(ids)) if ids else ()
+        self.rows = {row.id: row for row in found}
+        self.statuses = {row.id: row.status for row in found}
+        missing = ids - self.rows.keys()
+        if missing:
+            raise JobNotFoundError(f"There is no job {min(missing)}: it was deleted, or never committed.")
+
+    def channels_of(self, write: Write) -> Sequence[str]:
+        """Return the channels to which what is written to an output port is published."""
+        if write.job_id in self.new and (write.job_id, write.direction, write.port) not in self.ports:
+            for port in self.new[write.job_id].ports:
+                if (port.direction, port.name) == (write.direction, write.port):
+                    return port.channels
+            return ()
+        row = self.ports.get((write.job_id, write.direction, write.port))
+        return row.channels if row is not None else ()
+
+    def _find(self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None) -> _Found:
+        """Read without locks which jobs are touched; those that this transaction creates are not there yet."""
+        known = parents or {}
+        touched, upward, downward = self._touched()
+        touched.update(also)
+        touched |= self._touched_by_family()
+        named = sorted((touched | upward | known.keys()) - self.new.keys())
+        self.parents = dict(known) if upward <= known.keys() else jobs.parents(self._executor, named)
+        upward |= known.keys()
+        for change in self.new.values():
+            self.parents[change.id] = change.parent_id
+        trees = {row.id for row in jobs.subtree(self._executor, downward)} if downward else set()
+        self._read_ports()
+        self._read_subscribers()
+        everything = set(named) | trees
+        everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
+        everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
+        return _Found(everything - self.new.keys(), named, downward, trees)
+
+    def _lock_rows(self, ids: set[int], exclusive: bool) -> dict[int, Any]:
+        if not ids:
+            return {}
+        if exclusive:
+            jobs.lock_exclusively(self._executor, ids)
+        return jobs.lock(self._executor, ids)
+
+    def _touched(self) -> tuple[set[int], set[int], set[int]]:
+        """Return the ids of jobs that are touched, those whose parent is, and those whose subtree is."""
+        touched: set[int] = set()
+        upward: set[int] = set()
+        downward: set[int] = set()
+        for change in self._changes:
+            match change:
+                case NewJob(parent_id=parent_id):
+                    if parent_id is not None:
+                        touched.add(parent_id)
+                case Adopt(parent_id=parent_id, child_id=child_id):
+                    touched.update((parent_id, child_id))
+                    upward.add(child_id)
+                case Disown(parent_id=parent_id, child=child):
+                    touched.add(parent_id)
+                    if isinstance(child, int):
+                        touched.add(child)
+                case Publish():
+                    pass
+                case Ask(job_id=job_id, of_parent=True) | Write(job_id=job_id, direction="out"):
+                    touched.add(job_id)
+                    upward.add(job_id)
+                case Terminate(job_id=job_id, tree=True):
+                    touched.add(job_id)
+                    downward.add(job_id)
+                case _:
+                    touched.add(change.job_id)
+        return touched, upward, downward
+
+    def _touched_by_family(self) -> set[int]:
+        """Return children that are disowned by name, and the ancestors of adopting jobs.
+
+        These are locked too, or two adoptions could close a circle behind each other's back.
+        """
+        touched: set[int] = set()
+        for change in self._changes:
+            if isinstance(change, Disown) and isinstance(change.child, str):
+                named = jobs.child(self._executor, change.parent_id, change.child)
+                touched |= set() if named is None else {named}
+            elif isinstance(change, Adopt):
+                above: int | None = change.parent_id
+                while above in self.new:
+                    above = self.new[above].parent_id
+                if above is not None:
+                    touched |= jobs.ancestors(self._executor, above)
+        return touched - self.new.keys()
+
+    def _read_ports(self) -> None:
+        used = {
+            change.job_id
+            for change in self._changes
+            if isinstance(change, Write | SetDefault | SetChannels) and change.job_id not in self.new
+        }
+        if used:
+            for row in ports.of_jobs(self._executor, used):
+                self.ports[row.job_id, row.direction, row.name] = row
+
+    def _read_subscribers(self) -> None:
+        names = {change.channel for change in self._changes if isinstance(change, Publish)}
+        for change in self._changes:
+            match change:
+                case Write(direction="out"):
+                    names.update(self.channels_of(change))
+                case SetChannels(direction="out", channels=given):
+                    names.update(given)
+                case ConfigurePorts(ports=given_ports):
+                    names.update(name for port in given_ports if port.direction == "out" for name in port.channels)
+                case _:
+                    pass
+        for name in names:
+            self.subscribers[name] = ports.subscribers(self._executor, channels_of.ancestors(name))

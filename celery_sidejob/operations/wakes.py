@@ -1,0 +1,166 @@
+"""Asks, timers and terminations of one transaction: kept in the order in which they were asked, then applied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..model.changes import Ask, Terminate
+from ..model.status import ASKABLE, Status
+from ..store import asks, jobs
+from ..store.statement import Executor
+from .runtime import Aftermath, Runtime
+from .touched import Touched
+
+
+class Wakes:
+    """What jobs that are touched are asked. `noting`: nothing is locked, so it is only noted and judged afterwards."""
+
+    def __init__(
+        self, runtime: Runtime, executor: Executor, touched: Touched, aftermath: Aftermath, *, noting: bool = False
+    ) -> None:
+        self._look_after_s = runtime.settings.lost_after
+        self._executor = executor
+        self._touched = touched
+        self._aftermath = aftermath
+        self._noting = noting
+        self._steps: list[tuple[str, int]] = []
+        self._timed: list[Ask] = []
+        self.refused: set[int] = set()
+        """Jobs that may not be asked in their status, and those whose parent was asked and that have none."""
+
+    # -- collecting ----------------------------------------------------------------------------------------------
+
+    def add(self, change: Ask | Terminate) -> None:
+        """Have a change applied in its turn."""
+        if isinstance(change, Terminate):
+            self._steps.append(("terminate_tree" if change.tree else "terminate", change.job_id))
+            return
+        job_id: int | None = change.job_id
+        if change.of_parent:
+            job_id = self._touched.parents.get(change.job_id)
+            if job_id is None:
+                self.refused.add(change.job_id)
+                return
+        assert job_id is not None
+        if change.due_at is not None or (change.wait_s or 0) > 0:
+            self._steps.append(("timer", len(self._timed)))
+            self._timed.append(replace(change, job_id=job_id, of_parent=False))
+        else:
+            self._steps.append(("force" if change.force else "ask", job_id))
+
+    def nudge(self, job_id: int) -> None:
+        """Tell a job, in its turn, that there is something to look at."""
+        self._steps.append(("nudge", job_id))
+
+    def note(self, job_id: int) -> None:
+        """Note that a job which is not locked is to run."""
+        self._steps.append(("note", job_id))
+
+    # -- applying ------------------------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """Apply asks and terminations in their order; neighbours of one kind are one statement."""
+        batch: list[int] = []
+        kind = ""
+        for step, job_id in [*self._steps, ("", 0)]:
+            if step != kind:
+                self._apply_batch(kind, list(dict.fromkeys(batch)))
+                kind, batch = step, []
+            batch.append(job_id)
+        self._steps = []
+
+    def ask(self, ids: Sequence[int], *, force: bool = False, nudge: bool = False) -> None:
+        """Ask jobs that are locked to run; those that may not are in `refused` afterwards."""
+        may = [job_id for job_id in ids if force or self._touched.statuses[job_id] in ASKABLE]
+        self.refused.update(set(ids) - set(may))
+        if not may:
+            return
+        for row in asks.ask(self._executor, may, force=force, nudge=nudge, look_after_s=self._look_after_s):
+            self._moved(row.id, row.status)
+            self._ring(row)
+
+    def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
+        """Make jobs that are locked terminating; terminated ones stay."""
+        for row in asks.terminate(
+            self._executor, ids, tree=tree, look_after_s=self._look_after_s, timers_before=timers_before
+        ):
+            self._moved(row.id, Status.TERMINATING)
+            self._ring(row)
+
+    def apply_due(self, job_id: int) -> None:
+        """Apply the due timers of a job that is locked, in the order in which they were set.
+
+        A timer was accepted when it was set, so a failure since then does not cancel it; only a termination does, by
+        deleting it. An ask of a borrowed transaction is judged now.
+        """
+        for timer in asks.take_due(self._executor, job_id):
+            status = self._touched.statuses[job_id]
+            if timer.ask.startswith("terminate"):
+                if timer.ask == "terminate_tree":
+                    # Locking the subtree now could break the ascending order, so it is handed down step by step; the
+                    # job's own shutdown repeats it for children that come meanwhile.
+                    below = [child.id for child in jobs.children(self._executor, job_id)]
+                    asks.note(self._executor, below, "terminate_tree")
+                    self._aftermath.noted += below
+                self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
+            elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
+                self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
+
+    def _apply_batch(self, kind: str, ids: list[int]) -> None:
+        if not ids:
+            return
+        if kind == "timer":
+            for place in ids:
+                self._set_timer(self._timed[place])
+        elif kind == "note" or self._noting:
+            late = [job_id for job_id in ids if not self._just_created(job_id)]
+            asks.note(self._executor, late, {"ask": "run", "nudge": "run", "note": "run"}.get(kind, kind))
+            self._aftermath.noted += late
+        elif kind == "terminate":
+            for job_id in ids:  # a recursive termination that was noted is not cancelled by a plain one
+                self.apply_due(job_id)
+            self.terminate(ids, tree=False)
+        elif kind == "terminate_tree":
+            below = [row.id for row in jobs.subtree(self._executor, ids)]
+            unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
+            if unlocked:  # adopted in this very transaction
+                asks.note(self._executor, unlocked, "terminate")
+                self._aftermath.noted += unlocked
+            self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
+        else:
+            for job_id in ids if kind == "force" else ():  # or a termination noted before would supersede it
+                self.apply_due(job_id)
+            late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
+            self.ask(late, force=kind == "force", nudge=kind == "nudge")
+
+    def _set_timer(self, change: Ask) -> None:
+        job_id, force = change.job_id, change.force
+        if not (force or self._touched.statuses[job_id] in ASKABLE):
+            self.refused.add(job_id)
+        elif self._noting:
+            asks.note(
+                self._executor, [job_id], "force" if force else "run", due_at=change.due_at, wait_s=change.wait_s or 0.0
+            )
+        else:
+            after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
+            self._moved(job_id, after)
+
+    def _just_created(self, job_id: int) -> bool:
+        """Whether the job is new and its first run, which no one can have claimed yet, is owed at once."""
+        new = self._touched.new.get(job_id)
+        if new is None or new.due_at is not None or new.wait_s:
+            return False
+        return self._touched.statuses[job_id] == Status.QUEUED
+
+    def _ring(self, row: Any) -> None:
+        if row.task_id is None:
+            return
+        self._aftermath.ring(self._touched.job(row.id), row)
+
+    def _moved(self, job_id: int, after: str) -> None:
+        before = self._touched.statuses[job_id]
+        self._touched.statuses[job_id] = after
+        if before != after:
+            self._aftermath.moves.append((job_id, self._touched.job(job_id).task, before, after))

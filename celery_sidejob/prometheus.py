@@ -1,0 +1,138 @@
+"""Statistics for Prometheus. Needs the extra `prometheus`; nothing else of the package imports this.
+
+Serve it from whatever process of yours is scraped, or write it for the node exporter with
+``celery -A app sidejob stats --prometheus``:
+
+    prometheus_client.REGISTRY.register(SideJobCollector(sidejob))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from .inspection import Inspection
+from .model.measures import COUNTED, COUNTED_BY
+from .model.status import Status
+
+UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.TERMINATING, Status.FAILED)
+
+
+class SideJobCollector(Collector):
+    """Reads `sidejob.stats()` at each scrape; a store that cannot be read is `sidejob_up 0`, and nothing else."""
+
+    def __init__(self, sidejob: Any) -> None:
+        self._sidejob = sidejob
+
+    def describe(self) -> Iterable[Metric]:
+        """Connect to nothing when it is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics."""
+        try:
+            found = Inspection(self._sidejob.runtime).stats()
+        except Exception:  # whatever it is, the scrape must show that this is down, and the process's other metrics
+            yield GaugeMetricFamily("sidejob_up", UP, value=0)
+            return
+        yield GaugeMetricFamily("sidejob_up", UP, value=1)
+        yield from metrics(found)
+
+
+UP = "Whether the store could be read."
+
+
+def exposition(sidejob: Any) -> str:
+    """Return the metrics in Prometheus' text format; raises what `stats` raises."""
+    found = Inspection(sidejob.runtime).stats()
+
+    class Once(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield GaugeMetricFamily("sidejob_up", UP, value=1)
+            yield from metrics(found)
+
+    registry = CollectorRegistry()
+    registry.register(Once())
+    return generate_latest(registry).decode()
+
+
+def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield what `stats` returned, under the names of Prometheus' conventions; absent ages are absent samples."""
+    yield _gauge(
+        "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
+        {(str(status),): found["jobs"].get(status, 0) for status in UNFINISHED},
+    )  # fmt: skip
+    for name, key, meaning in QUEUE:
+        yield _gauge(name, meaning, ["queue"], {(queue,): row[key] for queue, row in found["queues"].items()})
+    yield _gauge("sidejob_timers", "Timers, due or still to come.", [], {(): found["timers"]["waiting"]})
+    yield _gauge(
+        "sidejob_timer_oldest_due_age_seconds", "How long the oldest timer that is due has been so.", [],
+        {(): found["timers"]["oldest_due_s"]},
+    )  # fmt: skip
+    yield _gauge("sidejob_results_unsent", "Results that the backend does not have yet.", [],
+                 {(): found["results"]["unsent"]})  # fmt: skip
+    yield _gauge(
+        "sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.", [],
+        {(): found["results"]["oldest_s"]},
+    )  # fmt: skip
+    yield _gauge("sidejob_dead_entries", "Entries of the dead set.", [], {(): found["dead"]["entries"]})
+    yield _gauge(
+        "sidejob_dead_group_entries", "The newest entries of the dead set by task and kind of error.",
+        ["task", "error"], {(row["task"], row["error"]): row["entries"] for row in found["dead"]["groups"]},
+    )  # fmt: skip
+    yield _gauge("sidejob_workers", "Workers that the store knows.", ["state"], _workers(found["workers"]))
+    yield _gauge(
+        "sidejob_sweep_lag_seconds", "How long the oldest thing that a sweeper should have seen to has been due.", [],
+        {(): found["sweep"]["lag_s"]},
+    )  # fmt: skip
+    for name, meaning in COUNTED.items():
+        yield CounterMetricFamily(f"sidejob_{name}", meaning, value=found["counters"][name])
+    for name, (label, meaning) in COUNTED_BY.items():
+        family = CounterMetricFamily(f"sidejob_{name}", meaning, labels=[label])
+        for value, count in found["counters"][name].items():
+            family.add_metric([value], count)
+        yield family
+    yield _durations(found["durations"])
+
+
+QUEUE = (
+    ("sidejob_queue_depth", "depth", "Runs that are due and that no worker has begun."),
+    ("sidejob_queue_running", "running", "Runs in progress."),
+    ("sidejob_queue_delayed", "delayed", "Runs that wait for the end of a retry's backoff."),
+    ("sidejob_queue_unpublished", "unpublished", "Runs that are due and that the broker has not been given."),
+    ("sidejob_queue_oldest_due_age_seconds", "oldest_due_s", "How long the oldest due run has waited."),
+    ("sidejob_queue_oldest_unpublished_age_seconds", "oldest_unpublished_s",
+     "How long the oldest unpublished run has waited."),
+    ("sidejob_queue_workers", "workers", "Live workers that serve the queue."),
+)  # fmt: skip
+
+
+def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str, ...], float | None]) -> Metric:
+    family = GaugeMetricFamily(name, meaning, labels=labels)
+    for label, value in values.items():
+        if value is not None:
+            family.add_metric(label, value)
+    return family
+
+
+def _workers(known: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], float]:
+    states = {"alive": 0, "suspected": 0, "dead": 0}
+    for worker in known:
+        states["dead" if not worker["alive"] else "suspected" if worker["suspected"] else "alive"] += 1
+    return {(state,): count for state, count in states.items()}
+
+
+def _durations(found: Mapping[str, Mapping[str, Any]]) -> Metric:
+    family = HistogramMetricFamily(
+        "sidejob_transaction_duration_seconds",
+        "How long the store took for a run's claim, its checkpoints and its end.",
+        labels=["operation"],
+    )
+    for operation, taken in found.items():
+        buckets = [(f"{bound:g}", count) for bound, count in taken["buckets"]]
+        family.add_metric([operation], [*buckets, ("+Inf", taken["count"])], sum_value=taken["sum_s"])
+    return family

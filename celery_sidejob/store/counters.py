@@ -1,0 +1,100 @@
+"""Rows of `counters` and `served_queues`: what workers say of themselves. Nothing is decided by them.
+
+A store that is one revision behind has neither table: what would be noted there is not, and nobody fails for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..model.measures import Key
+from .statement import Executor, Statement
+
+_ADD = Statement(
+    """
+INSERT INTO {counters} (name, label, value)
+SELECT r.name, r.label, r.value FROM unnest(%(names)s::text[], %(labels)s::text[], %(amounts)s::double precision[])
+  AS r(name, label, value) ORDER BY r.name, r.label
+ON CONFLICT (name, label) DO UPDATE SET value = {counters}.value + excluded.value""",
+    since="0002",
+)
+
+
+def add(executor: Executor, amounts: Mapping[Key, float]) -> None:
+    """Add to the totals; two processes that do so at a time take the rows in the same order."""
+    names, labels = [name for name, _ in amounts], [label for _, label in amounts]
+    executor.run(_ADD, names=names, labels=labels, amounts=[float(amount) for amount in amounts.values()])
+
+
+_READ = Statement("SELECT name, label, value FROM {counters}", since="0002")
+
+
+def read(executor: Executor) -> dict[Key, float]:
+    """Read all totals."""
+    return {(row.name, row.label): row.value for row in executor.run(_READ)}
+
+
+_EXISTS = Statement("SELECT to_regclass('{counters}') IS NOT NULL AS found")
+
+
+def exist(executor: Executor) -> bool:
+    """Tell whether the store is recent enough to have these tables."""
+    return bool(executor.run(_EXISTS)[0].found)
+
+
+_SERVE = Statement(
+    """
+WITH w AS (SELECT id FROM {workers} WHERE id = %(worker_id)s FOR KEY SHARE),
+gone AS (DELETE FROM {served_queues} WHERE worker_id = %(worker_id)s AND NOT queue = ANY(%(queues)s::text[]))
+INSERT INTO {served_queues} (worker_id, queue, skew_s)
+SELECT w.id, q, extract(epoch FROM clock_timestamp())::double precision - %(clock)s::double precision
+FROM w, unnest(%(queues)s::text[]) q ORDER BY q
+ON CONFLICT (worker_id, queue) DO UPDATE SET skew_s = excluded.skew_s""",
+    since="0002",
+)
+
+
+def serve(executor: Executor, worker_id: int, queues: Iterable[str]) -> None:
+    """Say which queues a worker takes messages from, and by its own clock when; a worker that is gone says nothing."""
+    executor.run(_SERVE, worker_id=worker_id, queues=sorted(set(queues)), clock=time.time())
+
+
+_SERVED = Statement(
+    """
+SELECT s.queue, count(*) AS workers FROM {served_queues} s JOIN {workers} w ON w.id = s.worker_id
+WHERE w.dead_at IS NULL GROUP BY s.queue""",
+    since="0002",
+)
+
+
+def served(executor: Executor) -> Sequence[Any]:
+    """Read how many live workers serve each queue."""
+    return executor.run(_SERVED)
+
+
+_SKEWED = Statement(
+    """
+SELECT DISTINCT ON (w.id) w.ident, s.skew_s FROM {served_queues} s JOIN {workers} w ON w.id = s.worker_id
+WHERE w.dead_at IS NULL AND abs(s.skew_s) > %(most_s)s ORDER BY w.id""",
+    since="0002",
+)
+
+
+def skewed(executor: Executor, most_s: float) -> Sequence[Any]:
+    """Read the live workers whose clock differs from the database's by more than this, and by how much."""
+    return executor.run(_SKEWED, most_s=most_s)
+
+
+_SILENT = Statement(
+    """
+SELECT w.id, w.ident FROM {workers} w
+WHERE w.dead_at IS NULL AND NOT EXISTS (SELECT FROM {served_queues} s WHERE s.worker_id = w.id) ORDER BY w.id""",
+    since="0002",
+)
+
+
+def silent(executor: Executor) -> Sequence[Any]:
+    """Read which live workers have not said what they serve: they are of an older version, or only just starting."""
+    return executor.run(_SILENT)

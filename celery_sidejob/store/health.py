@@ -1,0 +1,109 @@
+"""What `doctor` asks of Postgres: rights, vacuum, clocks, and the rules between rows that no CHECK can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_SERVER = Statement("""
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,
+  current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit,
+  current_setting('autovacuum') AS autovacuum, pg_is_in_recovery() AS standby, current_user::text AS role,
+  pg_has_role(current_user, 'pg_read_all_stats', 'usage') AS sees_all,
+  pg_backend_pid() AS pid, extract(epoch FROM clock_timestamp())::double precision AS clock""")
+
+
+def server(executor: Executor) -> Any:
+    """Read what the server is, its clock, and who we are there."""
+    return executor.run(_SERVER)[0]
+
+
+_TABLES = Statement("""
+SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead, pg_total_relation_size(relid) AS bytes,
+  extract(epoch FROM now() - greatest(last_vacuum, last_autovacuum))::double precision AS vacuumed_s
+FROM pg_stat_user_tables WHERE schemaname = %(schema)s ORDER BY n_dead_tup DESC, relname""")
+
+
+def tables(executor: Executor, schema: str) -> Sequence[Any]:
+    """Read how many dead rows each table has, and when it was vacuumed last."""
+    return executor.run(_TABLES, schema=schema)
+
+
+_HORIZON = Statement("""
+SELECT h.kind, h.who, h.xids, h.since_s FROM (
+  SELECT 'transaction' AS kind,
+    'pid ' || pid || ' (' || coalesce(nullif(application_name, ''), usename::text) || ', ' || state || ')' AS who,
+    age(backend_xmin) AS xids, extract(epoch FROM clock_timestamp() - xact_start)::double precision AS since_s
+  FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_backend_pid()
+  UNION ALL
+  SELECT 'prepared transaction', gid || ' of ' || owner, age(transaction),
+    extract(epoch FROM clock_timestamp() - prepared)::double precision
+  FROM pg_prepared_xacts WHERE database = current_database()
+  UNION ALL
+  SELECT 'replication slot', slot_name::text, age(xmin), NULL FROM pg_replication_slots WHERE xmin IS NOT NULL) h
+ORDER BY h.xids DESC LIMIT 5""")
+
+
+def horizon(executor: Executor) -> Sequence[Any]:
+    """Read who keeps vacuum from removing dead rows, the oldest first."""
+    return executor.run(_HORIZON)
+
+
+_UNKNOWN_TASKS = Statement("""
+SELECT j.task, count(*) AS jobs FROM (
+  SELECT job_id FROM {messages} WHERE job_id IS NOT NULL AND locked_by IS NULL AND due_at <= now()
+  LIMIT %(limit)s) m
+JOIN {jobs} j ON j.id = m.job_id
+WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = j.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
+
+
+def unknown_tasks(executor: Executor, limit: int = 10_000) -> Sequence[Any]:
+    """Read which tasks of jobs that wait have never been served by a worker."""
+    return executor.run(_UNKNOWN_TASKS, limit=limit)
+
+
+_HOLDING_DEAD = Statement("""
+SELECT w.id, count(m.job_id) AS runs, extract(epoch FROM now() - w.dead_at)::double precision AS dead_s
+FROM {workers} w LEFT JOIN {messages} m ON m.locked_by = w.id
+WHERE w.dead_at IS NOT NULL GROUP BY w.id ORDER BY w.id""")
+
+
+def dead_workers(executor: Executor) -> Sequence[Any]:
+    """Read workers that are dead and how many runs they still hold; reads the whole of `messages`."""
+    return executor.run(_HOLDING_DEAD)
+
+
+_OF_MESSAGES = Statement("""
+SELECT 'a run in progress whose message another worker holds, or nobody' AS rule, count(*) AS rows, min(j.id) AS id
+FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
+WHERE j.unit_no IS NOT NULL AND m.locked_by IS DISTINCT FROM j.worker_id
+UNION ALL
+SELECT 'a job at rest with a message', count(*), min(j.id)
+FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
+WHERE j.status IN ('suspended', 'completed', 'failed', 'terminated')
+UNION ALL
+SELECT 'a message for another run than the next', count(*), min(j.id)
+FROM {messages} m JOIN {jobs} j ON j.id = m.job_id WHERE j.unit_no IS NULL AND m.for_run <> j.run_no + 1""")
+_OF_JOBS = Statement("""
+SELECT 'a run in progress without a message' AS rule, count(*) AS rows, min(j.id) AS id FROM {jobs} j
+WHERE j.unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
+UNION ALL
+SELECT 'a queued job with neither message nor timer', count(*), min(j.id) FROM {jobs} j
+WHERE j.status = 'queued' AND j.unit_no IS NULL
+  AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
+  AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id)
+UNION ALL
+SELECT 'a terminating job without a message', count(*), min(j.id) FROM {jobs} j
+WHERE j.status = 'terminating' AND j.unit_no IS NULL
+  AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
+UNION ALL
+SELECT 'a failed job without an entry in the dead set', count(*), min(j.id) FROM {jobs} j
+WHERE j.status = 'failed' AND NOT EXISTS (SELECT FROM {dead} d WHERE d.job_id = j.id)""")
+
+
+def broken_rules(executor: Executor, *, every_job: bool) -> list[Any]:
+    """Read which rules between rows are broken, and by how many; with `every_job` reads all jobs."""
+    found = [*executor.run(_OF_MESSAGES), *(executor.run(_OF_JOBS) if every_job else ())]
+    return [row for row in found if row.rows]

@@ -1,0 +1,42 @@
+"""A store, a broker and one worker that all tests of a module share; each looks at jobs of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from celery import Celery
+
+from celery_sidejob import SideJob
+from tests.tools.pgbouncer import direct
+from tests.tools.recorder import Record
+from tests.tools.workers import Processes
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a module's tests meet: what the fixture `shared_place` gives."""
+
+    database_url: str
+    broker_url: str
+    record: Record
+    processes: Processes
+
+
+class SharedSite:
+    """A client of a place, and what its workers need to know; the module's tests add their own words."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.url, self.broker_url, self.record = place.database_url, place.broker_url, place.record
+        self.env = {"SIDEJOB_DATABASE_URL": self.url, "BROKER_URL": self.broker_url, **self.record.env}
+        self.app = Celery(name, broker=self.broker_url, backend=self.broker_url, set_as_current=False)
+        self.app.conf.sidejob_database_url = self.url
+        self.sidejob = SideJob(self.app)
+        self.outside: psycopg.Connection[Any] = psycopg.connect(direct(self.url), autocommit=True)
+
+    def close(self) -> None:
+        """Close what the client has open."""
+        self.outside.close()
+        self.sidejob.runtime.connections.close()
+        self.app.close()

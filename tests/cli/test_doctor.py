@@ -1,0 +1,336 @@
+"""`doctor`: each thing that can be wrong is found, graded, explained, and gone again when it is put right."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from celery import Celery
+
+from celery_sidejob import RunningJob, SideJob
+from celery_sidejob.diagnosis import Diagnosis
+from celery_sidejob.embedded import Valkey
+from celery_sidejob.hooks import broker_check
+from celery_sidejob.model.finding import Finding, Level
+from celery_sidejob.store import counters, registry, workers
+from tests.cli.test_commands import ask
+from tests.tools.databases import SCHEMA
+from tests.tools.in_process import Stage
+from tests.tools.proxy import TcpProxy
+from tests.tools.waiting import wait_until
+
+
+def findings(stage: Stage, *, thorough: bool = False) -> dict[str, list[Finding]]:
+    """What is found in the store, by what was looked at."""
+    found: dict[str, list[Finding]] = {}
+    for finding in Diagnosis(stage.runtime, stage.sidejob.owner).findings(thorough=thorough):
+        if finding.level != Level.OK:
+            assert finding.meaning, finding
+            assert finding.remedy, finding
+        found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+def serve_task(stage: Stage) -> None:
+    registry.serve(stage.runtime.connections, [{"task": "stage.idle", "queue": "celery", "options": "{}"}])
+
+
+def levels(stage: Stage, check: str, **how: bool) -> list[str]:
+    return [str(finding.level) for finding in findings(stage, **how)[check]]
+
+
+@pytest.fixture
+def locked(stage: Stage) -> Iterator[Stage]:
+    """The stage's worker serves its queue and holds its liveness lock, as a real one does."""
+    executor = stage.runtime.connections.connect()
+    assert workers.take_lock(executor, stage.worker_id, SCHEMA)
+    workers.announce_lock(stage.runtime.connections, stage.worker_id, True)
+    counters.serve(stage.runtime.connections, stage.worker_id, ["celery"])
+    yield stage
+    executor.close()
+
+
+def test_a_store_that_is_well(locked: Stage) -> None:
+    serve_task(locked)
+    locked.run(locked.job())
+    locked.job()
+    found = findings(locked, thorough=True)
+
+    bad = {check for check, several in found.items() if any(one.level != Level.OK for one in several)}
+    assert bad == {"durability"}, "the servers of tests do not write to the disk"
+    assert found.keys() == {
+        "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "workers", "sweeping",
+        "results", "dead set", "vacuum", "horizon", "rules", "liveness",
+    }  # fmt: skip
+
+
+def test_a_queue_that_nobody_serves(locked: Stage) -> None:
+    locked.job(queue="forgotten")
+
+    (finding,) = findings(locked)["queues"]
+    assert (finding.level, finding.found) == (Level.ERROR, "nobody serves forgotten (1 due)")
+    assert "-Q forgotten" in finding.remedy
+
+    newcomer = locked.new_worker()
+    (finding,) = findings(locked)["queues"]
+    assert (finding.level, finding.found) == (Level.WARNING, "no worker has said that it serves forgotten (1 due)")
+
+    counters.serve(locked.runtime.connections, newcomer, ["forgotten"])
+    assert levels(locked, "queues") == ["ok"]
+
+
+def test_messages_that_the_broker_does_not_get(locked: Stage) -> None:
+    locked.job()
+    for age, level in ((5, "ok"), (30, "warning"), (300, "error")):
+        locked.sql("UPDATE messages SET published_at = NULL, due_at = now() - make_interval(secs => %s)", age)
+        assert levels(locked, "publishing") == [level]
+
+
+def test_sweeping_that_lags_behind(locked: Stage) -> None:
+    locked.job(countdown=3600)
+    for age, level in ((5, "ok"), (30, "warning"), (300, "error")):
+        locked.sql("UPDATE timers SET due_at = now() - make_interval(secs => %s)", age)
+        assert levels(locked, "sweeping") == [level]
+
+
+def test_a_task_that_no_worker_knows(locked: Stage) -> None:
+    locked.job()
+
+    assert levels(locked, "tasks") == ["warning"]
+    serve_task(locked)
+    assert levels(locked, "tasks") == ["ok"]
+
+
+def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
+    locked.sql("UPDATE workers SET suspect_at = now(), suspect_by = 'silence'")
+    assert levels(locked, "workers") == ["warning"]
+
+    job = locked.job()
+    assert locked.claim(job) is not None
+    locked.sql("UPDATE workers SET dead_at = now()")
+    found = findings(locked)["workers"]
+    assert [finding.found for finding in found] == [
+        "no worker is alive", f"dead and still holding: worker {locked.worker_id} (1 runs, dead for 0 s)",
+    ]  # fmt: skip
+    assert found[0].level == Level.WARNING, "nothing is due"
+
+    locked.job()
+    assert findings(locked)["workers"][0].level == Level.ERROR
+
+
+def test_a_worker_whose_clock_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.store.counters.time.time", lambda: time.time_ns() / 1e9 - 40)
+    counters.serve(locked.runtime.connections, locked.worker_id, ["celery"])
+    monkeypatch.undo()
+
+    (bad,) = [finding for finding in findings(locked)["clock"] if finding.level != Level.OK]
+    assert bad.level == Level.WARNING
+    assert "is 40.0 s behind the database's" in bad.found
+    assert "test:" in bad.found
+
+
+def test_a_clock_here_that_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.diagnosis.time.time", lambda: time.time_ns() / 1e9 + 5)
+
+    (finding,) = findings(locked)["clock"]
+    assert (finding.level, finding.found) == (
+        Level.WARNING, "the clock of this machine is 5.0 s ahead of the database's",
+    )  # fmt: skip
+
+
+def test_results_that_wait(locked: Stage) -> None:
+    job = locked.job()
+    locked.sql(
+        """UPDATE askings SET closed_at = now() - interval '2 min', outcome = 'failed', result = 'null'
+        WHERE job_id = %s""",
+        job.id,
+    )
+    assert levels(locked, "results") == ["warning"]
+
+
+def test_the_dead_set(locked: Stage) -> None:
+    def fail(job: RunningJob) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        locked.inside(fail)
+
+    (finding,) = findings(locked)["dead set"]
+    assert (finding.level, finding.found) == (Level.WARNING, "1 entries: 1 of stage.call (ValueError)")
+
+
+def test_a_transaction_that_keeps_vacuum_from_its_work(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.diagnosis.PINNED_S", (0.0, 3600.0))
+    with locked.connect(autocommit=False, application_name="careless") as holder:
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        holder.execute("SELECT 1 FROM jobs")
+        (finding,) = findings(locked)["horizon"]
+        assert finding.level == Level.WARNING
+        assert "careless, idle in transaction" in finding.found
+        monkeypatch.setattr("celery_sidejob.diagnosis.PINNED_S", (0.0, 0.0))
+        assert levels(locked, "horizon") == ["error"]
+        holder.rollback()
+
+    monkeypatch.setattr("celery_sidejob.diagnosis.PINNED_S", (300.0, 3600.0))
+    assert levels(locked, "horizon") == ["ok"]
+
+
+def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.diagnosis.DEAD_ROWS", 20)
+    locked.sql("ALTER TABLE messages SET (autovacuum_enabled = false)")
+    try:
+        locked.job()
+        for _ in range(60):
+            locked.sql("UPDATE messages SET look_at = now()")
+        wait_until(lambda: levels(locked, "vacuum") == ["warning"], message="Postgres to count the dead rows")
+        assert "messages has " in findings(locked)["vacuum"][0].found
+        monkeypatch.undo()
+        assert levels(locked, "vacuum") == ["ok"], "so few do no harm"
+    finally:
+        locked.sql("ALTER TABLE messages RESET (autovacuum_enabled)")
+
+
+def test_rows_that_contradict_each_other(locked: Stage) -> None:
+    job = locked.job()
+    locked.sql("DELETE FROM messages")
+
+    assert levels(locked, "rules") == ["ok"], "only a thorough look reads every job"
+    (finding,) = findings(locked, thorough=True)["rules"]
+    assert finding.found == f"a queued job with neither message nor timer: 1, first job {job.id}"
+    job.run(force=True)
+    locked.run(job)
+
+    other = locked.job()
+    locked.sql("UPDATE messages SET for_run = 9")
+    assert levels(locked, "rules") == ["error"]
+    locked.sql("UPDATE messages SET for_run = 1 WHERE job_id = %s", other.id)
+
+
+def test_a_user_who_lacks_rights(locked: Stage) -> None:
+    locked.sql(f"""
+        CREATE ROLE clerk LOGIN PASSWORD 'clerk'; GRANT USAGE ON SCHEMA {SCHEMA} TO clerk;
+        GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {SCHEMA} TO clerk;
+        GRANT USAGE ON ALL SEQUENCES IN SCHEMA {SCHEMA} TO clerk""")
+    try:
+        parts = urlsplit(locked.database_url)
+        url = parts._replace(netloc=f"clerk:clerk@{parts.netloc.rpartition('@')[2]}").geturl()
+        clerk = Celery("stage", broker="memory://", set_as_current=False)
+        clerk.conf.sidejob_database_url = url
+        sidejob = SideJob(clerk)
+        found = [f for f in Diagnosis(sidejob.runtime, sidejob.owner).findings() if f.check == "rights"]
+        sidejob.runtime.connections.close()
+        assert [finding.level for finding in found] == [Level.ERROR]
+        assert found[0].found.startswith("clerk lacks DELETE on aliases, DELETE on askings, ")
+        assert "sidejob db grants clerk" in found[0].remedy
+    finally:
+        locked.sql("DROP OWNED BY clerk; DROP ROLE clerk")
+
+
+def test_a_worker_without_a_liveness_lock(stage: Stage) -> None:
+    (finding,) = findings(stage)["liveness"]
+    assert finding.level == Level.WARNING
+    assert finding.found.startswith("no liveness lock: test:")
+
+
+def test_a_database_without_a_schema(empty_database_url: str) -> None:
+    app = Celery("stage", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = empty_database_url
+    sidejob = SideJob(app)
+
+    found = list(Diagnosis(sidejob.runtime, sidejob.owner).findings())
+    sidejob.runtime.connections.close()
+
+    assert [(one.check, str(one.level)) for one in found] == [
+        ("store", "ok"), ("durability", "warning"), ("clock", "ok"), ("schema", "error"),
+    ]  # fmt: skip
+    assert "db upgrade" in found[3].found
+
+
+# -- the broker ------------------------------------------------------------------------------------------------------
+
+
+def broker_findings(url: str) -> list[tuple[str, str]]:
+    app = Celery("stage", broker=url, set_as_current=False)
+    found = list(broker_check.findings(app))
+    app.close()
+    assert all(finding.remedy for finding in found if finding.level != Level.OK)
+    return [(finding.check, str(finding.level)) for finding in found]
+
+
+def test_a_redis_that_would_throw_messages_away(own_valkey: Valkey) -> None:
+    assert broker_findings(own_valkey.url) == [("broker", "ok"), ("eviction", "ok")]
+
+    with redis.Redis.from_url(own_valkey.url) as client:
+        client.config_set("maxmemory", "100mb")
+        client.config_set("maxmemory-policy", "volatile-lru")
+        assert broker_findings(own_valkey.url)[1] == ("eviction", "warning")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        assert broker_findings(own_valkey.url)[1] == ("eviction", "error")
+        client.config_set("maxmemory-policy", "noeviction")
+        assert broker_findings(own_valkey.url)[1] == ("eviction", "ok")
+        client.config_set("maxmemory", str(client.info("memory")["used_memory"] + 1000))
+        assert broker_findings(own_valkey.url)[1] == ("eviction", "warning")
+
+
+def test_a_broker_that_refuses_or_is_silent(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert broker_findings("redis://127.0.0.1:1/0") == [("broker", "error")]
+    assert broker_findings("amqp://guest:guest@127.0.0.1:1//") == [("broker", "error")]
+
+    monkeypatch.setattr(broker_check, "ATTEMPT_S", 0.5)
+    with TcpProxy.to(redis_url) as proxy:
+        proxy.black_hole()
+        began = time.monotonic()
+        assert broker_findings(proxy.url_for(redis_url)) == [("broker", "error")]
+        assert time.monotonic() - began < 10
+
+
+def test_a_rabbitmq(amqp_url: str) -> None:
+    assert broker_findings(amqp_url) == [("broker", "ok")]
+
+
+# -- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_ends_with_what_is_gravest(locked: Stage) -> None:
+    said = ask(locked.app, "doctor")
+    assert said.code == 1
+    assert "durability warning fsync is off" in said.lines
+    assert said.lines[-1] == "Errors: 0. Warnings: 1."
+    assert "→ Set fsync to on." in said.lines
+
+    locked.job(queue="forgotten")
+    serve_task(locked)
+    said = ask(locked.app, "doctor", "--json", "--thorough")
+    assert said.code == 2
+    assert said.document["level"] == "error"
+    queues = next(finding for finding in said.document["findings"] if finding["check"] == "queues")
+    assert queues.items() >= {"level": "error", "found": "nobody serves forgotten (1 due)"}.items()
+    assert all(finding.keys() == asdict(FINDING).keys() for finding in said.document["findings"])
+
+
+FINDING = Finding("check", Level.OK, "found")
+
+
+def test_the_command_without_a_store() -> None:
+    app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
+    SideJob(app)
+
+    said = ask(app, "doctor", "--json")
+    assert said.code == 2
+    assert [(finding["check"], finding["level"]) for finding in said.document["findings"]] == [
+        ("store", "error"), ("broker", "error"),
+    ]  # fmt: skip
+    assert json.loads(said.out)
+
+
+def test_all_is_well_ends_with_zero(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Diagnosis, "_durability", lambda self, row: iter(()))
+
+    said = ask(locked.app, "doctor")
+    assert (said.code, said.lines[-1]) == (0, "All is well.")

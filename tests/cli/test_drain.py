@@ -1,0 +1,67 @@
+"""`drain` waits for what can be finished, tells of what cannot, and ends with a code that a script can use."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sidejob import RunningJob
+from tests.cli.test_commands import ask
+from tests.tools.in_process import Stage
+
+
+def suspend(job: RunningJob) -> None:
+    job.suspend()
+
+
+def retry(job: RunningJob) -> None:
+    raise job.retry(countdown=3600)
+
+
+def test_an_empty_store_is_drained(stage: Stage) -> None:
+    said = ask(stage.app, "drain")
+    assert (said.code, said.lines) == (0, ["No job is queued or running. Left as they are: nothing."])
+
+
+def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
+    suspended = stage.inside(suspend)
+    waiting = stage.job(countdown=3600)
+
+    said = ask(stage.app, "drain", "--timeout", 0)
+    assert said.code == 0
+    assert said.lines == ["No job is queued or running. Left as they are: 1 suspended jobs, 1 timers."]
+    assert ask(stage.app, "drain", "--json").document == {
+        "done": True, "queues": {}, "suspended": 1, "timers": 1, "results": 0,
+    }  # fmt: skip
+    assert (suspended.refresh().status, waiting.refresh().status) == ("suspended", "queued")
+
+
+def test_the_time_is_up(stage: Stage) -> None:
+    stage.job(queue="a")
+    running = stage.job(queue="a")
+    assert stage.claim(running) is not None
+    stage.inside(retry, queue="b")
+
+    said = ask(stage.app, "drain", "--timeout", 0.2)
+    assert (said.code, said.lines) == (
+        1, ["The time is up. To be finished: a (1 queued, 1 running), b (1 queued, 0 running)."],
+    )  # fmt: skip
+    assert said.err == "To be finished: a (1 queued, 1 running), b (1 queued, 0 running).\n"
+    assert ask(stage.app, "drain", "--timeout", 0, "--json").document["queues"] == {
+        "a": {"queued": 1, "running": 1}, "b": {"queued": 1, "running": 0},
+    }  # fmt: skip
+    assert ask(stage.app, "drain", "--queue", "c", "--timeout", 0).code == 0
+
+
+def test_a_queue_is_drained_by_itself(stage: Stage) -> None:
+    stage.job(queue="a")
+    stage.inside(suspend, queue="b")
+
+    assert ask(stage.app, "drain", "--queue", "b", "--json", "--timeout", 0).document == {
+        "done": True, "queues": {}, "suspended": 1, "timers": 0, "results": 0,
+    }  # fmt: skip
+    assert ask(stage.app, "drain", "--queue", "a", "--timeout", 0).code == 1
+
+
+@pytest.mark.parametrize("words", [("--timeout", "-1"), ("--timeout", "soon")])
+def test_a_timeout_is_a_number_of_seconds(stage: Stage, words: tuple[str, ...]) -> None:
+    assert ask(stage.app, "drain", *words).code == 2

@@ -1,0 +1,78 @@
+"""A sweeper sets one bad row aside, and it blocks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from celery_sidejob import Job, RunningJob
+from celery_sidejob.operations.hold import Hold
+from celery_sidejob.services.sweeper import Sweeper
+from tests.tools.in_process import Stage
+
+BAD = "stage.bad"
+
+
+@contextmanager
+def refused(stage: Stage) -> Iterator[None]:
+    """Within the block the store refuses every change of a job of the task BAD."""
+    stage.sql("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'refused'; END $$;
+        CREATE TRIGGER refuse BEFORE UPDATE ON jobs FOR EACH ROW WHEN (old.task = 'stage.bad')
+          EXECUTE FUNCTION refuse()""")
+    try:
+        yield
+    finally:
+        stage.sql("DROP TRIGGER refuse ON jobs; DROP FUNCTION refuse")
+
+
+def pair(stage: Stage, **options: object) -> tuple[Job, Job]:
+    """A job that the store will refuse to change, and a later one that it will not."""
+
+    def bad(job: RunningJob) -> None:
+        pass
+
+    return stage.task(bad, name=BAD).enqueue(**options), stage.job(**options)
+
+
+def lose(stage: Stage, *jobs: Job) -> list[Hold]:
+    """Have a worker that is declared dead hold these jobs."""
+    holds = [stage.claim(job) for job in jobs]
+    stage.sql("UPDATE workers SET dead_at = now() WHERE id = %s", stage.worker_id)
+    return [hold for hold in holds if hold is not None]
+
+
+def test_a_run_that_cannot_be_rescued_blocks_nothing(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = pair(stage)
+    late = stage.job(countdown=3600)
+    lose(stage, bad, good)
+    stage.sql("UPDATE timers SET due_at = now()")
+    sweeper = Sweeper(stage.runtime)
+
+    with refused(stage):
+        report = sweeper.run_once()
+        assert (report.rescued, report.timers) == (1, 1)
+        assert [record.message for record in caplog.records if "set aside" in record.message] == [
+            f"Job {bad.id} is set aside for 5 s, its rescue failed"
+        ]
+        sweeper.run_once()
+        assert caplog.text.count("set aside") == 1, "it is left alone for a while"
+
+    assert Sweeper(stage.runtime).run_once().rescued == 1
+    stage.worker_id = stage.new_worker()
+    stage.drain()
+    assert {job.refresh().status for job in (bad, good, late)} == {"completed"}
+
+
+def test_a_timer_that_cannot_be_applied_blocks_no_other(stage: Stage) -> None:
+    bad, good = pair(stage, countdown=3600)
+    stage.sql("UPDATE timers SET due_at = now()")
+
+    with refused(stage):
+        assert Sweeper(stage.runtime).run_once().timers == 1
+
+    assert Sweeper(stage.runtime).run_once().timers == 1
+    stage.drain()
+    assert {job.refresh().status for job in (bad, good)} == {"completed"}

@@ -1,0 +1,28 @@
+"""A transaction that we were lent, while it breaks."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from celery_sidejob.store.statement import Statement
+from tests.acceptance.lenders import LENDERS
+from tests.tools.in_process import Stage
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LENDERS if not kind.startswith("django")])
+def test_the_caller_is_told_why_the_connection_broke(stage: Stage, kind: str) -> None:
+    """And not that going back to our savepoint failed, which is nothing that a task's autoretry_for would name."""
+    told: BaseException | None = None
+    with suppress(Exception), LENDERS[kind](stage.database_url) as lender:  # closing it may raise, as it is broken
+        (pid,) = lender.sql("SELECT pg_backend_pid()")[0]
+        borrowed = stage.runtime.connections.borrow(lender.transaction)
+        try:
+            with borrowed.atomic():
+                stage.sql("SELECT pg_terminate_backend(%s, 5000)", pid)
+                borrowed.run(Statement("SELECT 1"))
+        except Exception as error:
+            told = error
+    assert "OperationalError" in {known.__name__ for known in type(told).__mro__}, repr(told)
+    assert "terminat" in str(told), "by the server, and not: this connection is closed"

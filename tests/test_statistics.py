@@ -1,0 +1,234 @@
+"""What `stats` says of a store, and how Prometheus is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_sidejob import RunningJob, SideJob
+from celery_sidejob.prometheus import SideJobCollector, exposition
+from celery_sidejob.services.recorder import Recorder
+from celery_sidejob.store import counters
+from celery_sidejob.store.measured import MeasuredConnections
+from tests.tools.in_process import Stage
+
+
+def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """What Prometheus reads of an exposition: {name: {label values: value}}."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+def suspend(job: RunningJob) -> None:
+    job.suspend()
+
+
+def fail(job: RunningJob) -> None:
+    raise ValueError("no")
+
+
+def retry(job: RunningJob) -> None:
+    raise job.retry(countdown=3600)
+
+
+@pytest.fixture
+def busy(stage: Stage) -> Stage:
+    """A store with one of everything."""
+    stage.job(queue="old")
+    stage.sql("UPDATE messages SET due_at = now() - interval '90 s', published_at = NULL WHERE queue = 'old'")
+    stage.job(queue="published")
+    stage.sql("UPDATE messages SET published_at = now() WHERE queue = 'published'")
+    running = stage.job(queue="published")
+    assert stage.claim(running) is not None
+    stage.inside(retry, queue="later")
+    stage.inside(suspend)
+    stage.job(countdown=-5)
+    stage.job(countdown=3600)
+    stage.job(countdown=3600)
+    stage.sql("UPDATE timers SET due_at = now() - interval '7 s' WHERE id = (SELECT min(id) FROM timers)")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no"):
+            stage.inside(fail)
+    stage.inside(lambda job: None)
+    stage.sql("UPDATE messages SET look_at = now() + interval '1 s' WHERE locked_by IS NULL")
+    return stage
+
+
+def test_stats_of_a_busy_store(busy: Stage) -> None:
+    found = busy.sidejob.stats()
+
+    assert found["jobs"] == {"queued": 6, "running": 1, "suspended": 1, "failed": 2}
+    old = found["queues"]["old"]
+    assert (old["depth"], old["unpublished"], old["running"], old["delayed"]) == (1, 1, 0, 0)
+    assert 90 <= old["oldest_due_s"] < 120
+    assert old["oldest_unpublished_s"] == old["oldest_due_s"]
+    published = found["queues"]["published"]
+    assert (published["depth"], published["unpublished"], published["running"]) == (1, 0, 1)
+    assert published["oldest_unpublished_s"] is None
+    assert (found["queues"]["later"]["depth"], found["queues"]["later"]["delayed"]) == (0, 1)
+    assert found["queues"]["later"]["oldest_due_s"] is None
+    assert found["timers"]["waiting"] == 2
+    assert 7 <= found["timers"]["oldest_due_s"] < 37
+    assert 7 <= found["sweep"]["lag_s"] < 37
+    assert found["dead"] == {"entries": 2, "groups": [{"task": "stage.call", "error": "ValueError", "entries": 2}]}
+    assert [(row["id"], row["alive"]) for row in found["workers"]] == [(busy.worker_id, True)]
+
+
+def test_an_empty_store_has_no_ages(stage: Stage) -> None:
+    found = stage.sidejob.stats()
+
+    assert (found["jobs"], found["queues"], found["dead"]) == ({}, {}, {"entries": 0, "groups": []})
+    assert (found["timers"]["oldest_due_s"], found["results"]["oldest_s"]) == (None, None)
+    assert found["sweep"] == {"lag_s": 0.0, "sweeper": None, "expired_s": None}
+
+
+def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
+    other = stage.new_worker()
+    connections = stage.runtime.connections
+    counters.serve(connections, stage.worker_id, ["a", "b"])
+    counters.serve(connections, other, ["b", "c"])
+    counters.serve(connections, stage.worker_id, ["b", "d"])
+    counters.serve(connections, 4711, ["e"])
+    stage.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
+
+    queues = stage.sidejob.stats()["queues"]
+    assert {name: row["workers"] for name, row in queues.items()} == {"b": 1, "d": 1}
+
+
+# -- Prometheus ------------------------------------------------------------------------------------------------------
+
+
+def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
+    counters.add(
+        busy.runtime.connections,
+        {("runs_lost", ""): 3, ("jobs_buried", "failed"): 2, ("claim_bucket", "2"): 5, ("claim_sum", ""): 0.02},
+    )
+    text = exposition(busy.sidejob)
+    found = samples(text)
+
+    assert found["sidejob_up"] == {(): 1}
+    assert found["sidejob_jobs"] == {
+        ("queued",): 6, ("running",): 1, ("suspended",): 1, ("terminating",): 0, ("failed",): 2,
+    }  # fmt: skip
+    assert found["sidejob_queue_depth"] == {("celery",): 1, ("later",): 0, ("old",): 1, ("published",): 1}
+    assert found["sidejob_queue_oldest_due_age_seconds"][("old",)] >= 90
+    assert found["sidejob_queue_oldest_unpublished_age_seconds"].keys() >= {("old",)}
+    assert ("published",) not in found["sidejob_queue_oldest_unpublished_age_seconds"]
+    assert found["sidejob_dead_group_entries"] == {("ValueError", "stage.call"): 2}
+    assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("dead",): 0}
+    assert found["sidejob_runs_lost_total"] == {(): 3}
+    assert found["sidejob_runs_rescued_total"] == {(): 0}
+    assert found["sidejob_jobs_buried_total"] == {("failed",): 2}
+    buckets = found["sidejob_transaction_duration_seconds_bucket"]
+    assert [buckets[bound, "claim"] for bound in ("0.0025", "0.005", "+Inf")] == [0, 5, 5]
+    assert found["sidejob_transaction_duration_seconds_sum"][("claim",)] == 0.02
+
+
+def test_names_follow_the_conventions_of_prometheus(busy: Stage) -> None:
+    for family in text_string_to_metric_families(exposition(busy.sidejob)):
+        assert family.documentation.endswith("."), family
+        assert family.type in ("gauge", "counter", "histogram"), family
+        assert family.name.startswith("sidejob_")
+        if "_age_" in family.name or "lag" in family.name or "duration" in family.name:
+            assert family.name.endswith("_seconds"), family
+
+
+def test_a_store_that_is_away_is_down_in_a_registry_of_the_users(stage: Stage) -> None:
+    registry = CollectorRegistry()
+    registry.register(SideJobCollector(stage.sidejob))
+    assert samples(generate_latest(registry).decode())["sidejob_up"] == {(): 1}
+
+    from celery import Celery
+
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
+    away = CollectorRegistry()
+    away.register(SideJobCollector(SideJob(app)))
+    assert samples(generate_latest(away).decode()) == {"sidejob_up": {(): 0}}
+
+
+# -- recording -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(stage: Stage) -> Any:
+    """Connections that count, and the counters empty again after the test."""
+    made = MeasuredConnections(stage.database_url, "sidejob")
+    yield made
+    made.close()
+
+
+def totals(connections: MeasuredConnections) -> dict[tuple[str, str], float]:
+    return counters.read(connections)
+
+
+def test_a_recorder_stores_once_it_is_quiet(connections: MeasuredConnections, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(connections)
+    connections.measures.count("runs_lost")
+    assert not recorder.run_once(), "something was counted just now"
+
+    monkeypatch.setattr("celery_sidejob.services.recorder.QUIET_S", 0.0)
+    assert recorder.run_once()
+    assert not recorder.run_once(), "nothing was counted since"
+    connections.measures.count("runs_lost")
+    recorder.close()
+
+    assert totals(connections) == {("runs_lost", ""): 2}
+
+
+def test_a_busy_process_stores_between_its_transactions(
+    connections: MeasuredConnections, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_sidejob.store.measured.EVERY_S", 0.0)
+    connections.transact("claim", lambda executor: None)
+    assert totals(connections) == {}, "nothing is timed before a recorder is there"
+
+    Recorder(connections)
+    connections.transact("claim", lambda executor: None)
+    connections.transact("end", lambda executor: None)
+    connections.transact("another", lambda executor: None)
+
+    found = {key: value for key, value in totals(connections).items() if "_bucket" in key[0]}
+    assert sorted(name for name, _ in found) == ["claim_bucket", "end_bucket"]
+    assert set(found.values()) == {1}
+
+
+def test_an_idle_recorder_does_not_speak_to_the_store() -> None:
+    nowhere = MeasuredConnections("postgresql://nobody@127.0.0.1:1/nothing", "sidejob")
+    recorder = Recorder(nowhere)
+
+    assert recorder.run_once() is False
+
+
+def test_what_cannot_be_stored_is_stored_later(connections: MeasuredConnections) -> None:
+    away = MeasuredConnections("postgresql://nobody@127.0.0.1:1/nothing", "sidejob")
+    away.measures.begin()
+    away.measures.count("leases_lost")
+    assert away.record(), "it was tried"
+
+    assert away.measures.take() == {("leases_lost", ""): 1}
+
+
+def test_a_store_of_the_revision_before_is_served_without_counters(empty_database_url: str, database_url: str) -> None:
+    stage = Stage(database_url)
+    try:
+        stage.sql("DROP TABLE counters, served_queues")
+        connections = stage.runtime.connections
+        assert isinstance(connections, MeasuredConnections)
+        recorder = Recorder(connections, lambda: (stage.worker_id, ["celery"]))
+        recorder.run_once()
+        stage.run(stage.job())
+        recorder.close()
+
+        found = stage.sidejob.stats()
+        assert found["counters"]["runs_lost"] == 0
+        assert found["jobs"] == {}
+        assert "sidejob_up 1.0" in exposition(stage.sidejob)
+    finally:
+        stage.close()

@@ -1,0 +1,23 @@
+"""Users of a database with no rights but those that a test gives them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+
+@contextmanager
+def a_role(url: str) -> Iterator[tuple[str, str]]:
+    """A user without rights in this database within the block: its name and its URL."""
+    role = f"sidejob_test_{secrets.token_hex(6)}"
+    with psycopg.connect(url, autocommit=True) as owner:
+        owner.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'")
+        try:
+            scheme, rest = url.split("://")
+            yield role, f"{scheme}://{role}:secret@{rest.rpartition('@')[2]}"
+        finally:
+            owner.execute(f"DROP OWNED BY {role} CASCADE")
+            owner.execute(f"DROP ROLE {role}")
