@@ -46,6 +46,7 @@ class JobRequest(Request):
             self._argsrepr: str = self._redacted(self._argsrepr)
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         heartbeat = self._heartbeat
+        self._is_being_accepted = False
         self._delivery: Delivery | None = None
         if heartbeat is not None and self._key is not None:
             self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None))
@@ -68,7 +69,16 @@ class JobRequest(Request):
         """Note which process runs it."""
         if self._heartbeat is not None and self._delivery is not None:
             self._heartbeat.runs.accepted(self._delivery, pid)
-        super().on_accepted(pid, time_accepted)
+        self._is_being_accepted = True
+        try:
+            super().on_accepted(pid, time_accepted)
+        finally:
+            self._is_being_accepted = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge early, as the store holds the job; late, once it does, where the message is all there is yet."""
+        if self._key is not None or not self._is_being_accepted:
+            super().acknowledge()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
@@ -110,7 +120,7 @@ class JobRequest(Request):
         if isinstance(error, Rested):
             self.send_event(error.event)
         if self._key is None:
-            return super().on_failure(exc_info, send_failed_event, return_ok)
+            return self._on_adopted(error, exc_info, send_failed_event, return_ok)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
             task_ready(self)
             self.acknowledge()
@@ -122,6 +132,18 @@ class JobRequest(Request):
         finally:
             if not isinstance(error, TimeLimitExceeded | Terminated):  # those are ended from outside
                 self._over()
+
+    def _on_adopted(self, error: BaseException, exc_info: Any, *how: Any) -> Any:
+        """The message became a job, or cannot; if the process died nobody knows, so it is delivered again."""
+        if isinstance(error, WorkerLostError):
+            task_ready(self)
+            self.reject(requeue=True)
+            return None
+        try:
+            return super().on_failure(exc_info, *how)
+        finally:
+            if not isinstance(error, SystemExit | KeyboardInterrupt | Terminated):
+                self.acknowledge()  # if that is not done yet
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Revoking ends this one asking as failed; later askings of the job run."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import random
+import time
 import traceback as tracebacks
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.app.task import Context
-from celery.exceptions import Ignore, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
 from ..job import enqueue
@@ -34,7 +36,7 @@ from ..services.stop_flag import worker_is_stopping
 from ..store import askings
 from . import recording
 from .events import Suspended, Terminated
-from .publishing import HEADER, INLINE
+from .publishing import HEADER, INLINE, PAUSE_S
 from .revocation import TaskRevokedError as RevokedError
 
 if TYPE_CHECKING:
@@ -70,8 +72,20 @@ def run_delivery(task: SideJobTask, request: Context) -> Any:
 def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> Any:
     """Make a job of a message that a client without this package published for a sidejob task.
 
-    The message's task id is the asking's, so that a second delivery of it makes no second job.
+    The message's task id is the asking's, so that a second delivery of it makes no second job. Until then the message
+    is all there is: `JobRequest` acknowledges it after this, and without a store it goes back to the broker.
     """
+    try:
+        _adopt(task, request, args, kwargs)
+    except StoreUnavailableError as error:
+        pause_s = random.uniform(*PAUSE_S)  # else it would come and go without end
+        logger.warning("Message %s cannot become a job and goes back to the broker: %s", request.id, error)
+        time.sleep(pause_s)
+        raise Reject(error, requeue=True) from None
+    raise Ignore(f"task {request.id} is a job now")
+
+
+def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
     runtime = task._runtime
     if task._repeated(request.id) is None:
         options = {
@@ -86,7 +100,6 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
         except InvalidValueError:
             if task._repeated(request.id) is None:  # otherwise the other delivery was quicker
                 raise
-    raise Ignore(f"task {request.id} is a job now")
 
 
 def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:

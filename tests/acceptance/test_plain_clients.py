@@ -1,0 +1,75 @@
+"""What a client without this package publishes for our tasks: no message of its is lost before it is a job."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from tests.acceptance.scene import QUICK, Scene
+from tests.tools.proxy import TcpProxy
+from tests.tools.waiting import wait_until
+
+TIMEOUT_S = 30.0
+
+
+@pytest.fixture
+def stranger(scene: Scene) -> Iterator[Celery]:
+    """A client that knows the tasks by name, and nothing of us."""
+    app = Celery("stranger", broker=scene.broker_url, set_as_current=False)
+    app.conf.task_default_queue = "acceptance"
+    yield app
+    app.close()
+
+
+def the_job(scene: Scene, task_id: str) -> Any:
+    """The job that was made of a message, once it is through."""
+    job = wait_until(lambda: scene.sidejob.for_task_id(task_id), timeout=TIMEOUT_S, message="the message to be a job")
+    return job.wait(timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_the_store_is_away_when_the_message_comes(scene: Scene, stranger: Celery, pool: str) -> None:
+    with TcpProxy.to(scene.database_url) as proxy:
+        worker = scene.worker(pool=pool, SIDEJOB_DATABASE_URL=proxy.url_for(scene.database_url), **QUICK)
+        task_id = str(uuid.uuid4())
+        proxy.refuse()
+        stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
+        worker.wait_for_log("goes back to the broker", timeout=TIMEOUT_S)
+        proxy.pass_through()
+
+        assert str(the_job(scene, task_id).status) == "completed"
+        assert scene.sql("SELECT count(*) AS n FROM jobs")[0].n == 1
+        scene.settle(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("point", ["enqueue:before-commit", "enqueue:after-commit"])
+def test_the_process_dies_that_makes_a_job_of_it(scene: Scene, stranger: Celery, tmp_path: Path, point: str) -> None:
+    acted = tmp_path / "acted"
+    scene.worker(SIDEJOB_CRASH_POINTS=f"{point}=kill", SIDEJOB_CRASH_ONCE=str(acted), **QUICK)
+    task_id = str(uuid.uuid4())
+    stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
+
+    assert str(the_job(scene, task_id).status) == "completed"
+    assert acted.exists()
+    assert scene.sql("SELECT count(*) AS n FROM jobs")[0].n == 1
+    scene.settle(TIMEOUT_S)
+
+
+def test_arguments_that_no_job_can_hold_are_refused_once(scene: Scene, stranger: Celery) -> None:
+    first = scene.worker(**QUICK)
+    stranger.send_task("acceptance.stepper", (1, 2, 3))  # it takes one
+    first.wait_for_log("too many positional arguments", timeout=TIMEOUT_S)
+    first.terminate()  # what is not acknowledged would go back to the broker now
+    first.wait(TIMEOUT_S)
+    second = scene.worker(**QUICK)
+    task_id = str(uuid.uuid4())
+    stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
+
+    assert str(the_job(scene, task_id).status) == "completed"
+    assert "too many positional arguments" not in second.log()
+    scene.settle(TIMEOUT_S)
