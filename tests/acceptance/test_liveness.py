@@ -39,6 +39,8 @@ class Deaths:
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
+        self._holders = [row.pid for row in scene.sql("SELECT pid FROM pg_locks WHERE locktype = 'advisory'")]
+        """The workers' own sessions; who sweeps takes a lock that has fallen too, to see that it has."""
         self.suspected: dict[int, set[str]] = {}
         self.locks: dict[int, set[bool]] = {}
 
@@ -51,12 +53,15 @@ class Deaths:
         """Return once the worker was declared dead, or is forgotten already."""
 
         def dead() -> bool:
-            rows = self._scene.sql("""
+            rows = self._scene.sql(
+                """
                 SELECT w.id, w.suspect_by, w.dead_at, EXISTS (
-                  SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted
+                  SELECT FROM pg_locks l WHERE l.locktype = 'advisory' AND l.granted AND l.pid = ANY(%s)
                     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
                     AND l.objid::bigint = (hashtext('sidejob') # w.id::int)::bigint & 4294967295) AS locked
-                FROM workers w""")
+                FROM workers w""",
+                self._holders,
+            )
             for row in rows:
                 if row.suspect_by:
                     self.suspected.setdefault(row.id, set()).add(row.suspect_by)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.shops import FlaskShop, kill_in_the_middle
+from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 pytestmark = pytest.mark.timeout(300)
@@ -33,8 +34,8 @@ def test_what_was_picked_of_a_cancelled_order_is_put_back(shop: FlaskShop) -> No
     order = shop.place(cup=4, kettle=2)  # more kettles than there are: its job waits for them
     shop.wait_for([order], "suspended")
     shop.request("DELETE", f"/orders/{order}/")
-    shop.wait_for([order], "terminated")
-    assert shop.in_stock() == {"cup": 10, "kettle": 1}
+    shop.wait_for([order], "terminated")  # the children that have picked may take a moment longer
+    wait_until(lambda: shop.in_stock() == {"cup": 10, "kettle": 1}, timeout=30, message="the cups to be put back")
 
 
 def test_the_shops_own_tests_pass(shop: FlaskShop) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from celery_sidejob import JSONFormatter, RunFilter, RunningJob
+from celery_sidejob.hooks import logs
 from tests.tools.in_process import Stage
 
 
@@ -24,6 +26,12 @@ class Kept(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
+
+
+@pytest.fixture(autouse=True)
+def only_app(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own log lines are redacted by every app of the process, and those of other tests may still be there."""
+    monkeypatch.setattr(logs, "_known", weakref.WeakSet())
 
 
 @pytest.fixture
