@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -944,6 +945,43 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
     assert job.status == "failed"
     (entry,) = stage.sidejob.dead
     assert (entry.reason, entry.error) == ("lost", "WorkerLostError: 2 runs in a row were lost with their workers.")
+
+
+@pytest.mark.parametrize(
+    "revive",
+    [
+        lambda stage, job: stage.sidejob.dead.retry(next(iter(stage.sidejob.dead)).id),
+        lambda stage, job: job.run(force=True),
+        lambda stage, job: job.run(force=True, countdown=3600).run(force=True),
+        lambda stage, job: job.terminate(),
+    ],
+    ids=["retry of the entry", "forced run", "forced timer", "termination"],
+)
+def test_who_takes_a_job_out_of_the_dead_set_gives_it_all_its_losses_again(
+    stage: Stage, revive: Callable[[Stage, Job], object]
+) -> None:
+    @stage.task(name="poison", max_losses=2)
+    def poison(job: RunningJob) -> None:
+        pass
+
+    job = poison.enqueue()
+    for _ in range(2):
+        lose(stage, job)
+    assert job.refresh().status == "failed"
+
+    revive(stage, job)
+
+    status = job.refresh().status
+    assert job.info["losses"] == 0
+    lose(stage, job)
+    assert (job.refresh().status, len(stage.sidejob.dead)) == (status, 0)
+
+
+def lose(stage: Stage, job: Job) -> None:
+    """Have the next run of a job be lost with its worker."""
+    hold = stage.claim(job)
+    assert hold is not None
+    recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True)
 
 
 # -- priority --------------------------------------------------------------------------------------------------------

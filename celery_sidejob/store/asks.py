@@ -15,6 +15,7 @@ from .statement import Executor, Statement
 _ASK = Statement("""
 WITH asked AS (
   UPDATE {jobs} SET wakes = wakes + 1, nudges = nudges + CASE WHEN %(nudge)s THEN 1 ELSE 0 END,
+    losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
   RETURNING id, status, unit_no, run_no, task, queue, priority),
@@ -48,8 +49,9 @@ def ask(
     """Count one more wake of each job, and arm a message where no run is in progress.
 
     A `nudge` only says that there is something to look at (a packet, a child's end): a run that is under way and has
-    not looked yet will see it. With `force` a backoff is cut short and the job leaves the dead set. The caller has
-    judged the legality under the lock. Returns a row for each job; those with a `task_id` are to be published.
+    not looked yet will see it. With `force` a backoff is cut short and the job leaves the dead set. Who begins anew
+    after failing or terminating has all its losses again. The caller has judged the legality under the lock. Returns a
+    row for each job; those with a `task_id` are to be published.
     """
     return executor.run(
         _ASK, ids=list(ids), force=force, nudge=nudge, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S
@@ -59,6 +61,7 @@ def ask(
 _TERMINATE = Statement("""
 WITH asked AS (
   UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
+    losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue),
@@ -101,6 +104,7 @@ revived AS (
   DELETE FROM {dead} WHERE %(ask)s = 'force' AND job_id = %(id)s)
 UPDATE {jobs} SET
   status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
+  losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
 WHERE id = %(id)s RETURNING status""")
 

@@ -253,6 +253,7 @@ def release(executor: Executor, job_id: int, *, run_no: int, worker_id: int, own
 
 _PUT_TO_REST = Statement("""
 UPDATE {jobs} SET wakes_taken = CASE WHEN %(status)s = 'queued' THEN wakes_taken ELSE wakes END,
+  losses = CASE WHEN %(status)s = 'queued' THEN 0 ELSE losses END,
   status = %(status)s, ended_at = now(), error = %(error)s::json, retries = 0
 WHERE id = %(id)s""")
 
