@@ -16,6 +16,7 @@ from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
+from . import pool_kind
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -37,7 +38,10 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def include_if(self, worker: Any) -> bool:
         """Only where there is a store; an app that merely imports us may run workers for its other tasks."""
-        return worker.app.sidejob.settings.database_url is not None
+        if worker.app.sidejob.settings.database_url is None:
+            return False
+        pool_kind.check(worker.pool_cls)
+        return True
 
     def start(self, worker: Any) -> None:
         """Check the schema, register this worker, begin to beat and to sweep."""
@@ -46,10 +50,11 @@ class SideJobStep(bootsteps.StartStopStep):
         sidejob.check_schema()
         sidejob.register_tasks()
         runtime = sidejob.runtime
-        self._heartbeat = Heartbeat(runtime, PoolProcesses(lambda: _pool_pids(worker), self._bell.ring), file)
+        processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
+        self._heartbeat = Heartbeat(runtime, processes if pool_kind.has_processes(worker.pool) else None, file)
         self._heartbeat.register()
         sidejob.heartbeat = self._heartbeat
-        self._loops = [Loop(self._heartbeat), Loop(self._heartbeat.errands)]
+        self._loops = [Loop(self._heartbeat, unpatched=True), Loop(self._heartbeat.errands)]
         if sidejob.settings.worker_services:
             self._loops.append(Loop(Sweeper(runtime, self._heartbeat)))
         for loop in self._loops:
@@ -65,6 +70,7 @@ class SideJobStep(bootsteps.StartStopStep):
     def terminate(self, worker: Any) -> None:
         """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
         self._leave()
+        pool_kind.leave_threads_behind(worker)
 
     def _stopping(self, **_: Any) -> None:
         stop_flag.announce()
@@ -127,9 +133,3 @@ def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:
     file = HeartbeatFile(settings.heartbeat_file, every_s=settings.heartbeat_interval)
     file.clear()
     return file
-
-
-def _pool_pids(worker: Any) -> list[int]:
-    """Return the process ids of a prefork pool; other pools have no processes of their own."""
-    processes = getattr(getattr(worker.pool, "_pool", None), "_pool", None)
-    return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]

@@ -5,6 +5,7 @@ The parent's own view of a lost process or a time limit is not the job's outcome
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
@@ -68,7 +69,8 @@ class JobRequest(Request):
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""
         if self._heartbeat is not None and self._delivery is not None:
-            self._heartbeat.runs.accepted(self._delivery, pid)
+            # gevent gives the greenlet's number, which is no process
+            self._heartbeat.runs.accepted(self._delivery, pid if self._heartbeat.has_processes else os.getpid())
         self._is_being_accepted = True
         try:
             super().on_accepted(pid, time_accepted)
@@ -91,10 +93,14 @@ class JobRequest(Request):
         """Revoked while it runs: the death of its process is then no loss.
 
         Celery finds one request of this task id; if that is a copy which only waits, the one that runs is meant.
+        Solo and threads cannot stop a body: there the asking ends all the same, and what the body commits is refused.
         """
         self._plan(ENDED)
         if self in active_requests:
-            super().terminate(pool, signal)
+            try:
+                super().terminate(pool, signal)
+            except NotImplementedError:
+                self._announce_revoked("terminated", True, signal, False)
             return
         running = self._running_copies()
         for request in running:
@@ -122,6 +128,8 @@ class JobRequest(Request):
         if self._key is None:
             return self._on_adopted(error, exc_info, send_failed_event, return_ok)
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+            if self._heartbeat is not None and not self._heartbeat.has_processes:
+                self._over()  # no process was lost: Celery calls so whatever is no Exception
             task_ready(self)
             self.acknowledge()
             if send_failed_event:

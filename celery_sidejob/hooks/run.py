@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery.app.task import Context
@@ -34,7 +35,7 @@ from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
 from ..services.stop_flag import worker_is_stopping
 from ..store import askings
-from . import recording
+from . import own_process, recording
 from .events import Suspended, Terminated
 from .publishing import HEADER, INLINE, PAUSE_S
 from .revocation import TaskRevokedError as RevokedError
@@ -107,7 +108,7 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     row = hold.row
     task = task.app.tasks.get(row.task, task)  # a doorbell left over from another schema may name another task
     unit = OpenUnit(runtime, hold)
-    unit.stopping = worker_is_stopping
+    unit.stopping = partial(own_process.is_to_stop, task.app, hold)
     job = RunningJob(unit, row)
     unit.job = job
     if hold.kind == "run":
@@ -137,6 +138,12 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
         recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
         raise Ignore(str(error)) from None
+    except BaseException as error:
+        if not own_process.is_left(task.app, hold, error):
+            raise
+        logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
+        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        raise Ignore(f"job {hold.job_id}: its body left") from None
 
 
 @contextmanager
@@ -185,9 +192,11 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     except (SystemExit, KeyboardInterrupt):
         raise  # this process is to end: what it held is rescued or given back
     except BaseException as error:
+        if own_process.is_kill(error):
+            raise  # as above; who kills a greenlet ends its run
         if worker_is_stopping():
             _let_process_end(error)
-        return _fail(task, runtime, unit, error)
+        return _fail(task, runtime, unit, error, own_process.limit(error, task.app, task, job.request))
     try:
         ended = _end(runtime, hold, unit.unit, ending)
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
@@ -282,11 +291,16 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     raise Retry(exc=cause, when=countdown)
 
 
-def _fail(task: SideJobTask, runtime: Runtime, unit: OpenUnit, error: BaseException) -> Any:
-    """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error."""
+def _fail(
+    task: SideJobTask, runtime: Runtime, unit: OpenUnit, error: BaseException, shown: BaseException | None = None
+) -> Any:
+    """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error.
+
+    With `shown` it ends with that, and Celery is told of `error` all the same.
+    """
     unit.discard()
     reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
-    _end(runtime, unit.hold, None, failed(error, reason))
+    _end(runtime, unit.hold, None, failed(shown or error, reason))
     raise error
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
+
+from . import native
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """The upper bounds of a duration's buckets, in seconds; what takes longer is in one more, without a bound."""
@@ -90,7 +91,7 @@ class Measures:
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = native.lock()
         self._values: dict[Key, float] = {}
         self._taken_at = self._added_at = time.monotonic()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
@@ -48,9 +48,15 @@ class Runtime:
     results: Results
     observer: Observer
     tasks: Tasks
+    later: Callable[[Callable[[], None]], None] | None = None
+    """Has something done by another thread, for one that may use nothing but the store; None for all others."""
 
     def follow(self, aftermath: Aftermath) -> None:
-        """Carry out what follows a commit."""
+        """Carry out what follows a commit, or have it carried out."""
+        if self.later is not None:
+            able = replace(self, later=None)
+            self.later(lambda: able.follow(aftermath))
+            return
         for job_id, task, before, after in aftermath.moves:
             if before != after:
                 self.observer.status_changed(job_id, task, before, after)

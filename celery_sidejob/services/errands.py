@@ -42,7 +42,9 @@ class Errands:
                 except StoreUnavailableError:
                     raise
                 except Exception:
-                    logger.exception("A run could not be ended; the worker will find that it holds and does not run it")
+                    logger.exception(
+                        "Something could not be done in time; what the store still knows of is made up for later"
+                    )
                 self._waiting.popleft()
                 done += 1
         return done

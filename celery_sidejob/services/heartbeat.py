@@ -12,8 +12,9 @@ import os
 import socket
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..model import native
 from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
@@ -51,6 +52,8 @@ class Heartbeat:
     def __init__(
         self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None
     ) -> None:
+        self.has_processes = processes is not None
+        """Whether bodies run in processes of a pool, and not in this one."""
         self.runtime = runtime
         self._processes = processes or PoolProcesses()
         self._file = file
@@ -58,7 +61,9 @@ class Heartbeat:
         self.runs = RunsHere()
         self.worker_id = 0
         self.errands = Errands()
-        self._held = HeldRuns(runtime, self.runs, self.errands, worker_id=lambda: self.worker_id)
+        # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
+        own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
+        self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")

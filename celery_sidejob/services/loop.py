@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import Any, Protocol
 
+from ..model import native
 from ..model.errors import StoreUnavailableError
 from ..store.connection import take_turns
 
@@ -38,14 +39,24 @@ class Service(Protocol):
 
 
 class Loop:
-    """Runs one service in a native thread of its own; what it raises is logged and does not end the loop."""
+    """Runs one service in a thread of its own; what it raises is logged and does not end the loop.
 
-    def __init__(self, service: Service) -> None:
+    Where gevent has replaced threads, the thread is a greenlet among those of the bodies, and may use what they use:
+    connections to the broker and to the result backend, and what users connect to our signals. Only an `unpatched`
+    loop has a real thread there, for what must go on while a body computes; its service may use the store alone.
+    """
+
+    def __init__(self, service: Service, *, unpatched: bool = False) -> None:
         self._service = service
-        self._turn = threading.RLock()
+        self._turn: Any = threading.RLock()
         _loops.add(self)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"sidejob-{service.name}", daemon=True)
+        name = f"sidejob-{service.name}"
+        self._stopped: _Stop = threading.Event()
+        self._thread: threading.Thread | native.Thread = threading.Thread(target=self._run, name=name, daemon=True)
+        if unpatched and native.is_patched():
+            self._turn = native.lock()
+            self._stopped = native.Event()
+            self._thread = native.Thread(self._run, name=name)
 
     def start(self) -> None:
         """Begin."""
@@ -76,6 +87,16 @@ class Loop:
                     )  # fmt: skip
             self._stopped.wait(pause_s)
         self._service.close()
+
+
+class _Stop(Protocol):
+    """What `threading.Event` and `native.Event` have in common."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+    def wait(self, timeout: float | None = None, /) -> bool: ...
 
 
 # A process forked in the middle of a turn would inherit the locks that the turn holds (of an import, of a cached

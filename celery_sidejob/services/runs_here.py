@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass
+
+from ..model import native
 
 Key = tuple[int, int]
 """(job id, run number)"""
@@ -34,8 +35,10 @@ class RunsHere:
     """The parent's knowledge of its runs, filled by the hooks of each request; safe to use from any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = native.lock()
         self._deliveries: dict[Key, list[Delivery]] = {}
+        self._dropped: frozenset[Key] = frozenset()
+        """What this worker had last time it was declared dead."""
 
     def received(self, key: Key, lease_s: float | None = None) -> Delivery:
         """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
@@ -100,6 +103,13 @@ class RunsHere:
                 for delivery in self._deliveries.get(key, ())
             )
 
+    def is_cut_off(self, key: Key) -> bool:
+        """Tell whether the run is not to go on: it was stopped, or is about to be, or this worker was declared dead."""
+        with self._lock:
+            found = self._deliveries.get(key, ())
+            going_on = any(delivery.over_at is None and not delivery.plan for delivery in found)
+            return key in self._dropped or bool(found and not going_on)
+
     def sweep(self) -> None:
         """Forget deliveries that are over for longer than `GRACE_S`."""
         now = time.monotonic()
@@ -110,6 +120,7 @@ class RunsHere:
         """Forget everything, and return what was not over: this worker was declared dead, its runs are refused."""
         with self._lock:
             left = [delivery.key for delivery in self._all() if delivery.over_at is None]
+            self._dropped = frozenset(left)
             self._deliveries.clear()
         return left
 

@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
+from ..model import native
 from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from .borrowed import Address, Borrowed, borrow, check
@@ -43,6 +44,9 @@ ATTEMPTS = 5
 
 
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
+
+GREENLETS_SHARE = 10
+"""How many connections the greenlets of one process use at once, however many bodies they run."""
 
 PREPARE_AFTER = 5
 """How often a statement is run on a connection before it is prepared there, where that is allowed."""
@@ -70,11 +74,12 @@ class Connections:
         self._url = url
         self._prepare = prepare
         self.schema = schema
-        self._lock = threading.Lock()
+        self._lock = native.lock()
         self._idle: list[tuple[float, OwnExecutor]] = []
         self._reaper: threading.Thread | None = None
         self._turn = threading.RLock()
         self._of_thread = threading.local()
+        self._places = threading.Semaphore(GREENLETS_SHARE) if native.is_patched() else None
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
@@ -93,7 +98,7 @@ class Connections:
         if _thread.takes_turns:
             with self._turn:
                 return self._transact(name, work, single=single and name in QUICK, bounded=True)
-        with self._turn if _process.shares_one else nullcontext():
+        with self._turn if _process.shares_one else self._place():
             return self._transact(name, work, single=single)
 
     def _transact(
@@ -181,6 +186,22 @@ class Connections:
                 self._seen.add(address)
         return borrowed
 
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """Among greenlets, have a place among those that use a connection just now.
+
+        Who has waited long goes on without one: a lock may be held by a transaction of the user's that waits here too.
+        """
+        if self._places is None:
+            yield
+            return
+        placed = self._places.acquire(timeout=LONGEST_TURN_S)
+        try:
+            yield
+        finally:
+            if placed:
+                self._places.release()
+
     @property
     def _own_executor(self) -> OwnExecutor | None:
         return getattr(self._of_thread, "executor", None)
@@ -251,9 +272,10 @@ class Connections:
             return
         with self._lock:
             self._idle.append((time.monotonic(), executor))
-            if self._reaper is None:
-                self._reaper = threading.Thread(target=self._reap, name="sidejob-idle-connections", daemon=True)
-                self._reaper.start()
+            if self._reaper is not None:
+                return
+            self._reaper = reaper = threading.Thread(target=self._reap, name="sidejob-idle-connections", daemon=True)
+        reaper.start()  # not under the lock: with gevent the start waits
 
     def _reap(self) -> None:
         """Close connections idle for `IDLE_S`; end when none is left."""
@@ -273,7 +295,7 @@ class Connections:
 
     def _forget(self) -> None:
         """After a fork: the parent's connections are the parent's. Their sockets were detached by `_after_fork`."""
-        self._lock = threading.Lock()
+        self._lock = native.lock()
         self._idle = []
         self._reaper = None
         self._turn = threading.RLock()
@@ -392,7 +414,7 @@ class OwnExecutor:
 
     def dropped_within(self, timeout_s: float) -> bool:
         """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
-        waiting = select.poll()  # not select(): a process may have more than a thousand files open
+        waiting = native.poll()  # not select(): a process may have more than a thousand files open
         try:
             waiting.register(self.connection.fileno(), select.POLLIN)
             return bool(waiting.poll(timeout_s * 1000))

@@ -1,0 +1,61 @@
+"""Bodies in the worker's own process (solo, threads, gevent): what cuts them off there ends no process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import WorkerShutdown, WorkerTerminate
+
+from ..operations.hold import Hold
+from ..services.heartbeat import Heartbeat
+from ..services.stop_flag import worker_is_stopping
+
+
+def is_to_stop(app: Celery, hold: Hold) -> bool:
+    """Whether a body should come to its end: its worker stops, or its run was ended or lost, as far as is known here.
+
+    A body in a thread cannot be stopped from outside; it can only look.
+    """
+    return worker_is_stopping() or _is_cut_off(_heartbeat(app), hold)
+
+
+def is_left(app: Celery, hold: Hold, error: BaseException) -> bool:
+    """Whether the body has left its process, by `sys.exit()` for one, which yet goes on and gives nothing back.
+
+    Not if the worker made it leave, because it stops or the run was revoked: then the worker sees to the run.
+    """
+    heartbeat = _heartbeat(app)
+    if heartbeat is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
+        return False
+    return (isinstance(error, SystemExit) or is_kill(error)) and not _is_cut_off(heartbeat, hold)
+
+
+def is_kill(error: BaseException) -> bool:
+    """Whether somebody kills this greenlet."""
+    return _is_a(error, "greenlet", "GreenletExit")
+
+
+def limit(error: BaseException, app: Celery, task: Any, request: Context) -> TimeLimitExceeded | None:
+    """Return the hard time limit that has struck, if `error` is how gevent's pool tells a body of it."""
+    if not _is_a(error, "gevent.timeout", "Timeout"):
+        return None
+    seconds = (request.timelimit or (None, None))[0] or task.time_limit or app.conf.task_time_limit
+    return TimeLimitExceeded(seconds) if seconds and error.seconds == seconds else None  # type: ignore[attr-defined]
+
+
+def _heartbeat(app: Celery) -> Heartbeat | None:
+    """Return this worker's heartbeat, if bodies run beside it."""
+    found: Heartbeat | None = app.sidejob.heartbeat
+    return None if found is None or found.has_processes else found
+
+
+def _is_cut_off(heartbeat: Heartbeat | None, hold: Hold) -> bool:
+    return heartbeat is not None and heartbeat.runs.is_cut_off((hold.job_id, hold.run_no))
+
+
+def _is_a(error: BaseException, module: str, name: str) -> bool:
+    """`isinstance`, without importing what may not be installed."""
+    return any((kind.__module__, kind.__name__) == (module, name) for kind in type(error).__mro__)

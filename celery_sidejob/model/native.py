@@ -1,0 +1,93 @@
+"""Threads and locks of the operating system, also where gevent has put its own in the place of Python's.
+
+A thread of gevent is a greenlet: it stands still while another one computes. What must go on then is a real thread, and
+what it shares with greenlets is guarded by real locks. Whoever waits for such a lock stops all greenlets beside it, so
+nothing that may wait (a statement, a socket, a lock of gevent's) is done while one is held.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def is_patched() -> bool:
+    """Tell whether gevent has replaced Python's threads in this process."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def lock() -> Any:
+    """Return a lock to be held for moments only; whoever holds it may take it again, as a signal's handler may."""
+    return _original("_thread", "RLock")()
+
+
+def poll() -> Any:
+    """Return what waits for files as `select.poll` does."""
+    return _original("select", "poll")()
+
+
+class Event:
+    """An event as `threading.Event` is one, for a real thread to wait for; anybody may set it, once."""
+
+    def __init__(self) -> None:
+        make = _original("_thread", "allocate_lock")
+        self._gate, self._once = make(), make()
+        self._gate.acquire()
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return bool(self._once.locked())
+
+    def set(self) -> None:
+        """Set it; again does no harm."""
+        if self._once.acquire(False):
+            self._gate.release()
+
+    def wait(self, timeout: float | None = None, /) -> bool:
+        """Wait until it is set, for so many seconds at most, and tell whether it is."""
+        if self._gate.acquire(timeout=-1 if timeout is None else timeout):
+            self._gate.release()
+        return self.is_set()
+
+
+class Thread:
+    """A real thread, which does not keep the process from ending."""
+
+    def __init__(self, target: Callable[[], None], *, name: str) -> None:
+        self._target = target
+        self._name = name
+        self._alive = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._alive = True
+        _original("_thread", "start_new_thread")(self._run, ())
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._alive
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end, for so many seconds at most; greenlets go on meanwhile."""
+        deadline = time.monotonic() + timeout
+        while self._alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _run(self) -> None:
+        threading.current_thread().name = self._name
+        try:
+            self._target()
+        finally:
+            self._alive = False
+
+
+def _original(module: str, name: str) -> Any:
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is None:
+        return getattr(importlib.import_module(module), name)
+    return monkey.get_original(module, name)
