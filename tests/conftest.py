@@ -2,6 +2,8 @@
 
 import signal
 
+import pytest
+
 pytest_plugins = [
     "tests.tools.crash_points",
     "tests.tools.in_process",
@@ -9,6 +11,13 @@ pytest_plugins = [
     "tests.tools.servers",
     "tests.tools.workers",
 ]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pools", default="prefork", help="pools on which the acceptance tests run: prefork,solo,threads,gevent"
+    )
+
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background job ignores Ctrl-C, and so would every process that a test starts in order to interrupt it.

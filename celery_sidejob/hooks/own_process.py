@@ -19,7 +19,8 @@ def is_to_stop(app: Celery, hold: Hold) -> bool:
 
     A body in a thread cannot be stopped from outside; it can only look.
     """
-    return worker_is_stopping() or _is_cut_off(_heartbeat(app), hold)
+    heartbeat = _heartbeat(app)
+    return worker_is_stopping() or (heartbeat is not None and heartbeat.runs.is_over((hold.job_id, hold.run_no)))
 
 
 def is_left(app: Celery, hold: Hold, error: BaseException) -> bool:
@@ -30,7 +31,9 @@ def is_left(app: Celery, hold: Hold, error: BaseException) -> bool:
     heartbeat = _heartbeat(app)
     if heartbeat is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
         return False
-    return (isinstance(error, SystemExit) or is_kill(error)) and not _is_cut_off(heartbeat, hold)
+    key = (hold.job_id, hold.run_no)
+    unasked = heartbeat.runs.plan_of(key) is None and not heartbeat.runs.is_over(key)
+    return unasked and (isinstance(error, SystemExit) or is_kill(error))
 
 
 def is_kill(error: BaseException) -> bool:
@@ -50,10 +53,6 @@ def _heartbeat(app: Celery) -> Heartbeat | None:
     """Return this worker's heartbeat, if bodies run beside it."""
     found: Heartbeat | None = app.sidejob.heartbeat
     return None if found is None or found.has_processes else found
-
-
-def _is_cut_off(heartbeat: Heartbeat | None, hold: Hold) -> bool:
-    return heartbeat is not None and heartbeat.runs.is_cut_off((hold.job_id, hold.run_no))
 
 
 def _is_a(error: BaseException, module: str, name: str) -> bool:

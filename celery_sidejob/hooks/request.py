@@ -6,6 +6,7 @@ The parent's own view of a lost process or a time limit is not the job's outcome
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
@@ -111,14 +112,17 @@ class JobRequest(Request):
     def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
         """Cut off by a cold stop: the death of its process is then no loss.
 
-        Solo and threads cannot stop a task, and Celery would raise that into the body or the event loop: there the
-        whole worker ends now, and gives back what it holds.
+        Where bodies run in the worker's own process, the whole worker ends now, and gives back what it holds. Solo and
+        threads cannot stop a task; with gevent this is called in its hub, where Celery's further steps may not wait.
         """
         self._plan(RELEASED)
-        try:
+        if self._heartbeat is None or self._heartbeat.has_processes:
             super().cancel(pool, *args, **options)
-        except NotImplementedError:
-            raise WorkerTerminate(EX_OK) from None
+            return
+        with suppress(NotImplementedError):
+            for request in list(active_requests):
+                pool.terminate_job(request.worker_pid)
+        raise WorkerTerminate(EX_OK)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
@@ -163,8 +167,14 @@ class JobRequest(Request):
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
             key = self._key
-            heartbeat.errands.soon(lambda: end_from_outside(heartbeat, key, kind, message, reason))
-            heartbeat.runs.stopped(key)
+
+            def end() -> None:
+                end_from_outside(heartbeat, key, kind, message, reason)
+                heartbeat.runs.stopped(key)  # a body that goes on, as in a thread, is told once it can no longer commit
+
+            heartbeat.errands.soon(end)
+            if heartbeat.has_processes:
+                heartbeat.runs.stopped(key)
 
     def _plan(self, plan: str) -> None:
         if self._heartbeat is not None and self._key is not None:

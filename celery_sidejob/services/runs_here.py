@@ -103,12 +103,11 @@ class RunsHere:
                 for delivery in self._deliveries.get(key, ())
             )
 
-    def is_cut_off(self, key: Key) -> bool:
-        """Tell whether the run is not to go on: it was stopped, or is about to be, or this worker was declared dead."""
+    def is_over(self, key: Key) -> bool:
+        """Tell whether a run of this worker is over: it was stopped, or the worker was declared dead meanwhile."""
         with self._lock:
             found = self._deliveries.get(key, ())
-            going_on = any(delivery.over_at is None and not delivery.plan for delivery in found)
-            return key in self._dropped or bool(found and not going_on)
+            return key in self._dropped or bool(found and all(delivery.over_at is not None for delivery in found))
 
     def sweep(self) -> None:
         """Forget deliveries that are over for longer than `GRACE_S`."""

@@ -1,4 +1,7 @@
-"""One scene for each test. What is marked slow runs only with ``-m slow``: `pytest -m slow tests/acceptance`."""
+"""One scene for each test. What is marked slow runs only with ``-m slow``: `pytest -m slow tests/acceptance`.
+
+Workers have the pool prefork where a test names no other; `--pools prefork,solo,threads,gevent` runs each test on each.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ def scene(database_url: str, redis_url: str, record: Record, processes: Processe
 def shared_place(
     databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
     process_guard: Guard, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest,
-    module_store_url: Callable[[str], str],
+    module_store_url: Callable[[str], str], worker_pool: str,
 ) -> Iterator[Place]:  # fmt: skip
     """A store, a broker and a record that the tests of a module share, and what starts workers on them."""
     directory = tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2])
-    processes = Processes(directory / "processes", process_guard)
+    processes = Processes(directory / "processes", process_guard, pool=worker_pool)
     with databases.fresh(template=database_template) as name:
         broker_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
         url = module_store_url(databases.url_of(name))
@@ -38,12 +41,26 @@ def shared_place(
         assert processes.kill_all() == []
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what starts workers on each of `--pools`; a test that has a parameter `pool` chooses for itself."""
+    pools = metafunc.config.option.pools.split(",")
+    if "worker_pool" in metafunc.fixturenames and pools != ["prefork"]:
+        pools = ["prefork"] if "pool" in metafunc.fixturenames else pools
+        metafunc.parametrize("worker_pool", pools, scope="session")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "pools(*names, reason): makes sense on these pools alone")
     config.addinivalue_line("markers", "slow: a walk that takes minutes; only with -m slow")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless it is asked for."""
+    """Leave out what is slow, unless it is asked for, and what makes no sense on a pool."""
+    for item in items:
+        marker = item.get_closest_marker("pools")
+        pool = getattr(item, "callspec", None) and item.callspec.params.get("worker_pool")
+        if marker is not None and (pool or "prefork") not in marker.args:
+            item.add_marker(pytest.mark.skip(reason=f"{pool}: {marker.kwargs['reason']}"))
     if "slow" in (config.option.markexpr or ""):
         return
     for item in items:

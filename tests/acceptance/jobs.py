@@ -214,3 +214,24 @@ def slow(job: RunningJob) -> None:
     """Take longer than the hard time limit."""
     note("slow", job)
     time.sleep(HOLDING_S)
+
+
+@sidejob.task(name="acceptance.burner")
+def burner(job: RunningJob, seconds: float) -> None:
+    """Compute in Python for so long, without ever giving way to a greenlet."""
+    note("burning", job)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+    with committed(job) as connection:
+        enter(connection, job, "burnt", 1)
+
+
+@sidejob.task(name="acceptance.revocable", inports=["in"])
+def revocable(job: RunningJob) -> None:
+    """Read a packet, hold on until the run is to stop, and try to commit all the same."""
+    note("holding", job, value=job.input("in").read())
+    wait_until(lambda: job.stopping, timeout=HOLDING_S, message="the run to be revoked")
+    note("stopping", job)
+    with committed(job) as connection:
+        enter(connection, job, "after all", 1)

@@ -9,6 +9,8 @@ from typing import Any
 
 import psycopg
 from celery import Celery
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
 
 from celery_sidejob import Job, SideJob
 from tests.acceptance import checker
@@ -40,6 +42,11 @@ class Scene:
         self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
         self.app.conf.update(sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance")
         self.sidejob = SideJob(self.app)
+        self._engine = create_engine(
+            database_url.replace("postgresql://", "postgresql+psycopg://"),
+            poolclass=NullPool,
+            connect_args={"prepare_threshold": None},
+        )
         with psycopg.connect(direct(database_url), autocommit=True) as connection:
             connection.execute(LEDGER)
 
@@ -48,8 +55,10 @@ class Scene:
         self.sidejob.runtime.connections.close()
         self.app.close()
 
-    def worker(self, *, pool: str = "prefork", concurrency: int = 1, queues: str | None = None, name: str | None = None,
-               **env: str) -> WorkerProcess:  # fmt: skip
+    def worker(
+        self, *, pool: str | None = None, concurrency: int = 1, queues: str | None = None, name: str | None = None,
+        **env: str,
+    ) -> WorkerProcess:  # fmt: skip
         """Start a worker, with further variables; it is ready when this returns."""
         return self.processes.start_worker(
             APP, env={**self.env, **env}, pool=pool, concurrency=concurrency, queues=queues, name=name
@@ -97,6 +106,13 @@ class Scene:
         """Make a job of one of the tasks of `jobs`."""
         return self.sidejob.enqueue(f"acceptance.{task}", args, **options)
 
+    def hold(self, value: int = 1, task: str = "holder", **options: Any) -> Job:
+        """Make a job with a packet to read: in one transaction, since a worker may begin before a second call."""
+        with self._engine.begin() as connection:
+            job = self.enqueue(task, transaction=connection, **options)
+            job.input("in").write(value, transaction=connection)
+        return job
+
 
 CHILDREN, PAIRS, STEPS = 2, 3, 4
 
@@ -126,10 +142,12 @@ class Workload:
             connection.commit()
         return cls(scene, family, stepper, patient, borrowed)
 
-    def judge(self) -> None:
-        """Compare with what there must be now that everything is quiet."""
+    def judge(self, *, beside: Job | None = None) -> None:
+        """Compare with what there must be now that everything is quiet, but for what a job `beside` it has entered."""
         total = sum(child * 1000 + pair for child in range(CHILDREN) for pair in range(PAIRS))
-        entries = Counter((what, value) for _, _, what, value in self.scene.ledger())
+        entries = Counter(
+            (what, value) for of, _, what, value in self.scene.ledger() if beside is None or of != beside.id
+        )
         sums = [child * 1000 + pair for child in range(CHILDREN) for pair in range(PAIRS)]
         wanted = Counter({("sum", value): 1 for value in sums})
         wanted.update({("collected", value): 1 for value in sums})

@@ -15,13 +15,6 @@ from tests.tools.waiting import wait_until
 FAST = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1"}
 
 
-def held(scene: Scene, value: int = 1, **options: Any) -> Job:
-    """Make a job that reads a packet and holds on."""
-    job = scene.enqueue("holder", **options)
-    job.input("in").write(value)
-    return job
-
-
 def holding(scene: Scene, job: Job, *, count: int = 1, timeout: float = 15.0) -> dict[str, Any]:
     """The last of the `count` runs of the job that hold on."""
     return scene.record.wait_for("holding", count=count, timeout=timeout, job=job.id)[-1]
@@ -37,7 +30,7 @@ def ends_once(scene: Scene, job: Job, value: int = 1) -> None:
 
 def test_a_killed_pool_process_is_replaced_and_its_run_begins_again(scene: Scene) -> None:
     worker = scene.worker(concurrency=2)
-    job, other = held(scene, 7), held(scene, 8)
+    job, other = scene.hold(7), scene.hold(8)
     pid = holding(scene, job)["pid"]
     holding(scene, other)
 
@@ -54,7 +47,7 @@ def test_a_killed_pool_process_is_replaced_and_its_run_begins_again(scene: Scene
 
 def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> None:
     first = scene.worker(concurrency=2)
-    jobs = [held(scene, value) for value in (1, 2)]
+    jobs = [scene.hold(value) for value in (1, 2)]
     for job in jobs:
         holding(scene, job)
     second = scene.worker(concurrency=2)
@@ -72,7 +65,7 @@ def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> Non
 
 def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) -> None:
     workers = [scene.worker(), scene.worker()]
-    jobs = [held(scene, value) for value in (1, 2, 3)]
+    jobs = [scene.hold(value) for value in (1, 2, 3)]
     scene.record.wait_for("holding", count=2, timeout=15)
 
     for worker in workers:
@@ -89,7 +82,7 @@ def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) 
 
 def test_a_job_that_is_lost_too_often_fails_and_is_in_the_dead_set(scene: Scene) -> None:
     scene.worker(SIDEJOB_MAX_LOSSES="3")
-    job = held(scene)
+    job = scene.hold()
 
     for run in (1, 2, 3):
         os.kill(holding(scene, job, count=run)["pid"], signal.SIGKILL)
@@ -148,7 +141,7 @@ def test_a_hard_time_limit_is_a_failure_and_not_a_loss(scene: Scene) -> None:
 
 def test_a_cold_stop_gives_back_without_a_loss(scene: Scene) -> None:
     first = scene.worker()
-    job = held(scene)
+    job = scene.hold()
     holding(scene, job)
     scene.worker()
 

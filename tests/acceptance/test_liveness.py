@@ -73,8 +73,7 @@ class Deaths:
 
 def holding(scene: Scene) -> Job:
     """A job that runs and holds on."""
-    job = scene.enqueue("holder")
-    job.input("in").write(1)
+    job = scene.hold()
     scene.record.wait_for("holding", job=job.id, timeout=15)
     return job
 

@@ -161,8 +161,10 @@ class Processes:
     the `env` of its call: nothing else of our own environment.
     """
 
-    def __init__(self, directory: Path, guard: Guard) -> None:
+    def __init__(self, directory: Path, guard: Guard, *, pool: str = "prefork") -> None:
         self.started: list[Process] = []
+        self.pool = pool
+        """The pool of workers that are asked for without one."""
         self._directory = directory
         self._guard = guard
         self._numbers = itertools.count(1)
@@ -196,7 +198,7 @@ class Processes:
         app_module: str,
         *,
         env: Mapping[str, str],
-        pool: str = "prefork",
+        pool: str | None = None,
         concurrency: int = 1,
         queues: str | Sequence[str] | None = None,
         extra: Sequence[str] = (),
@@ -216,7 +218,7 @@ class Processes:
             "--without-gossip",
             "--without-mingle",
         ]
-        argv += [f"--pool={pool}", f"--concurrency={concurrency}"]
+        argv += [f"--pool={pool or self.pool}", f"--concurrency={concurrency}"]
         if queues:
             argv += ["-Q", queues if isinstance(queues, str) else ",".join(queues)]
         worker = self._start(WorkerProcess, [*argv, *extra], env=env, name=name, cwd=cwd)
@@ -287,10 +289,18 @@ def process_guard() -> Iterator[Guard]:
         yield guard
 
 
+@pytest.fixture(scope="session")
+def worker_pool() -> str:
+    """The pool of workers that are asked for without one; the acceptance tests' `--pools` gives others."""
+    return "prefork"
+
+
 @pytest.fixture
-def processes(request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard) -> Iterator[Processes]:
+def processes(
+    request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, worker_pool: str
+) -> Iterator[Processes]:
     """Starts processes for this test; they are gone after it, and when it fails their logs are shown."""
-    started = Processes(tmp_path / "processes", process_guard)
+    started = Processes(tmp_path / "processes", process_guard, pool=worker_pool)
     request.node.stash[_PROCESSES] = started
     yield started
     assert started.kill_all() == []

@@ -1,0 +1,185 @@
+"""The pools without processes of their own: threads, gevent and solo. `--pools` runs all the other tests on them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from celery_sidejob.store.connection import GREENLETS_SHARE, IDLE_S
+from tests.acceptance.scene import QUICK, Scene, Workload
+from tests.tools.waiting import wait_until
+
+LEASE_S = 3
+FAST = {"SIDEJOB_LEASE": f"{LEASE_S}", "SIDEJOB_HEARTBEAT_INTERVAL": "0.5"}
+NEVER = {"SIDEJOB_LEASE": "600"}
+"""A lease in which silence says nothing within a test: only a free lock does."""
+PARENT = 3
+POOLS = pytest.mark.parametrize("pool", ["threads", "gevent", "solo"])
+
+
+@POOLS
+def test_a_killed_worker_is_recovered_by_its_free_lock(scene: Scene, pool: str) -> None:
+    first = scene.worker(pool=pool, concurrency=4, **QUICK | NEVER)
+    job = scene.hold()
+    scene.record.wait_for("holding", job=job.id, timeout=15)
+    workload = Workload.start(scene)
+    if pool != "solo":
+        scene.record.wait_for("adder")
+
+    first.kill()
+    scene.worker(pool=pool, concurrency=4, **QUICK | NEVER)
+    scene.record.wait_for("holding", count=2, job=job.id, timeout=20)
+    assert (scene.row(job).run_no, scene.row(job).losses) == (2, 1)
+    scene.go(job)
+
+    scene.settle(40)
+    assert [(what, value) for of, _, what, value in scene.ledger() if of == job.id] == [("held", 1)]
+    workload.judge(beside=job)
+
+
+@POOLS
+def test_a_warm_stop_lets_bodies_finish(scene: Scene, pool: str) -> None:
+    worker = scene.worker(pool=pool, concurrency=2)
+    job = scene.hold()
+    scene.record.wait_for("holding", job=job.id, timeout=15)
+
+    worker.terminate()
+    worker.wait_for_log("Warm shutdown")
+    scene.go(job)
+
+    assert worker.wait(30) == 0
+    assert (str(job.refresh().status), scene.row(job).run_no) == ("completed", 1)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT]], ids=["cold", "warm, cold"])
+@POOLS
+def test_a_cold_stop_gives_back_what_no_process_can_be_killed_for(
+    scene: Scene, pool: str, signals: list[signal.Signals]
+) -> None:
+    worker = scene.worker(pool=pool, concurrency=2, **NEVER)
+    job = scene.hold()
+    scene.record.wait_for("holding", job=job.id, timeout=15)
+
+    for number in signals:
+        worker.send_signal(number)
+        if number == signal.SIGTERM:
+            worker.wait_for_log("Warm shutdown")
+
+    worker.wait(20)  # though the body would hold on for longer
+    row = scene.row(job)
+    assert (row.status, row.unit_no, row.run_no, row.losses) == ("queued", None, 1, 0)
+    scene.go(job)
+    scene.worker(pool=pool)
+    scene.settle(20)
+    assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "held")]
+
+
+def test_a_greenlet_that_computes_for_long_keeps_its_run(scene: Scene) -> None:
+    """The heartbeat is no greenlet: it goes on beyond the lease while no greenlet does."""
+    burning = scene.worker(pool="gevent", concurrency=10, name="burning", **FAST)
+    scene.worker(pool="solo", queues="elsewhere", name="watching", **FAST)
+    beside = scene.hold()
+    scene.record.wait_for("holding", job=beside.id, timeout=15)
+    job = scene.enqueue("burner", (3.0 * LEASE_S,))
+
+    scene.record.wait_for("burning", timeout=15)
+    scene.go(beside)
+    scene.settle(30)
+
+    assert (scene.row(job).run_no, scene.row(beside).run_no) == (1, 1)
+    assert sorted(what for _, _, what, _ in scene.ledger()) == ["burnt", "held"]
+    assert "declared dead" not in burning.log()
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_a_frozen_worker_loses_its_run_and_changes_nothing(scene: Scene, pool: str) -> None:
+    frozen = scene.worker(pool=pool, **FAST)
+    job = scene.enqueue("zombie")
+    scene.record.wait_for("holding", job=job.id)
+    scene.worker(pool=pool, **FAST)
+
+    frozen.stop_signal()
+    scene.record.wait_for("holding", count=2, job=job.id, timeout=20)
+    scene.go(job)
+    scene.record.wait_for("done", run=2, job=job.id)
+    frozen.cont()
+
+    (refused,) = scene.record.wait_for("refused", job=job.id)
+    assert (refused["run"], refused["error"]) == (1, "LeaseLostError")
+    scene.settle(20)
+    assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "effect")]
+
+
+@pytest.mark.parametrize(("pool", "most"), [("threads", 20), ("gevent", GREENLETS_SHARE), ("solo", 1)])
+def test_connections_of_many_bodies_at_once(scene: Scene, pool: str, most: int) -> None:
+    scene.worker(pool=pool, concurrency=20)
+    jobs = [scene.enqueue("stepper", (20,)) for _ in range(40)]
+    scene.sidejob.close()  # the client's own
+    seen = 0
+
+    def all_completed() -> bool:
+        nonlocal seen
+        seen = max(seen, ours(scene))
+        return scene.sql("SELECT count(*) n FROM jobs WHERE status = 'completed'")[0].n == len(jobs)
+
+    wait_until(all_completed, timeout=40)
+    assert seen <= PARENT + most
+    wait_until(lambda: ours(scene) <= PARENT, timeout=2 * IDLE_S, message="idle connections to be closed")
+
+
+def ours(scene: Scene) -> int:
+    """How many connections of ours the store has."""
+    found: int = scene.sql("""
+        SELECT count(*) n FROM pg_stat_activity
+        WHERE application_name = 'celery_sidejob' AND datname = current_database()""")[0].n
+    return found
+
+
+# -- limits, revocations, exits ----------------------------------------------------------------------------------------
+
+
+def test_gevent_keeps_hard_time_limits(scene: Scene) -> None:
+    worker = scene.worker(pool="gevent", concurrency=2)
+    job = scene.enqueue("slow")
+
+    wait_until(lambda: str(job.refresh().status) == "failed", timeout=20)
+
+    (entry,) = scene.sidejob.dead
+    assert (entry.reason, scene.row(job).losses) == ("failed", 0)
+    assert "TimeLimitExceeded" in entry.error
+    assert len(scene.record.of("slow")) == 1
+    assert worker.alive
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_a_revoked_run_ends_at_once(scene: Scene, pool: str) -> None:
+    """gevent kills the body; in a thread it goes on, is told by `job.stopping`, and its commit is refused."""
+    worker = scene.worker(pool=pool, concurrency=2, **NEVER)
+    job = scene.hold(task="revocable")
+    scene.record.wait_for("holding", job=job.id, timeout=15)
+
+    scene.app.control.revoke(job.refresh().task_id, terminate=True)
+
+    wait_until(lambda: str(job.refresh().status) == "failed", timeout=20)
+    (entry,) = scene.sidejob.dead
+    assert (entry.reason, scene.row(job).losses, len(job.input("in"))) == ("revoked", 0, 1)
+    if pool == "threads":
+        scene.record.wait_for("stopping", job=job.id)
+        worker.wait_for_log("is no longer its current run")
+    after = scene.enqueue("adder", inports={"a": {"default": 1}})
+    after.input("b").write(2)
+    wait_until(lambda: str(after.refresh().status) == "completed", timeout=20)
+    assert [what for of, _, what, _ in scene.ledger() if of == job.id] == []
+
+
+@POOLS
+def test_a_body_that_leaves_the_process_is_run_again(scene: Scene, pool: str) -> None:
+    worker = scene.worker(pool=pool, **NEVER)
+    job = scene.enqueue("leaver", (3, 2))
+
+    scene.settle(30)
+
+    assert str(job.refresh().status) == "completed"
+    assert [line["run"] for line in scene.record.of("leaver")] == [1, 2, 3]
+    assert worker.alive
