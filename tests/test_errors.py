@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
+from celery_sidejob.hooks import pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
@@ -190,6 +192,8 @@ ELSEWHERE: dict[str, Case] = {
     "no store is configured": without_url,
     "an unknown setting": unknown_setting,
     "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
+    "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
+    "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }
 

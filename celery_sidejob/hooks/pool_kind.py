@@ -24,13 +24,14 @@ def check(pool_cls: Any) -> None:
     module = getattr(pool_cls, "__module__", "")
     if module == "celery.concurrency.eventlet":
         raise SettingsError(
-            "The pool eventlet is not supported: eventlet is no longer maintained, and a statement to Postgres would "
-            "stop all its green threads. Use `--pool=gevent`, or `--pool=threads`."
+            "The pool eventlet is not supported: eventlet is no longer maintained, and psycopg does not know it: a "
+            "statement would stop all its green threads. Use --pool=gevent or --pool=threads."
         )
     if module == "celery.concurrency.gevent" and not native.is_patched():
         raise SettingsError(
-            "The pool gevent was chosen after Python's threads and sockets had been imported, so that they block all "
-            "greenlets. Choose it on the command line, `celery -A <app> worker --pool=gevent`, and not by worker_pool."
+            "The pool gevent was chosen after Python's threads and sockets had been imported: each statement would "
+            "stop all greenlets. Choose it on the command line, with celery -A <app> worker --pool=gevent, and not by "
+            "worker_pool."
         )
 
 
