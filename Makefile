@@ -2,7 +2,7 @@ SHELL := bash
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint test model bench chaos soak lock wheel
+.PHONY: help install check lint test pools model bench chaos soak lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -17,6 +17,9 @@ lint: ## format, lint, types and layers, without the tests
 
 test: ## the tests
 	./run test
+
+pools: ## the acceptance tests on every pool; `make test` has the most telling ones of each
+	./run test tests/acceptance --pools prefork,solo,threads,gevent -n 2
 
 model: install ## every interleaving of the protocol's model
 	$(PYTHON) tests/protocol_model/run.py

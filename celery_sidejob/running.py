@@ -55,7 +55,10 @@ class RunningJob(Job):
 
     @property
     def stopping(self) -> bool:
-        """Whether the worker wants to stop: commit what is done and end soon, or the run is begun again elsewhere."""
+        """Whether the worker wants to stop: commit what is done and end soon, or the run is begun again elsewhere.
+
+        Where a body runs in the worker's own process, also once its run was revoked or lost: a commit is refused.
+        """
         return self._unit.stopping()
 
     def heartbeat(self) -> None:

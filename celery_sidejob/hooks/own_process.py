@@ -8,6 +8,7 @@ from billiard.exceptions import TimeLimitExceeded
 from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
+from celery.worker import state
 
 from ..operations.hold import Hold
 from ..services.heartbeat import Heartbeat
@@ -34,6 +35,11 @@ def is_left(app: Celery, hold: Hold, error: BaseException) -> bool:
     key = (hold.job_id, hold.run_no)
     unasked = heartbeat.runs.plan_of(key) is None and not heartbeat.runs.is_over(key)
     return unasked and (isinstance(error, SystemExit) or is_kill(error))
+
+
+def is_revoked(app: Celery, task_id: str | None) -> bool:
+    """Whether the asking was revoked while its delivery waited for a thread, where Celery no longer looks."""
+    return _heartbeat(app) is not None and task_id in state.revoked
 
 
 def is_kill(error: BaseException) -> bool:

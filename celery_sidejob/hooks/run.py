@@ -171,6 +171,8 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
         return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
+    if own_process.is_revoked(task.app, row.task_id):
+        return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
     unit.look()
     try:
         if not hold.started:

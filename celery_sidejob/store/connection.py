@@ -43,6 +43,13 @@ ATTEMPTS = 5
 """How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
 
 
+MESSAGES_KEY = "messages_pkey"
+"""What Postgres names when an INSERT ... ON CONFLICT (job_id) has not seen a message that was just being marked.
+
+Its first look at the index may pass by a row that moves to a new version meanwhile; the second, which would begin anew,
+comes after the primary key's, which raises. Seen in one of a thousand asks beside an endless loop of updates.
+"""
+
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
 
 GREENLETS_SHARE = 10
@@ -116,6 +123,10 @@ class Connections:
                         f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time "
                         f"({_first_line(error)}). Nothing was changed; try again."
                     ) from error
+            except pg.UniqueViolation as error:
+                self._release(executor)
+                if attempt == ATTEMPTS or error.diag.constraint_name != MESSAGES_KEY:
+                    raise
             except pg.InsufficientPrivilege as error:
                 self._release(executor)
                 raise SchemaError(

@@ -67,6 +67,7 @@ def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
         assert site.wait_for(job, "completed")["run_no"] == 1
 
 
+@pytest.mark.pools("prefork", reason="has no processes of its own")
 def test_each_process_has_its_share(scene: Scene) -> None:
     """At most three for the parent and one for each process of the pool, whatever they do at once."""
     worker = scene.worker(concurrency=2, **QUICK)

@@ -109,6 +109,7 @@ def test_a_soft_stop_tells_the_jobs_at_once(
         site.nothing_lost()
 
 
+@pytest.mark.pools("prefork", reason="has no soft time limits")
 def test_a_released_run_keeps_the_limits_of_its_asking(site: Site) -> None:
     job = site.hold("gate", soft_time_limit=5)
     worker = site.start_worker()
@@ -125,6 +126,7 @@ def test_a_released_run_keeps_the_limits_of_its_asking(site: Site) -> None:
 # -- processes that are replaced -----------------------------------------------------------------------------------
 
 
+@pytest.mark.pools("prefork", reason="replaces nothing")
 def test_processes_replaced_after_each_task_lose_nothing(site: Site) -> None:
     jobs = [site.sidejob.enqueue("outage.note") for _ in range(8)]
     site.start_worker(concurrency=2, extra=["--max-tasks-per-child=1"])
@@ -135,6 +137,7 @@ def test_processes_replaced_after_each_task_lose_nothing(site: Site) -> None:
     site.nothing_lost()
 
 
+@pytest.mark.pools("prefork", reason="replaces nothing")
 def test_processes_replaced_for_their_memory_lose_nothing(site: Site) -> None:
     jobs = [site.sidejob.enqueue("outage.swell", (200,)) for _ in range(3)]
     worker = site.start_worker(extra=["--max-memory-per-child=150000"])
@@ -149,7 +152,7 @@ def test_processes_replaced_for_their_memory_lose_nothing(site: Site) -> None:
 # -- revocation ----------------------------------------------------------------------------------------------------
 
 
-def test_revoking_a_running_job_ends_this_asking(site: Site) -> None:
+def test_revoking_a_running_job_ends_this_asking(site: Site, worker_pool: str) -> None:
     job = site.hold("gate", [1, 2])
     result = job.result
     site.start_worker()
@@ -159,9 +162,11 @@ def test_revoking_a_running_job_ends_this_asking(site: Site) -> None:
 
     assert_ended_as_revoked(site, job, result, run_no=1)
     assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
-    assert site.record.of("holding", job=job.id, run_no=2)[0]["pid"] != begun["pid"]
+    replaced = site.record.of("holding", job=job.id, run_no=2)[0]["pid"] != begun["pid"]
+    assert replaced == (worker_pool == "prefork")
 
 
+@pytest.mark.pools("prefork", "gevent", reason="cannot stop a body")
 def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
     """More often than `sidejob_max_losses`, since a death of a process might count as a loss if it came first."""
     site.start_worker()
@@ -197,6 +202,7 @@ def test_revoking_a_job_that_waits_in_the_worker_ends_this_asking(site: Site) ->
 # -- limits --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pools("prefork", reason="has no soft time limits")
 def test_a_soft_time_limit_is_a_run_that_raised(site: Site) -> None:
     job = site.hold("gate", [1, 2], soft_time_limit=1)
     site.start_worker()
@@ -208,6 +214,7 @@ def test_a_soft_time_limit_is_a_run_that_raised(site: Site) -> None:
     assert_runs_again_when_asked(site, job, [1, 2], run_no=2)
 
 
+@pytest.mark.pools("prefork", reason="has no soft time limits")
 def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behind(site: Site) -> None:
     """It is raised in the middle of our own statement, which waits for somebody who has locked the job."""
     job = site.hold("gate", [1], soft_time_limit=3)
@@ -274,6 +281,7 @@ def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
         site.quiet()
 
 
+@pytest.mark.pools("prefork", reason="has no soft time limits")
 def test_a_hard_time_limit_is_a_run_that_raised(site: Site) -> None:
     job = site.hold("gate", [1, 2], task="outage.deaf", soft_time_limit=1, time_limit=2)
     result = job.result
