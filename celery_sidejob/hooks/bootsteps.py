@@ -61,6 +61,7 @@ class SideJobStep(bootsteps.StartStopStep):
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
         self._tell_of_soft_stops(worker)
+        pool_kind.handle_signals_in_greenlets(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:

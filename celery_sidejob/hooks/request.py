@@ -113,7 +113,7 @@ class JobRequest(Request):
         """Cut off by a cold stop: the death of its process is then no loss.
 
         Where bodies run in the worker's own process, the whole worker ends now, and gives back what it holds. Solo and
-        threads cannot stop a task; with gevent this is called in its hub, where Celery's further steps may not wait.
+        threads cannot stop a task; with gevent Celery would wait for bodies that do not heed it.
         """
         self._plan(RELEASED)
         if self._heartbeat is None or self._heartbeat.has_processes:

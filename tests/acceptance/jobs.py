@@ -37,6 +37,7 @@ app.conf.update(
     worker_prefetch_multiplier=1,
     broker_connection_retry_on_startup=True,
     worker_hijack_root_logger=False,
+    worker_soft_shutdown_timeout=float(os.environ.get("SOFT_SHUTDOWN", "0")),
 )
 sidejob = SideJob(app)
 

@@ -51,6 +51,10 @@ class Site:
         """Start a beat."""
         return self._processes.start_beat(APP, env=self.env, **options)
 
+    def listens(self) -> None:
+        """Wait until a worker takes remote control; with gevent that comes after it is ready for tasks."""
+        wait_until(lambda: self.app.control.ping(timeout=1.0, limit=1), timeout=20, message="a worker to answer")
+
     def open(self, gate: str) -> None:
         """Let the jobs pass that wait at a gate."""
         open_gate(self._gates, gate)

@@ -48,9 +48,10 @@ def _unused(job: Any, *args: Any, **kwargs: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def site(shared_place: Place) -> Iterator[Site]:
+def site(shared_place: Place, worker_pool: str) -> Iterator[Site]:
     made = Site(shared_place)
-    shared_place.processes.start_worker("tests.acceptance.canvas", env=made.env, pool="threads", concurrency=2)
+    pool = "threads" if worker_pool == "prefork" else worker_pool
+    shared_place.processes.start_worker("tests.acceptance.canvas", env=made.env, pool=pool, concurrency=2)
     yield made
     made.close()
 

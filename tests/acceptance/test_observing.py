@@ -42,7 +42,7 @@ class Watched:
         )
         self.sidejob = SideJob(self.app)
 
-    def worker(self, *, pool: str = "prefork", extra: tuple[str, ...] = (), **env: str) -> WorkerProcess:
+    def worker(self, *, pool: str | None = None, extra: tuple[str, ...] = (), **env: str) -> WorkerProcess:
         """Start a worker with further variables."""
         return self._processes.start_worker(APP, env={**self.env, **env}, pool=pool, queues="observed", extra=extra)
 
@@ -100,6 +100,7 @@ def test_a_worker_stores_what_it_counts_and_which_queues_it_serves(watched: Watc
     assert watched.stats()["counters"] == found["counters"], "nothing is stored twice, whoever says goodbye"
 
 
+@pytest.mark.pools("prefork", reason="a process of the pool is killed")
 def test_totals_outlive_their_workers(watched: Watched) -> None:
     worker = watched.worker()
     job = watched.enqueue("hold")

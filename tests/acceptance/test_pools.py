@@ -113,6 +113,24 @@ def test_a_frozen_worker_loses_its_run_and_changes_nothing(scene: Scene, pool: s
     assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "effect")]
 
 
+@THREADS
+def test_a_soft_stop_gives_bodies_their_time(scene: Scene, pool: str) -> None:
+    """As orchestrators stop a worker, with `worker_soft_shutdown_timeout`: the body that is quick finishes."""
+    worker = scene.worker(pool=pool, concurrency=2, SOFT_SHUTDOWN="4", REMAP_SIGTERM="SIGQUIT", **NEVER)
+    quick, deaf = scene.hold(), scene.hold()
+    for job in (quick, deaf):
+        scene.record.wait_for("holding", job=job.id, timeout=15)
+
+    worker.terminate()
+    worker.wait_for_log("Initiating Soft Shutdown")
+    scene.go(quick)
+
+    worker.wait(30)
+    assert (str(quick.refresh().status), scene.row(quick).run_no) == ("completed", 1)
+    row = scene.row(deaf)
+    assert (row.status, row.unit_no, row.run_no, row.losses) == ("queued", None, 1, 0)
+
+
 def test_greenlets_share_connections(scene: Scene) -> None:
     scene.worker(pool="gevent", concurrency=30)
     jobs = [scene.enqueue("stepper", (20,)) for _ in range(60)]
@@ -160,6 +178,7 @@ def test_a_revoked_run_ends_at_once(scene: Scene, pool: str) -> None:
     job = scene.hold(task="revocable")
     scene.record.wait_for("holding", job=job.id, timeout=15)
 
+    wait_until(lambda: scene.app.control.ping(timeout=1.0, limit=1), timeout=20, message="the worker to listen")
     scene.app.control.revoke(job.refresh().task_id, terminate=True)
 
     wait_until(lambda: str(job.refresh().status) == "failed", timeout=20)

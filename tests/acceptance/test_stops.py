@@ -158,6 +158,7 @@ def test_revoking_a_running_job_ends_this_asking(site: Site, worker_pool: str) -
     site.start_worker()
     (begun,) = site.record.wait_for("holding", job=job.id)
 
+    site.listens()
     site.app.control.revoke(job.task_id, terminate=True)
 
     assert_ended_as_revoked(site, job, result, run_no=1)
@@ -174,6 +175,7 @@ def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
     for run_no in range(1, 6):
         site.record.wait_for("holding", job=job.id, run_no=run_no)
         task_id = job.refresh().task_id
+        site.listens()
         site.app.control.revoke(task_id, terminate=True, signal="SIGKILL" if run_no % 2 else "SIGTERM")
         row = site.wait_for(job, "failed")
         assert (row["run_no"], row["losses"]) == (run_no, 0)
@@ -189,6 +191,7 @@ def test_revoking_a_job_that_waits_in_the_worker_ends_this_asking(site: Site) ->
     site.record.wait_for("holding", job=first.id)
     worker.wait_for_log(f"outage.hold[{second.task_id}] received")
 
+    site.listens()
     site.app.control.revoke(second.task_id)
     worker.wait_for_log("Tasks flagged as revoked")
     site.open("gate")
@@ -246,6 +249,7 @@ def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, con
     if concurrency > 1:
         worker.wait_for_log("ignored")
 
+    site.listens()
     site.app.control.revoke(job.task_id, terminate=True)
 
     row = site.wait_for(job, "failed")
@@ -265,6 +269,7 @@ def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
             site.record.wait_for("holding", job=job.id)
 
         with site.locked(revoked) as waiting:
+            site.listens()
             site.app.control.revoke(revoked.task_id, terminate=True)
             site.wait(waiting, 10, message="the end of the run to wait for the lock")
             beats = site.rows("SELECT beat_at FROM workers")[0]["beat_at"]

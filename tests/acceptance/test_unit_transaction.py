@@ -54,9 +54,10 @@ class Site(SharedSite):
 
 
 @pytest.fixture(scope="module")
-def site(shared_place: Place) -> Iterator[Site]:
+def site(shared_place: Place, worker_pool: str) -> Iterator[Site]:
     made = Site(shared_place)
-    shared_place.processes.start_worker("tests.acceptance.units", env=made.env, pool="solo")
+    pool = "solo" if worker_pool == "prefork" else worker_pool
+    shared_place.processes.start_worker("tests.acceptance.units", env=made.env, pool=pool)
     yield made
     made.close()
 
