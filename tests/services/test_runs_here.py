@@ -44,3 +44,18 @@ def test_all_deliveries_of_a_run_that_the_worker_stopped_are_over() -> None:
         runs.accepted(runs.received(KEY, lease_s=1.0), pid)
     runs.stopped(KEY)
     assert (runs.busy(), runs.own_leases(), runs.clear()) == (set(), {}, [])
+
+
+def test_a_run_is_over_for_its_body_once_all_its_deliveries_are_or_the_worker_was_declared_dead() -> None:
+    runs = RunsHere()
+    assert not runs.is_over(KEY), "one that is not known here runs by other means"
+    first, second = runs.received(KEY), runs.received(KEY)
+    runs.over(second)
+    assert not runs.is_over(KEY)
+    runs.over(first)
+    assert runs.is_over(KEY)
+
+    other = (KEY[0] + 1, 1)
+    runs.received(other)
+    runs.clear()
+    assert runs.is_over(other)
