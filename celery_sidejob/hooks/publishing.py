@@ -93,6 +93,9 @@ class CeleryPublisher:
                         logger.exception("A continuation cannot be published; it is tried again: %s", message.task_id)
                     else:
                         self._pass_over(message.queue, error)
+                except BaseException:  # a greenlet is killed in the middle of it, and half a message may be written
+                    self._drop_connection()
+                    raise
                 else:
                     sent.append(message)
         return sent
