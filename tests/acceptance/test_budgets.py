@@ -44,6 +44,7 @@ def test_connections_of_a_busy_and_of_an_idle_worker(site: Site, pool: str, conc
     wait_until(lambda: len(ours(site)) <= PARENT, timeout=2 * IDLE_S, message="idle connections to be closed")
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
     holding = [site.hold("gate", [1, 2]) for _ in range(2)]
     site.start_worker(concurrency=2)

@@ -133,6 +133,7 @@ def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, po
     assert follower.alive
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize("point", in_ci(IN_RESCUE, "rescue:after-commit"))
 def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point: str) -> None:
     sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill"))

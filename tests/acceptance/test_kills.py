@@ -65,6 +65,7 @@ def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> Non
         ends_once(scene, job, value)
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 def test_all_workers_are_killed_and_a_new_one_takes_everything_up(scene: Scene) -> None:
     workers = [scene.worker(), scene.worker()]
     jobs = [scene.hold(value) for value in (1, 2, 3)]

@@ -84,6 +84,7 @@ def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[si
     site.nothing_lost()
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 def test_a_soft_stop_tells_the_jobs_at_once(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
 ) -> None:
@@ -152,6 +153,7 @@ def test_processes_replaced_for_their_memory_lose_nothing(site: Site) -> None:
 # -- revocation ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_running_job_ends_this_asking(site: Site, worker_pool: str) -> None:
     job = site.hold("gate", [1, 2])
     result = job.result
@@ -184,6 +186,7 @@ def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
     site.wait_for(job, "completed")
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_job_that_waits_in_the_worker_ends_this_asking(site: Site) -> None:
     first, second = site.hold("gate"), site.hold("gate", [1])
     result = second.result
@@ -238,6 +241,7 @@ def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behin
         assert site.record.of("holding", job=later.id)[0]["pid"] == begun["pid"]
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, concurrency: int) -> None:
     """With one process the copy waits behind the run; with two it is found stale before the revocation."""
@@ -256,6 +260,7 @@ def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, con
     assert (row["run_no"], row["losses"], row["error"]["type"]) == (1, 0, "TaskRevokedError")
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
 ) -> None:
