@@ -327,6 +327,7 @@ def tracer() -> Iterator[Any]:
     CeleryInstrumentor().uninstrument()
 
 
+@pytest.mark.pools("prefork", "solo", reason="sends no worker_process_init, where the tracer is begun")
 def test_the_trace_of_who_asks_goes_on_in_the_run_and_in_its_children(watched: Watched, tracer: Any) -> None:
     worker = watched.worker(OTEL="1")
     with tracer.start_as_current_span("request") as span:
@@ -343,6 +344,7 @@ def test_the_trace_of_who_asks_goes_on_in_the_run_and_in_its_children(watched: W
     assert "Traceback" not in worker.log()
 
 
+@pytest.mark.pools("prefork", "solo", reason="sends no worker_process_init, where the tracer is begun")
 def test_the_trace_survives_a_publication_by_the_sweeper(watched: Watched, tracer: Any) -> None:
     """The client cannot reach the broker, so that its job's message is published by the worker, and again."""
     worker = watched.worker(OTEL="1")
