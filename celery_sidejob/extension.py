@@ -38,6 +38,9 @@ from .services.sweeper import PollReport, Sweeper
 from .store import jobs, migrate, ports, registry
 from .store.measured import MeasuredConnections
 
+SHORTEST_PAUSE_S = 5.0
+"""However short the lease is: a large unit takes its process some time to encode, with the transaction open."""
+
 
 class SideJob:
     """Durable jobs for one Celery app.
@@ -102,7 +105,10 @@ class SideJob:
     def _make_runtime(self) -> Runtime:
         app = self.app
         settings = configuration.settings_of(app)
-        connections = MeasuredConnections(settings.database_url, settings.schema, prepare=settings.direct_url is None)
+        connections = MeasuredConnections(
+            settings.database_url, settings.schema, prepare=settings.direct_url is None,
+            longest_pause_s=max(settings.lease / 2, SHORTEST_PAUSE_S),
+        )  # fmt: skip
         return Runtime(
             settings=settings,
             connections=connections,

@@ -1,11 +1,14 @@
 """The unit of the run in progress: what it has read ahead, and what it will write at its next commit.
 
 No transaction is open while user code runs. A unit reads its own writes: whoever asks inside the run sees what the
-commit will make of the store. One thread runs one job at a time; the unit belongs to that thread.
+commit will make of the store. One thread runs one job at a time; the unit belongs to that thread, and to others that it
+has given its context (`contextvars.copy_context()`, `asyncio.to_thread`), until the run is over.
 """
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +17,7 @@ from typing import Any
 
 from .model import unit_view
 from .model.changes import Change, NewJob, PortKey
-from .model.errors import IllegalMoveError, LeaseLostError
+from .model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
 from .operations import runs
 from .operations.hold import Hold
 from .operations.runs import Unit
@@ -49,6 +52,10 @@ class OpenUnit:
         self._ports: dict[int, dict[tuple[str, str], Any]] = {}
         self._fresh_ports: set[int] = set()
         self._lent: _Lent | None = None
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._interrupted = False
+        self._over = False
 
     # -- committing ----------------------------------------------------------------------------------------------
 
@@ -70,37 +77,67 @@ class OpenUnit:
 
     def commit(self) -> None:
         """Apply the unit, and begin the next."""
-        self.settle()
-        with outside_of_runs():  # what follows the commit, such as receivers of signals, is no part of the next unit
-            runs.commit(self.runtime, self.hold, self.unit)
-        self._begin_next()
+        with self._in_progress():
+            self.settle()
+            self._interrupted = True
+            try:
+                with outside_of_runs():  # what follows it, such as receivers of signals, is no part of the next unit
+                    runs.commit(self.runtime, self.hold, self.unit)
+            except (SideJobError, runs.InputsMovedError) as error:
+                self._interrupted = isinstance(error, StoreUnavailableError)  # the others are refusals
+                raise
+            self._interrupted = False
+            self._begin_next()
+
+    def end(self) -> None:
+        """Let nothing more be added: what is there now is the run's last unit, or nothing is to be committed at all."""
+        with self._lock:
+            self._over = True
+
+    @contextmanager
+    def _in_progress(self) -> Iterator[None]:
+        """Keep other threads out for the block; raise IllegalMoveError where what it adds would never be committed."""
+        with self._lock:
+            if self._over or self._pid != os.getpid():
+                hold = self.hold
+                raise IllegalMoveError(
+                    f"Run {hold.run_no} of job {hold.job_id} is over, or goes on in another process: a thread it has "
+                    "left behind, or a process forked from it, cannot add to it. Let the body wait for its threads, "
+                    "or start them without its context."
+                )
+            yield
 
     def commit_with(self, transaction: Any, before: Unit | None = None) -> None:
         """Write the unit into the caller's transaction; it counts once that is committed.
 
         After a rollback the run goes on from `before` the block (by default from what is there now).
         """
-        self.settle()
-        before = before or self.unit.copy()
-        borrowed = self.runtime.connections.borrow(transaction)
-        try:
-            if borrowed.autocommit:
-                raise IllegalMoveError(
-                    f"job.unit() or checkpoint() of job {self.hold.job_id} was given a connection in autocommit: begin "
-                    "a transaction on it, so that your rows and the unit can commit together."
-                )
-            number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
-        except BaseException:
-            self.go_back(before)
-            raise
-        self._lent = _Lent(borrowed, number, before, follow)
+        with self._in_progress():
+            self.settle()
+            before = before or self.unit.copy()
+            borrowed = self.runtime.connections.borrow(transaction)
+            try:
+                if borrowed.autocommit:
+                    raise IllegalMoveError(
+                        f"job.unit() or checkpoint() of job {self.hold.job_id} was given a connection in autocommit: "
+                        "begin a transaction on it, so that your rows and the unit can commit together."
+                    )
+                number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
+            except BaseException:
+                self.go_back(before)
+                raise
+            self._lent = _Lent(borrowed, number, before, follow)
 
     def settle(self) -> None:
-        """Learn what became of a unit that was written into the caller's transaction.
+        """Learn what became of a unit that was written into the caller's transaction, or whose commit was interrupted.
 
         Raises IllegalMoveError while that transaction is still open: its lock on the job would hold up the run. What
         hooks tell is not enough: a savepoint may have been rolled back, or a session's commit may not be the outermost.
         """
+        if self._interrupted:
+            applied, self._interrupted = runs.was_applied(self.runtime, self.hold), False
+            if applied:
+                self._applied()
         lent = self._lent
         if lent is None:
             return
@@ -112,9 +149,7 @@ class OpenUnit:
         applied = runs.is_applied(self.runtime, self.hold)
         self._lent = None
         if applied:
-            self.hold.unit_no += 1
-            self.hold.started = True
-            self._begin_next()
+            self._applied()
             if not lent.borrowed.tells_of_commits:
                 lent.follow()
         else:
@@ -124,6 +159,11 @@ class OpenUnit:
         """Settle before a look at the store: while the transaction is open, the unit is still all there is to see."""
         if self._lent is not None and not is_open(self.runtime.connections, self._lent.number):
             self.settle()
+
+    def _applied(self) -> None:
+        self.hold.unit_no += 1
+        self.hold.started = True
+        self._begin_next()
 
     def _begin_next(self) -> None:
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
@@ -174,8 +214,9 @@ class OpenUnit:
 
     def add(self, change: Change) -> None:
         """Have the next commit apply `change`."""
-        self.settle()
-        self.unit.changes.append(change)
+        with self._in_progress():
+            self.settle()
+            self.unit.changes.append(change)
 
     # -- reading its own writes ----------------------------------------------------------------------------------
 
@@ -220,9 +261,10 @@ class OpenUnit:
 
     def next_packet(self, key: PortKey, port_id: int | None, *, many: bool) -> Written | None:
         """Read the next packet of a port as part of this unit; None if there is none."""
-        self.settle()
-        found = self._ahead.next(self.unit, key, port_id, many=many) if port_id is not None else None
-        return found if found is not None else self._own_packet(key)
+        with self._in_progress():
+            self.settle()
+            found = self._ahead.next(self.unit, key, port_id, many=many) if port_id is not None else None
+            return found if found is not None else self._own_packet(key)
 
     def peek(self, key: PortKey, port_id: int | None, limit: int) -> list[Written]:
         """Return the next packets without reading them."""
@@ -254,6 +296,10 @@ class OpenUnit:
 
 ACTIVE: ContextVar[OpenUnit | None] = ContextVar("celery_sidejob_open_unit", default=None)
 """The unit of the run that this thread (or greenlet) is in."""
+
+
+# A process that a body forks is as outside of the run as one that it spawns: what is asked there happens at once.
+os.register_at_fork(after_in_child=lambda: ACTIVE.set(None))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,7 +185,15 @@ def unknown_setting(scene: Scene) -> None:
     _ = SideJob(app).settings
 
 
+def left_behind(scene: Scene) -> None:
+    """Ask with the context of a run that is over, as a thread of its body does."""
+    kept: list[contextvars.Context] = []
+    scene.stage.inside(lambda job: kept.append(contextvars.copy_context()))
+    kept[0].run(scene.job.set, a=1)
+
+
 ELSEWHERE: dict[str, Case] = {
+    "a thread adds to a run that is over": left_behind,
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
     "nobody listens at the store's address": without_store,

@@ -5,6 +5,7 @@ The parent's own view of a lost process or a time limit is not the job's outcome
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from typing import Any
@@ -21,6 +22,8 @@ from ..services.stopped_runs import end_from_outside
 from .events import Rested
 from .publishing import HEADER
 from .run import WORKER
+
+logger = logging.getLogger("celery_sidejob")
 
 
 class JobRequest(Request):
@@ -85,6 +88,8 @@ class JobRequest(Request):
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
+        if not soft and self._key is None:
+            return  # `on_failure` has given it back
         if not soft:
             self._plan(ENDED)
             self._end_from_outside("TimeLimitExceeded", f"The run took longer than {timeout} seconds.", "failed")
@@ -146,8 +151,12 @@ class JobRequest(Request):
                 self._over()
 
     def _on_adopted(self, error: BaseException, exc_info: Any, *how: Any) -> Any:
-        """The message became a job, or cannot; if the process died nobody knows, so it is delivered again."""
-        if isinstance(error, WorkerLostError):
+        """The message became a job, or cannot; if the process died nobody knows, so it is delivered again.
+
+        A time limit is meant for the body, so one that strikes before there is a job loses nothing either.
+        """
+        if isinstance(error, WorkerLostError | TimeLimitExceeded):
+            logger.warning("Message %s is no job yet and goes back to the broker: %s", self.id, error)
             task_ready(self)
             self.reject(requeue=True)
             return None

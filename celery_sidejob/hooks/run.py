@@ -21,7 +21,13 @@ from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 from ..job import enqueue
 from ..model import values
 from ..model.changes import Terminate
-from ..model.errors import InvalidValueError, LeaseLostError, StoreUnavailableError, TaskRevokedError
+from ..model.errors import (
+    InvalidValueError,
+    LeaseLostError,
+    SchemaError,
+    StoreUnavailableError,
+    TaskRevokedError,
+)
 from ..model.messages import Outcome, is_readable
 from ..model.status import Status
 from ..open_unit import OpenUnit, outside_of_runs
@@ -78,7 +84,7 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
     """
     try:
         _adopt(task, request, args, kwargs)
-    except StoreUnavailableError as error:
+    except (StoreUnavailableError, SchemaError, SoftTimeLimitExceeded) as error:  # the limit is meant for the body
         pause_s = random.uniform(*PAUSE_S)  # else it would come and go without end
         logger.warning("Message %s cannot become a job and goes back to the broker: %s", request.id, error)
         time.sleep(pause_s)
@@ -163,6 +169,7 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
             yield
     finally:
         task.pop_request()
+        unit.end()
         unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
 
 
@@ -200,7 +207,7 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
             _let_process_end(error)
         return _fail(task, runtime, unit, error, own_process.limit(error, task.app, task, job.request))
     try:
-        ended = _end(runtime, hold, unit.unit, ending)
+        ended = _end(unit, unit.unit, ending)
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
@@ -238,29 +245,30 @@ def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: Running
         unit.discard()
         last = unit.unit
     try:
-        ended = _end(runtime, unit.hold, last, Ending(Status.TERMINATED))
+        ended = _end(unit, last, Ending(Status.TERMINATED))
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except Exception:
         logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
         unit.discard()
-        ended = _end(runtime, unit.hold, unit.unit, Ending(Status.TERMINATED))
+        ended = _end(unit, unit.unit, Ending(Status.TERMINATED))
     if ended.status == Status.TERMINATED:
         raise Terminated(f"job {job.id} is terminated")
     raise Ignore(f"job {job.id} was terminated, and asked again")
 
 
-def _end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending) -> Ended:
-    """End the run; what follows its commit (callbacks, signals) is no part of the unit, which is over.
+def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> Ended:
+    """End the run with its `last` unit; what follows its commit (callbacks, signals) is no part of that.
 
     A soft time limit that strikes now comes too late: it was raised in the middle of our statement, so that is
     repeated. If the first one was committed after all, the second finds the run over (LeaseLostError).
     """
+    unit.end()
     with outside_of_runs():
         try:
-            return endings.end(runtime, hold, unit, ending)
+            return endings.end(unit.runtime, unit.hold, last, ending)
         except SoftTimeLimitExceeded:
-            return endings.end(runtime, hold, unit, ending)
+            return endings.end(unit.runtime, unit.hold, last, ending)
 
 
 def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:
@@ -287,7 +295,7 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     cause = again.exc
     error = _error_json(cause, _trace(cause)) if cause is not None else None
     wait_s = float(countdown) if INLINE.get() is None else 0.0
-    ended = _end(runtime, unit.hold, None, Ending(Status.FAILED, retry_in_s=wait_s, error=error))
+    ended = _end(unit, None, Ending(Status.FAILED, retry_in_s=wait_s, error=error))
     if ended.status == Status.QUEUED:
         _show(runtime, task, row, "retry", error)
     raise Retry(exc=cause, when=countdown)
@@ -302,7 +310,7 @@ def _fail(
     """
     unit.discard()
     reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
-    _end(runtime, unit.hold, None, failed(shown or error, reason))
+    _end(unit, None, failed(shown or error, reason))
     raise error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Set
 
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
-from ..store import jobs, messages
+from ..store import askings, jobs, messages
 from ..store.connection import Moved, RowsLocked
 from ..store.statement import Executor
 from .runtime import Runtime
@@ -23,14 +23,17 @@ def delete(runtime: Runtime, job_id: int) -> bool:
 
 
 def delete_finished(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
-    """Delete a job and everything below it if all rest in `statuses` and nothing is still to happen to any."""
+    """Delete a job and everything below it if all rest in `statuses` and nothing is still to happen to any.
+
+    A result that the backend does not have yet is still to come: a chord or an errback may wait for it.
+    """
     try:
-        return _delete(runtime, job_id, statuses)
+        return _delete(runtime, job_id, statuses, with_results=False)
     except (JobNotFoundError, RowsLocked):  # somebody was quicker, or looks at it just now
         return False
 
 
-def _delete(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
+def _delete(runtime: Runtime, job_id: int, statuses: Set[str], *, with_results: bool = True) -> bool:
     def work(executor: Executor) -> bool:
         before = {row.id for row in jobs.subtree(executor, [job_id])}
         if not before:
@@ -39,6 +42,8 @@ def _delete(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
         if {row.id for row in jobs.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
         if any(row.status not in statuses for row in locked.values()) or messages.pending(executor, before):
+            return False
+        if not with_results and askings.any_unsent(executor, before):
             return False
         jobs.delete(executor, before)
         return True

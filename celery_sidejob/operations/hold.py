@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import claims
+from ..store.connection import OutcomeUnknown
 from ..store.statement import Executor
 from .runtime import Runtime
 
@@ -45,16 +46,26 @@ def repeat_until_known(
     With `single` it is one statement.
     """
     deadline = time.monotonic() + runtime.settings.lease
+    refused: LeaseLostError | None = None
+    uncertain = False
     while True:
         try:
             return runtime.connections.transact(name, work, single=single)
-        except StoreUnavailableError:
+        except LeaseLostError as error:
+            # The first commit may have gone on behind the broken connection, and be what the fence has found now.
+            if not uncertain:
+                raise
+            refused = error
+        except StoreUnavailableError as error:
+            uncertain = uncertain or isinstance(error, OutcomeUnknown)
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
         try:
             row = claims.outcome(runtime.connections, hold.job_id)
         except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
             continue
         if row is None:
             raise lease_lost(hold)
@@ -64,6 +75,8 @@ def repeat_until_known(
             raise lease_lost(hold)
         if not ends and row.unit_no == hold.unit_no + 1:
             return None
+        if refused is not None:
+            raise refused
 
 
 def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:

@@ -150,6 +150,22 @@ def is_applied(runtime: Runtime, hold: Hold) -> bool:
     return bool(row.unit_no == hold.unit_no + 1)
 
 
+def was_applied(runtime: Runtime, hold: Hold) -> bool:
+    """Tell whether a commit of ours in whose middle something was raised (a time limit) was applied.
+
+    It may be under way still, without us: the job's lock is waited for. Raises LeaseLostError if the run is no longer
+    current.
+    """
+
+    def work(executor: Executor) -> Any:
+        return jobs.lock(executor, [hold.job_id]).get(hold.job_id)
+
+    row = runtime.connections.transact("find-out", work)
+    if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
+        raise lease_lost(hold)
+    return bool(row.unit_no == hold.unit_no + 1)
+
+
 def _apply(runtime: Runtime, executor: Executor, hold: Hold, unit: Unit) -> Applied:
     applied = Applied(runtime, executor, unit.changes, own=hold.job_id)
     try:

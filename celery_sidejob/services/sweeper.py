@@ -98,6 +98,7 @@ class Sweeper:
         self._looked_at: dict[str, float] = {}
         self._set_aside_until: dict[tuple[str, int], float] = {}
         self._settling: threading.Thread | None = None
+        self._results_since: Any = None
         self._emptied = False  # the broker tells only once
 
     def run_once(self) -> PollReport | None:
@@ -274,7 +275,11 @@ class Sweeper:
         """
         if self._settling is not None and self._settling.is_alive():
             return
-        rows = askings.unsent(self._runtime.connections, older_than_s=RESULT_GRACE_S, limit=PAGE)
+        since = self._results_since
+        rows = askings.unsent(self._runtime.connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=since)
+        # The next page next time: what a backend never takes keeps nobody else's result back.
+        last = rows[-1].closed_at if len(rows) == PAGE else None
+        self._results_since = last if last != since else None
         if self._worker is None:
             report.results += self._runtime.settle(_outcome(row) for row in rows)
         elif rows:

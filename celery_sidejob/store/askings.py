@@ -44,16 +44,26 @@ def mark_stored(executor: Executor, task_ids: Iterable[str]) -> None:
 
 
 _UNSENT = Statement("""
-SELECT a.task_id, a.job_id, a.outcome, a.result::text AS result, a.options::text AS options, j.task,
+SELECT a.closed_at, a.task_id, a.job_id, a.outcome, a.result::text AS result, a.options::text AS options, j.task,
   j.args::text AS args, j.kwargs::text AS kwargs, j.queue
 FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
 WHERE a.closed_at IS NOT NULL AND a.stored_at IS NULL AND a.closed_at <= now() - make_interval(secs => %(older_than_s)s)
+  AND a.closed_at >= coalesce(%(since)s::timestamptz, '-infinity')
 ORDER BY a.closed_at LIMIT %(limit)s""")
 
 
-def unsent(executor: Executor, *, older_than_s: float, limit: int) -> Sequence[Any]:
-    """Read closed askings whose result the backend does not have yet, oldest first."""
-    return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit)
+def unsent(executor: Executor, *, older_than_s: float, limit: int, since: Any = None) -> Sequence[Any]:
+    """Read askings, closed `since` then, whose result the backend does not have yet, oldest first."""
+    return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit, since=since)
+
+
+_ANY_UNSENT = Statement("""
+SELECT EXISTS (SELECT FROM {askings} a WHERE a.job_id = ANY(%(job_ids)s::bigint[]) AND a.stored_at IS NULL) AS found""")
+
+
+def any_unsent(executor: Executor, job_ids: Iterable[int]) -> bool:
+    """Tell whether the backend still lacks the result of any asking of these jobs."""
+    return bool(executor.run(_ANY_UNSENT, job_ids=list(job_ids))[0].found)
 
 
 _OUTCOME = Statement("""

@@ -77,9 +77,13 @@ class Moved(Exception):
 class Connections:
     """Opens, lends and closes this process's connections to one store."""
 
-    def __init__(self, url: str | None, schema: str, *, prepare: bool = True) -> None:
+    def __init__(
+        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None
+    ) -> None:
+        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it."""
         self._url = url
         self._prepare = prepare
+        self._longest_pause_s = longest_pause_s
         self.schema = schema
         self._lock = native.lock()
         self._idle: list[tuple[float, OwnExecutor]] = []
@@ -96,8 +100,9 @@ class Connections:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
         With `single` it is one statement, which needs no BEGIN and no COMMIT. `work` is repeated whole after a
-        deadlock or when it raises `Moved`, and once after a connection that had died while idle; it must not have
-        effects outside the transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
+        deadlock, when a job or a port that it had read was deleted before it wrote (a foreign key tells), or when it
+        raises `Moved`, and once after a connection that had died while idle; it must not have effects outside the
+        transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
         `StoreUnavailableError` when nothing was committed.
         """
         if self._own_executor is not None:
@@ -116,7 +121,7 @@ class Connections:
             executor = self._acquire(fresh)
             try:
                 result = executor.in_transaction(name, work, single=single, bounded=bounded)
-            except (pg.DeadlockDetected, pg.SerializationFailure, Moved) as error:
+            except (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
                     raise StoreUnavailableError(
@@ -144,7 +149,7 @@ class Connections:
                 executor.close()
                 self.close()  # the idle ones have probably died with it
                 raise
-            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            except (psycopg.OperationalError, psycopg.InterfaceError, pg.IdleInTransactionSessionTimeout) as error:
                 broken = executor.broken
                 executor.close() if broken else self._release(executor)
                 if broken and executor.used and not fresh:
@@ -246,7 +251,7 @@ class Connections:
         try:
             connection = psycopg.connect(**connection_parameters(self._url), autocommit=True, prepare_threshold=None)
             _open_connections.add(connection)
-            executor = OwnExecutor(connection, self.schema)
+            executor = OwnExecutor(connection, self.schema, longest_pause_s=self._longest_pause_s)
             if self._prepare and not executor.pooled:
                 connection.prepare_threshold = PREPARE_AFTER
         except psycopg.OperationalError as error:
@@ -349,21 +354,34 @@ def take_turns() -> None:
 
 
 _BACKEND = Statement("SELECT pg_backend_pid() AS pid")
-_BEGIN_BOUNDED = f"BEGIN; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
+_BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
+# A process that is stopped or cut off in the middle would else keep its jobs locked, and all who ask them waiting.
+_PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 
 
 class OwnExecutor:
     """Runs statements on a connection of ours."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], schema: str, *, longest_pause_s: float | None = None
+    ) -> None:
         self.connection = connection
         self.used = False
+        self._begin = "BEGIN"
+        if longest_pause_s is not None:
+            self._begin += _PAUSES.format(round(longest_pause_s * 1000))
         self._schema = schema
         self._cursor = connection.cursor()
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows."""
-        self._cursor.execute(statement.render(self._schema), parameters or None)
+        try:
+            self._cursor.execute(statement.render(self._schema), parameters or None)
+        except (
+            pg.ReadOnlySqlTransaction
+        ) as error:  # after a failover, or when its disk is full: the next may be another
+            self.close()
+            raise StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).") from error
         return rows(self._cursor)
 
     def in_transaction(
@@ -375,7 +393,8 @@ class OwnExecutor:
         """
         if single:
             return self._as_one_statement(name, work)
-        self._cursor.execute(_BEGIN_BOUNDED if bounded else "BEGIN", prepare=False if bounded else None)
+        begin = self._begin + _BOUNDED if bounded else self._begin
+        self._cursor.execute(begin, prepare=None if begin == "BEGIN" else False)
         try:
             result = work(self)
             reach(f"{name}:before-commit")

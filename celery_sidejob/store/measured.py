@@ -24,8 +24,10 @@ EVERY_S = 10.0
 class MeasuredConnections(Connections):
     """Times the transactions of runs, and stores what this process has counted on a connection it has anyway."""
 
-    def __init__(self, url: str | None, schema: str, *, prepare: bool = True) -> None:
-        super().__init__(url, schema, prepare=prepare)
+    def __init__(
+        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None
+    ) -> None:
+        super().__init__(url, schema, prepare=prepare, longest_pause_s=longest_pause_s)
         self.measures = Measures()
 
     def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:

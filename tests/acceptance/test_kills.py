@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import psutil
 import pytest
 
 from celery_sidejob import Job
@@ -178,6 +179,19 @@ def test_a_frozen_worker_comes_back_as_a_zombie_and_changes_nothing(scene: Scene
     assert str(job.refresh().status) == "completed"
     frozen.wait_for_log("was declared dead while it was silent")
     wait_until(lambda: len(scene.sql("SELECT id FROM workers WHERE dead_at IS NULL")) == 2, message="a new identity")
+
+
+def test_a_worker_frozen_in_the_middle_of_a_commit_does_not_keep_its_job(scene: Scene) -> None:
+    frozen = scene.worker(pool="solo", SIDEJOB_CRASH_POINTS="checkpoint:before-commit=stop", **FAST)
+    job = scene.enqueue("stepper", (2,))
+    wait_until(lambda: psutil.Process(frozen.pid).status() == psutil.STATUS_STOPPED, timeout=15)
+    scene.worker(**FAST)
+
+    job.wait(timeout=30)
+    frozen.cont()
+    frozen.wait_for_log("is no longer its current run")
+    scene.settle(20)
+    assert (str(job.refresh().status), list(job.output("steps"))) == ("completed", [0, 1])
 
 
 def test_a_frozen_worker_is_refused_before_the_other_run_has_ended(scene: Scene) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from celery import Celery
 
 from tests.acceptance.scene import QUICK, Scene
+from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
 
@@ -44,6 +46,48 @@ def test_the_store_is_away_when_the_message_comes(scene: Scene, stranger: Celery
 
         assert str(the_job(scene, task_id).status) == "completed"
         assert scene.sql("SELECT count(*) AS n FROM jobs")[0].n == 1
+        scene.settle(TIMEOUT_S)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "end"),
+    [
+        ("ALTER DATABASE {name} SET default_transaction_read_only = on",
+         "ALTER DATABASE {name} RESET default_transaction_read_only"),
+        ("ALTER TABLE askings RENAME TO hidden", "ALTER TABLE hidden RENAME TO askings"),
+    ],
+    ids=["reads only", "incomplete"],
+)  # fmt: skip
+def test_the_store_is_there_but_of_no_use_when_the_message_comes(
+    scene: Scene, stranger: Celery, trouble: str, end: str
+) -> None:
+    name = scene.sql("SELECT current_database() AS name")[0].name
+    worker = scene.worker(**QUICK)
+    task_id = str(uuid.uuid4())
+    scene.sql(trouble.format(name=f'"{name}"'))
+    stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
+    worker.wait_for_log("goes back to the broker", timeout=TIMEOUT_S)
+    writing = "-c default_transaction_read_only=off -c search_path=sidejob"
+    with psycopg.connect(direct(scene.database_url), autocommit=True, options=writing) as connection:
+        connection.execute(end.format(name=f'"{name}"'))
+
+    assert str(the_job(scene, task_id).status) == "completed"
+    scene.settle(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("limits", [{"time_limit": 1}, {"soft_time_limit": 1}], ids=["hard", "soft"])
+def test_a_time_limit_strikes_before_the_message_is_a_job(
+    scene: Scene, stranger: Celery, limits: dict[str, int]
+) -> None:
+    with TcpProxy.to(scene.database_url) as proxy:
+        worker = scene.worker(SIDEJOB_DATABASE_URL=proxy.url_for(scene.database_url), **QUICK)
+        task_id = str(uuid.uuid4())
+        proxy.black_hole()
+        stranger.send_task("acceptance.stepper", (1,), task_id=task_id, **limits)
+        worker.wait_for_log("TimeLimitExceeded", timeout=TIMEOUT_S)
+        proxy.pass_through()
+
+        assert str(the_job(scene, task_id).status) == "completed"
         scene.settle(TIMEOUT_S)
 
 

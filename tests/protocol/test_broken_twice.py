@@ -1,0 +1,291 @@
+"""What a second attempt to break the promises found, each as it was broken."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from celery_sidejob import RunningJob, Status
+from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
+from celery_sidejob.operations import touched
+from celery_sidejob.services import sweeper
+from celery_sidejob.services.pruner import Pruner
+from celery_sidejob.store import connection as connections
+from celery_sidejob.store import ports
+from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
+
+
+def raised_in_thread(context: contextvars.Context, call: Callable[[], Any]) -> BaseException | None:
+    """What `call` raises in a thread of its own that has been given `context`."""
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            context.run(call)
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
+
+
+# -- what outlives a run -----------------------------------------------------------------------------------------------
+
+
+def test_a_thread_with_the_context_of_a_run_that_is_over_is_told_so(stage: Stage) -> None:
+    kept: list[contextvars.Context] = []
+    job = stage.job(lambda job: kept.append(contextvars.copy_context()))
+    stage.run(job)
+    error = raised_in_thread(kept[0], lambda: stage.sidejob.enqueue(stage.idle))
+    assert isinstance(error, IllegalMoveError)
+    assert stage.sidejob.count_jobs() == {"completed": 1}
+
+
+def test_what_a_thread_asks_while_its_run_commits_is_in_one_unit_or_the_other(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(job: RunningJob) -> None:
+        context = contextvars.copy_context()
+
+        def strike(name: str) -> None:
+            if name == "checkpoint:after-commit":
+                threads.append(threading.Thread(target=context.run, args=(write,)))
+                threads[0].start()
+                threads[0].join(0.5)  # it may wait for the commit
+
+        def write() -> None:
+            stage.sidejob.get(job.id).output("o").write("late")
+
+        job.output("o").write("early")
+        monkeypatch.setattr(connections, "reach", strike)
+        job.checkpoint()
+        threads[0].join()
+
+    threads: list[threading.Thread] = []
+    job = stage.job(body)
+    stage.run(job)
+    assert list(job.output("o")) == ["early", "late"]
+
+
+def test_what_a_forked_child_of_a_body_asks_happens(stage: Stage) -> None:
+    """It can add nothing to the unit, of which it has a copy."""
+
+    def body(job: RunningJob) -> None:
+        job.set(x=1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                stage.sidejob.enqueue(stage.idle)
+                with pytest.raises(IllegalMoveError, match="goes on in another process"):
+                    job.checkpoint()
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    codes: list[int] = []
+    stage.run(stage.job(body))
+    assert (codes, stage.sidejob.count_jobs()) == ([0], {"completed": 1, "queued": 1})
+
+
+# -- a store that stops in the middle ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def slow_commits(stage: Stage, table: str) -> Iterator[None]:
+    """Have commits that wrote to a table wait for an advisory lock, which is held within the block."""
+    stage.sql(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$"
+    )
+    stage.sql(
+        f"CREATE CONSTRAINT TRIGGER slow AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW EXECUTE FUNCTION slow()"
+    )
+    try:
+        with stage.connect() as holding:
+            holding.execute("SELECT pg_advisory_lock(4711)")
+            yield
+    finally:
+        stage.sql("DROP FUNCTION slow CASCADE")
+
+
+def waits_in_commit(stage: Stage) -> bool:
+    return bool(stage.sql("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 4711"))
+
+
+def cut(executor: Any) -> None:
+    """Break a connection as a network does: the server may go on with what it was asked."""
+    with socket.socket(fileno=os.dup(executor.connection.fileno())) as wire:
+        wire.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_commit_that_goes_on_behind_a_broken_connection_is_waited_for(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Any] = []
+    real = connections.OwnExecutor.in_transaction
+
+    def in_transaction(self: Any, name: str, *args: Any, **options: Any) -> Any:
+        if name == "checkpoint":
+            used.append(self)
+        return real(self, name, *args, **options)
+
+    monkeypatch.setattr(connections.OwnExecutor, "in_transaction", in_transaction)
+
+    def body(job: RunningJob) -> None:
+        job.set(x=1)
+        job.checkpoint()
+
+    job = stage.job(body)
+    hold = stage.claim(job)
+    assert hold is not None
+    with slow_commits(stage, "state"):
+        thread = threading.Thread(target=stage.perform, args=(hold,))
+        thread.start()
+        wait_until(lambda: waits_in_commit(stage))
+        cut(used[0])
+        wait_until(lambda: len(used) > 1)
+    thread.join()
+    assert (job.refresh().status, stage.ignored) == (Status.COMPLETED, {})
+
+
+def test_a_store_that_only_reads_is_a_store_that_is_away(stage: Stage) -> None:
+    name = stage.sql("SELECT current_database()")[0][0]
+    stage.sidejob.close()
+    stage.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    try:
+        with pytest.raises(StoreUnavailableError):
+            stage.sidejob.enqueue(stage.idle)
+    finally:
+        stage.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    assert stage.sidejob.enqueue(stage.idle).exists
+
+
+def test_a_run_whose_store_only_reads_for_a_while_is_not_failed(stage: Stage) -> None:
+    name = stage.sql("SELECT current_database()")[0][0]
+
+    def body(job: RunningJob) -> None:
+        stage.sidejob.close()
+        stage.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        timer.start()
+        job.set(x=1)
+
+    def writable_again() -> None:
+        stage.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+
+    timer = threading.Timer(1.0, writable_again)
+    job = stage.job(body)
+    try:
+        stage.run(job)
+    finally:
+        timer.join()
+        writable_again()
+    assert (job.refresh().status, job.get("x")) == (Status.COMPLETED, 1)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_is_not_pruned_before_its_result_is_where_it_is_waited_for(stage: Stage) -> None:
+    job = stage.sidejob.enqueue(stage.idle, link_error=stage.app.signature("unheard.of"))
+    stage.drain()
+    stage.sql("UPDATE askings SET stored_at = NULL")
+    stage.sql("UPDATE jobs SET retention_s = 0, ended_at = now() - interval '1 hour'")
+    Pruner(stage.runtime).run_once()
+    assert job.exists
+    stage.sql("UPDATE askings SET stored_at = now()")
+    Pruner(stage.runtime).run_once()
+    assert not job.exists
+
+
+def test_results_that_the_backend_never_takes_keep_no_others_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeper, "PAGE", 2)
+    monkeypatch.setattr(sweeper, "RESULT_GRACE_S", 0.0)
+    refused = [stage.job(), stage.job()]
+    other = stage.job()
+    stage.drain()
+    stage.sql("UPDATE askings SET stored_at = NULL")
+    results = stage.runtime.results
+    refused_ids = {job.task_id for job in refused}
+    monkeypatch.setattr(type(results), "store", lambda self, outcome: outcome.task_id not in refused_ids)
+    service = sweeper.Sweeper(stage.runtime)
+    service.run_once()
+    service.run_once()
+    assert stage.sql("SELECT job_id FROM askings WHERE stored_at IS NOT NULL") == [(other.id,)]
+
+
+# -- others that go away -----------------------------------------------------------------------------------------------
+
+
+def test_a_subscriber_deleted_while_a_unit_publishes_to_many_fails_nobody(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = stage.sidejob.enqueue_many(
+        [{"task": stage.idle, "inports": {"i": {"channels": ["/c"]}}} for _ in range(touched.FAN_OUT + 2)]
+    )
+    stage.drain()
+    many[-1].terminate()
+    stage.drain()
+    real = ports.subscribers
+
+    def subscribers(executor: Any, names: Any) -> Any:
+        found = real(executor, names)
+        if armed and armed.pop():
+            stage.outside(lambda: deleted.append(many[-1].delete()))
+        return found
+
+    armed: list[bool] = []
+    deleted: list[bool] = []
+    monkeypatch.setattr(touched.ports, "subscribers", subscribers)
+
+    def body(job: RunningJob) -> None:
+        stage.sidejob.publish("/c", 1)
+        armed.append(True)
+
+    job = stage.job(body)
+    stage.run(job)
+    assert (deleted, job.refresh().status) == ([True], Status.COMPLETED)
+
+
+# -- a time limit that strikes in a commit -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("caught", [True, False])
+def test_a_soft_time_limit_in_the_middle_of_a_checkpoint_is_the_bodys_to_handle(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caught: bool
+) -> None:
+    def strike(name: str) -> None:
+        if name == "checkpoint:after-commit":
+            raise SoftTimeLimitExceeded
+
+    monkeypatch.setattr(connections, "reach", strike)
+
+    def body(job: RunningJob) -> None:
+        job.output("o").write("once")
+        try:
+            job.checkpoint()
+        except SoftTimeLimitExceeded:
+            if not caught:
+                raise
+            job.output("o").write("then")
+
+    job = stage.job(body)
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.perform(hold)
+    assert job.refresh().status == (Status.COMPLETED if caught else Status.FAILED)
+    assert list(job.output("o")) == (["once", "then"] if caught else ["once"])
