@@ -377,10 +377,8 @@ class OwnExecutor:
         """Run one statement and return its rows."""
         try:
             self._cursor.execute(statement.render(self._schema), parameters or None)
-        except (
-            pg.ReadOnlySqlTransaction
-        ) as error:  # after a failover, or when its disk is full: the next may be another
-            self.close()
+        except pg.ReadOnlySqlTransaction as error:
+            self.close()  # after a failover another connection may lead to a store that takes them
             raise StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).") from error
         return rows(self._cursor)
 
