@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from .borrowed import Address, Borrowed, borrow, check
 from .identity import Database, cluster, look
+from .places import Places
 from .statement import Statement, rows
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class Connections:
         self._reaper: threading.Thread | None = None
         self._turn = threading.RLock()
         self._of_thread = threading.local()
-        self._places = threading.Semaphore(GREENLETS_SHARE) if native.is_patched() else None
+        self._places = Places(GREENLETS_SHARE) if native.is_patched() else None
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
@@ -110,7 +111,7 @@ class Connections:
         if _thread.takes_turns:
             with self._turn:
                 return self._transact(name, work, single=single and name in QUICK, bounded=True)
-        with self._turn if _process.shares_one else self._place():
+        with self._turn if _process.shares_one else self._places.one() if self._places else nullcontext():
             return self._transact(name, work, single=single)
 
     def _transact(
@@ -201,22 +202,6 @@ class Connections:
             if address is not None:
                 self._seen.add(address)
         return borrowed
-
-    @contextmanager
-    def _place(self) -> Iterator[None]:
-        """Among greenlets, have a place among those that use a connection just now.
-
-        Who has waited long goes on without one: a lock may be held by a transaction of the user's that waits here too.
-        """
-        if self._places is None:
-            yield
-            return
-        placed = self._places.acquire(timeout=LONGEST_TURN_S)
-        try:
-            yield
-        finally:
-            if placed:
-                self._places.release()
 
     @property
     def _own_executor(self) -> OwnExecutor | None:
