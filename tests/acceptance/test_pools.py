@@ -94,6 +94,7 @@ def test_a_greenlet_that_computes_for_long_keeps_its_run(scene: Scene) -> None:
     assert "declared dead" not in burning.log()
 
 
+@pytest.mark.slow  # as test_kills shows it with --pools
 @THREADS
 def test_a_frozen_worker_loses_its_run_and_changes_nothing(scene: Scene, pool: str) -> None:
     frozen = scene.worker(pool=pool, **FAST)
@@ -113,7 +114,7 @@ def test_a_frozen_worker_loses_its_run_and_changes_nothing(scene: Scene, pool: s
     assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "effect")]
 
 
-@THREADS
+@pytest.mark.parametrize("pool", [pytest.param("threads", marks=pytest.mark.slow), "gevent"])
 def test_a_soft_stop_gives_bodies_their_time(scene: Scene, pool: str) -> None:
     """As orchestrators stop a worker, with `worker_soft_shutdown_timeout`: the body that is quick finishes."""
     worker = scene.worker(pool=pool, concurrency=2, SOFT_SHUTDOWN="4", REMAP_SIGTERM="SIGQUIT", **NEVER)
@@ -193,6 +194,7 @@ def test_a_revoked_run_ends_at_once(scene: Scene, pool: str) -> None:
     assert [what for of, _, what, _ in scene.ledger() if of == job.id] == []
 
 
+@pytest.mark.slow  # as test_kills shows it with --pools
 @POOLS
 def test_a_body_that_leaves_the_process_is_run_again(scene: Scene, pool: str) -> None:
     worker = scene.worker(pool=pool, **NEVER)
