@@ -18,7 +18,7 @@ lint: ## format, lint, types and layers, without the tests
 test: ## the tests
 	./run test
 
-pools: ## the acceptance tests on every pool; `make test` has the most telling ones of each
+pools: ## the acceptance tests on every pool; `make test` has the most telling ones
 	./run test tests/acceptance --pools prefork,solo,threads,gevent -n 2
 
 model: install ## every interleaving of the protocol's model
