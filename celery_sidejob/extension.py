@@ -16,6 +16,7 @@ from .hooks import beat, configuration, logs, pool_process, recording
 from .hooks import task as tasks
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
+from .hooks.consumer_step import DisconnectionStep
 from .hooks.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.eager import run_here
 from .hooks.publishing import CeleryPublisher
@@ -72,6 +73,7 @@ class SideJob:
         self._app = app
         app.sidejob = self
         app.steps["worker"].add(SideJobStep)
+        app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
         recording.install()
@@ -272,12 +274,13 @@ class SideJob:
         migrate.upgrade(settings.direct_url or url, settings.schema, owner=self.owner)
 
     def close(self) -> None:
-        """Close this process's idle connections to the store; they open again by themselves at the next use.
+        """Close this process's idle connections to the store and the broker; they open again at the next use.
 
-        For tests that drop their database; otherwise idle connections close after five seconds.
+        For tests that drop their database; otherwise idle connections to the store close after five seconds.
         """
         if self._runtime is not None:
             self._runtime.connections.close()
+            self._runtime.publisher.close()
 
     def register_tasks(self) -> None:
         """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 pytest_plugins = [
+    "tests.tools.brokers",
     "tests.tools.crash_points",
     "tests.tools.in_process",
     "tests.tools.recorder",

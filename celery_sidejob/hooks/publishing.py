@@ -1,7 +1,8 @@
 """Giving messages to the broker: one bounded attempt, then a pause for the whole process.
 
 A connection of our own, because Celery's waits for a broker that is down (0.8 s refused, for ever when silent) and
-shares its channel with the user's publishes. The messages are durable rows, so giving up loses nothing.
+shares its channel with the user's publishes. The messages are durable rows, so giving up loses nothing. On RabbitMQ a
+message counts as published when the broker has confirmed that a queue has it (`hooks/rabbitmq.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from functools import cached_property
 from typing import Any
 
 from celery import Celery
@@ -24,7 +26,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from ..model.crash_points import reach
 from ..model.messages import FORMAT, Continuation, Doorbell
-from . import events
+from . import events, rabbitmq
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -45,13 +47,13 @@ class CeleryPublisher:
         self._app = app
         self._run_here = run_here
         self._marker = f"celery_sidejob:marker:{schema}"
+        self._exchange = rabbitmq.MarkerExchange(schema)
         self._lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
         self._pid = os.getpid()
         self._producer: Producer | None = None
         self._paused_until = float("-inf")
         self._refusing: dict[str, float] = {}
         """Queues that took no message though the broker is there, and until when they are passed over."""
-        self._marked = False
 
     @property
     def ready(self) -> bool:
@@ -84,10 +86,10 @@ class CeleryPublisher:
                     continue
                 try:
                     reach("publish:before")
-                    self._send(message)
+                    self._send_anew_if_stale(message)
                     reach("publish:after")
                 except Exception as error:
-                    if self._is_connection_error(error):
+                    if self._producer is None or self._is_connection_error(error):  # or it could not be opened
                         self._pause(error)
                     elif isinstance(message, Continuation):
                         logger.exception("A continuation cannot be published; it is tried again: %s", message.task_id)
@@ -100,31 +102,69 @@ class CeleryPublisher:
                     sent.append(message)
         return sent
 
+    def close(self) -> None:
+        """Let go of the connection; the next publish opens another."""
+        self._mind_fork()
+        with self._lock:
+            self._drop_connection()
+
+    @property
+    def knows_queues(self) -> bool:
+        """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
+        return self._family == "amqp"
+
     def was_emptied(self) -> bool:
-        """Look for our marker in a Redis broker, and put it there; brokers of other kinds cannot tell."""
+        """Look for our marker in the broker, and put it there: a key in Redis, an exchange in RabbitMQ."""
         self._mind_fork()
         with self._lock:
             try:
-                channel = self._channel()
-                client = getattr(channel, "client", None)
-                if client is None or self._app.connection_for_write().transport.driver_type != "redis":
+                channel, family = self._channel(), self._family
+                if family == "redis":
+                    there = channel.client.set(self._marker, "1", get=True, keepttl=False)
+                elif family == "amqp":
+                    there = self._exchange.is_there(channel.connection)
+                else:
                     return False
-                there = client.set(self._marker, "1", get=True, keepttl=False)
             except Exception as error:
                 self._pause(error)
                 return False
         # The first look of a process finds no marker on a fresh broker: publishing everything once more is harmless.
         return not there
 
+    def ready_messages(self, queue: str) -> int | None:
+        """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
+        self._mind_fork()
+        with self._lock:
+            if not self.knows_queues or not self.ready:
+                return None
+            try:
+                return rabbitmq.ready_messages(self._channel().connection, queue)
+            except Exception as error:
+                self._pause(error)
+                return None
+
     # ------------------------------------------------------------------------------------------------------------
 
-    def _send(self, message: Doorbell | Continuation) -> None:
-        if isinstance(message, Continuation):
-            self._continue(message, producer=self._open(), retry=False)
-        else:
-            self._ring(message)
+    def _send_anew_if_stale(self, message: Doorbell | Continuation) -> None:
+        """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
+        reused = self._producer is not None
+        try:
+            self._send(message)
+        except Exception as error:
+            # After a silence nothing more is tried: this caller has waited long enough.
+            if not reused or isinstance(error, TimeoutError) or not self._is_connection_error(error):
+                raise
+            self._drop_connection()
+            self._send(message)
 
-    def _ring(self, bell: Doorbell) -> None:
+    def _send(self, message: Doorbell | Continuation) -> None:
+        producer = self._open()
+        if isinstance(message, Continuation):
+            self._continue(message, producer=producer, retry=False)
+        else:
+            self._ring(message, producer)
+
+    def _ring(self, bell: Doorbell, producer: Producer) -> None:
         amqp = self._app.amqp
         options = dict(bell.options or {})
         header = {"v": FORMAT, "job": bell.job_id, "for_run": bell.for_run}
@@ -146,7 +186,6 @@ class CeleryPublisher:
         headers.update(options.get("headers") or {})
         headers[HEADER] = header
         queue = amqp.queues[bell.queue]
-        producer = self._open()
         exchange, routing_key = queue.exchange.name, queue.routing_key
         if (queue.exchange.type or "direct") == "direct":
             exchange, routing_key = "", queue.name
@@ -169,7 +208,7 @@ class CeleryPublisher:
         """Translate "higher is sooner": Redis serves 0 first."""
         if priority is None:
             return None
-        if self._open().connection.transport.driver_type == "redis":
+        if self._family == "redis":
             return 9 - max(0, min(9, priority))
         return priority
 
@@ -198,8 +237,15 @@ class CeleryPublisher:
 
     def _open(self) -> Producer:
         if self._producer is None:
-            self._producer = Producer(self._connect())
+            kind = rabbitmq.ConfirmedProducer if self._family == "amqp" else Producer
+            self._producer = kind(self._connect())
         return self._producer
+
+    @cached_property
+    def _family(self) -> str:
+        """The kind of broker by kombu's name: "redis", "amqp"."""
+        family: str = self._app.connection_for_write().transport.driver_type
+        return family
 
     def _channel(self) -> Any:
         return self._open().channel
@@ -208,13 +254,21 @@ class CeleryPublisher:
         """Open a channel in one attempt; kombu's own ways to one retry for seconds."""
         app = self._app
         options = dict(app.conf.broker_transport_options)
-        if app.connection_for_write().transport.driver_type == "redis":
+        if self._family == "redis":
             options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
-        else:
-            options.update(read_timeout=ATTEMPT_S, write_timeout=ATTEMPT_S)
+        elif self._family == "amqp":
+            options.update(confirm_publish=True)
         connection: Connection = app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S)
         transport = connection.transport
-        return transport.create_channel(transport.establish_connection())
+        established = transport.establish_connection()
+        if self._family != "amqp":
+            return transport.create_channel(established)
+        try:
+            rabbitmq.bound(established, ATTEMPT_S)
+            return transport.create_channel(established)
+        except BaseException:
+            established.collect()
+            raise
 
     def _pause(self, error: Exception) -> None:
         pause_s = random.uniform(*PAUSE_S)
@@ -239,7 +293,10 @@ class CeleryPublisher:
         producer, self._producer = self._producer, None
         if producer is not None:
             try:
-                producer.channel.connection.client.collect()
+                if self._family == "amqp":
+                    producer.hang_up()
+                else:
+                    producer.channel.connection.client.collect()
             except Exception as closing:
                 logger.debug("Closing the broker connection failed: %s", closing)
 

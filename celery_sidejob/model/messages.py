@@ -14,6 +14,10 @@ FORMAT = 1
 """The version of what we put into rows and messages."""
 
 
+GONE = -1
+"""In place of the number of messages in a queue: there is no such queue."""
+
+
 def is_readable(document: Mapping[str, Any]) -> bool:
     """Tell whether this version understands a message or a row: a newer one is left to newer workers."""
     return int(document.get("v", 1)) <= FORMAT

@@ -26,6 +26,22 @@ class Publisher(Protocol):
         """Whether this process would try the broker now; False during the pause after a failure."""
         ...
 
+    @property
+    def knows_queues(self) -> bool:
+        """Whether the broker can be asked for its queues: `ready_messages`."""
+        ...
+
+    def ready_messages(self, queue: str) -> int | None:
+        """Count the messages of a queue that no worker has fetched, GONE without the queue; None if that is not known.
+
+        What a worker has fetched is not counted, and copies are.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the connection; the next publish opens another."""
+        ...
+
     def was_emptied(self) -> bool:
         """Tell whether the broker has lost what it had since this was last asked, where that can be known."""
         ...

@@ -26,6 +26,7 @@ from .held_runs import HeldRuns
 from .liveness_lock import LivenessLock
 from .pool_processes import PoolProcesses
 from .runs_here import RunsHere
+from .waiting_runs import WaitingRuns
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -64,6 +65,7 @@ class Heartbeat:
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
+        self._waiting = WaitingRuns(runtime, self.runs)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")
@@ -118,7 +120,9 @@ class Heartbeat:
         beaten = self._beat_if_due()
         died = self._processes.died(self.runs.busy())
         with self.runtime.connections.over(self._beating()):
-            return Beat(beaten, self._held.rescue_orphans(died), self._held.reconcile())
+            done = Beat(beaten, self._held.rescue_orphans(died), self._held.reconcile())
+            self._waiting.vouch()
+            return done
 
     def wait_s(self) -> float:
         """Return how long to wait; a liveness lock that drops ends the wait."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..model import native
 
@@ -29,6 +29,9 @@ class Delivery:
     pid: int | None = None
     over_at: float | None = None
     plan: str | None = None
+    received_at: float = field(default_factory=time.monotonic)
+    vouched_at: float | None = None
+    """When the store was told last that it waits here."""
 
 
 class RunsHere:
@@ -48,9 +51,12 @@ class RunsHere:
         return delivery
 
     def accepted(self, delivery: Delivery, pid: int | None) -> None:
-        """A process of the pool begins with the delivery."""
+        """A process of the pool begins with the delivery, which may have been thought lost with the connection."""
         with self._lock:
             delivery.pid = pid
+            of_run = self._deliveries.setdefault(delivery.key, [])
+            if delivery not in of_run:
+                of_run.append(delivery)
 
     def over(self, delivery: Delivery) -> None:
         """The delivery is over, whatever came of it."""
@@ -85,6 +91,30 @@ class RunsHere:
             gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
             self._forget(gone)
         return [delivery.key for delivery in gone]
+
+    def waiting(self, *, for_s: float, every_s: float) -> list[Key]:
+        """Return the runs whose delivery waits here for a process, and note that they are vouched for now.
+
+        Those that have waited for `for_s` seconds, and were not returned in the last `every_s`.
+        """
+        now = time.monotonic()
+        with self._lock:
+            found = [
+                delivery
+                for delivery in self._all()
+                if delivery.pid is None
+                and delivery.over_at is None
+                and now - delivery.received_at >= for_s
+                and (delivery.vouched_at is None or now - delivery.vouched_at >= every_s)
+            ]
+            for delivery in found:
+                delivery.vouched_at = now
+        return sorted({delivery.key for delivery in found})
+
+    def disconnected(self) -> None:
+        """Forget what waits: the worker drops it with its connection, and the broker gives it to somebody again."""
+        with self._lock:
+            self._forget([one for one in self._all() if one.pid is None and one.over_at is None])
 
     def own_leases(self) -> dict[int, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""

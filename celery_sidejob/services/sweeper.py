@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ..model.crash_points import reach
 from ..model.errors import StoreUnavailableError
-from ..model.messages import Continuation, Doorbell, Outcome
+from ..model.messages import GONE, Continuation, Doorbell, Outcome
 from ..operations import recovery
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.runtime import Runtime
@@ -41,9 +41,12 @@ PAGE = 200
 """Messages of one queue, timers and results looked at in one step."""
 PAGES = 20
 """Steps of one turn, after which the other duties come first again."""
+LOOK_PAGE = 1000
+"""Messages whose next look is moved in one transaction."""
 RESULT_GRACE_S = 5.0
 """How long the process that ended an asking has to store its result itself."""
 MARKER_S = 3.0
+QUEUES_S = 3.0
 SET_ASIDE_S = 5.0
 """How long what failed is left alone: messages that a broker did not take, and jobs with an error of their own."""
 
@@ -156,6 +159,8 @@ class Sweeper:
         self._mature_timers(report)
         if self._runtime.publisher.ready:
             self._look_for_an_emptied_broker(report)
+            if self._runtime.publisher.knows_queues and self._is_time("queues", QUEUES_S):
+                self._look_for_vanished_queues()
             self._publish(report)
         if self._is_time("results", RESULT_GRACE_S / 2):
             self._store_results(report)
@@ -224,19 +229,54 @@ class Sweeper:
             page_after = after
 
             def work(executor: Any, page_after: int = page_after) -> int | None:
-                return messages.look_now(executor, after=page_after, limit=1000)
+                return messages.look_now(executor, after=page_after, limit=LOOK_PAGE)
 
             after = self._runtime.connections.transact("look-now", work)
         self._emptied = False
+
+    def _look_for_vanished_queues(self) -> None:
+        """Have published again what was in a queue that is gone; the publish declares it."""
+        for queue in messages.queues_in_broker(self._runtime.connections):
+            if self._runtime.publisher.ready_messages(queue) != GONE:
+                continue
+
+            def work(executor: Any, queue: str = queue) -> int:
+                return messages.look_now_in(executor, queue, limit=LOOK_PAGE)
+
+            while self._runtime.connections.transact("look-now", work) == LOOK_PAGE:
+                pass
+
+    def _pass_over_what_waits(self) -> bool:
+        """Look later at messages that are not missing, because as many of their queue wait in the broker.
+
+        Returns whether there are such. A message that is lost while others wait is called missing once it is overtaken.
+        """
+        passed_over = 0
+        for queue, number in messages.overdue(self._runtime.connections, limit=LOOK_PAGE).items():
+            ready = self._runtime.publisher.ready_messages(queue)
+            if ready is None or ready < number:
+                continue
+
+            def work(executor: Any, queue: str = queue) -> int:
+                return messages.pass_over(executor, queue, limit=LOOK_PAGE)
+
+            passed = LOOK_PAGE
+            while passed == LOOK_PAGE and self._may_sweep():
+                passed = self._runtime.connections.transact("pass-over", work)
+                passed_over += passed
+        return bool(passed_over)
 
     def _publish(self, report: PollReport) -> None:
         """Publish what is due and unpublished, or published and not heard of; fair by queue, oldest first."""
         if self._reserved:  # by a turn that failed
             messages.still_unpublished(self._runtime.connections, self._reserved, 0)
-        for _ in range(PAGES):
+        for page in range(PAGES):
             if not self._may_sweep():
                 return
-            self._reserved = found = messages.candidates(self._runtime.connections, PAGE)
+            found = messages.candidates(self._runtime.connections, PAGE)
+            if found and not page and self._runtime.publisher.knows_queues and self._pass_over_what_waits():
+                found = messages.candidates(self._runtime.connections, PAGE)
+            self._reserved = found
             if not found:
                 return
 

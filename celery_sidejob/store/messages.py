@@ -13,6 +13,8 @@ from typing import Any
 from .statement import Executor, Statement
 
 LONGEST_LOOK_S = 6 * 3600.0
+OVERTAKEN_S = 5.0
+"""By how much later another message was published, at least, to have overtaken one."""
 RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
@@ -135,6 +137,96 @@ def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
     """
     found = [row.job_id for row in executor.run(_LOOK_NOW, after=after, limit=limit)]
     return max(found) if found else None
+
+
+_STILL_WAIT = Statement("""
+UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s)
+FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+      JOIN unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
+        ON m2.job_id = r.job_id AND m2.for_run = r.for_run
+      WHERE m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
+        AND m2.look_at < now() + make_interval(secs => %(wait_s)s * 0.75)
+      ORDER BY m2.job_id FOR UPDATE OF m2 SKIP LOCKED) free
+WHERE m.task_id = free.task_id RETURNING m.task_id""")
+
+
+def still_wait(executor: Executor, waiting: Iterable[tuple[int, int]], *, wait_s: float) -> int:
+    """Look at the messages of (job, run) pairs no sooner than in `wait_s` seconds: a worker has received them.
+
+    Returns how many would have been looked at soon; the rest is not touched.
+    """
+    pairs = list(waiting)
+    return len(
+        executor.run(_STILL_WAIT, job_ids=[job for job, _ in pairs], for_runs=[run for _, run in pairs], wait_s=wait_s)
+    )
+
+
+_IN_BROKER = Statement(
+    QUEUES
+    + """
+SELECT q.queue FROM q WHERE q.queue IS NOT NULL AND EXISTS (
+  SELECT FROM {messages} m WHERE m.queue = q.queue AND m.look_at > now() AND m.look_at < 'infinity'
+    AND m.published_at IS NOT NULL AND m.locked_by IS NULL)
+ORDER BY q.queue"""
+)
+
+
+def queues_in_broker(executor: Executor) -> list[str]:
+    """Read which queues have messages that were published, were not claimed, and are not looked at now."""
+    return [row.queue for row in executor.run(_IN_BROKER)]
+
+
+_LOOK_NOW_IN = Statement("""
+UPDATE {messages} m SET look_at = now(), published_at = NULL
+FROM (SELECT task_id FROM {messages}
+      WHERE queue = %(queue)s AND look_at > now() AND look_at < 'infinity'
+        AND published_at IS NOT NULL AND locked_by IS NULL
+      ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
+WHERE m.task_id = page.task_id RETURNING m.task_id""")
+
+
+def look_now_in(executor: Executor, queue: str, *, limit: int) -> int:
+    """Have a page of one queue's published and unclaimed messages published again; returns how many those are.
+
+    This is what follows a deleted queue. Fewer than `limit`: there are no more.
+    """
+    return len(executor.run(_LOOK_NOW_IN, queue=queue, limit=limit))
+
+
+_OVERDUE = Statement(
+    QUEUES
+    + """
+SELECT q.queue, x.messages FROM q CROSS JOIN LATERAL (
+  SELECT count(*) AS messages FROM (
+    SELECT FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
+      AND m.published_at IS NOT NULL ORDER BY m.look_at LIMIT %(limit)s) due) x
+WHERE q.queue IS NOT NULL AND x.messages > 0 ORDER BY q.queue"""
+)
+
+
+def overdue(executor: Executor, *, limit: int) -> dict[str, int]:
+    """Count the messages of each queue that were published and not heard of in time: {queue: at most `limit`}."""
+    return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
+
+
+_PASS_OVER = Statement("""
+UPDATE {messages} m SET look_after = least(m.look_after * 2, make_interval(secs => %(longest_s)s)),
+  look_at = now() + least(m.look_after * 2, make_interval(secs => %(longest_s)s))
+FROM (SELECT task_id FROM {messages}
+      WHERE queue = %(queue)s AND look_at <= now() AND locked_by IS NULL
+        AND published_at > coalesce((SELECT max(r.published_at) FROM {messages} r
+          WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
+      ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
+WHERE m.task_id = page.task_id RETURNING m.task_id""")
+
+
+def pass_over(executor: Executor, queue: str, *, limit: int) -> int:
+    """Look later at messages of a queue in which as many wait; returns how many those are.
+
+    Not at one that was overtaken: a queue is served in order, and a later message of it has its run.
+    """
+    found = executor.run(_PASS_OVER, queue=queue, limit=limit, longest_s=LONGEST_LOOK_S, margin_s=OVERTAKEN_S)
+    return len(found)
 
 
 _HASTEN = Statement("""

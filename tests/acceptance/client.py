@@ -7,20 +7,21 @@ An answer that is lost is an exception of the call: what was asked may or may no
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 from celery import Celery
 
 from celery_sidejob import SideJob, StoreUnavailableError
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 
 
 def main() -> None:
     """Make a job with packets, ask it to run, have it terminated."""
     record = Record.from_env()
-    app = Celery("acceptance", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
+    app = Celery("acceptance")
+    app.conf.update(Broker.from_env().configuration)
     app.conf.update(task_default_queue="acceptance")
     sidejob = SideJob(app)
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.acceptance.scene import Scene
 from tests.acceptance.shared_site import Place
+from tests.tools.brokers import Broker
 from tests.tools.databases import Databases
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
@@ -18,9 +19,9 @@ from tests.tools.workers import Processes
 
 
 @pytest.fixture
-def scene(database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Scene]:
+def scene(database_url: str, broker: Broker, record: Record, processes: Processes) -> Iterator[Scene]:
     """A store, a broker and a record of this test's own, and what starts workers on them."""
-    made = Scene(database_url, redis_url, record, processes)
+    made = Scene(database_url, broker, record, processes)
     yield made
     made.close()
 

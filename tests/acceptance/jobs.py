@@ -20,6 +20,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from celery_sidejob import RunningJob, SideJob, StoreUnavailableError
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 
@@ -27,11 +28,8 @@ _ENTRY = "INSERT INTO ledger (job, run, what, value) VALUES (:job, :run, :what, 
 HOLDING_S = 60.0
 """How long a body that is to be killed stays, if it is not; one that nobody lets go on fails then."""
 
-app = Celery(
-    "acceptance",
-    broker=os.environ["BROKER_URL"],
-    backend=os.environ.get("RESULT_BACKEND", os.environ["BROKER_URL"]),
-)
+app = Celery("acceptance")
+app.conf.update(Broker.from_env().configuration)
 app.conf.update(
     task_default_queue="acceptance",
     worker_prefetch_multiplier=1,

@@ -17,6 +17,7 @@ from psycopg.rows import dict_row
 from celery_sidejob import Job
 from tests.acceptance.outage_app import CONFIGURATION, make_app
 from tests.acceptance.outage_jobs import GATES, open_gate
+from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -146,7 +147,7 @@ class Site:
 
     def close(self) -> None:
         """Close our client's connections."""
-        self.sidejob.runtime.connections.close()
+        self.sidejob.close()
         self.app.close()
 
 
@@ -181,11 +182,9 @@ def site_of(directory: Path, processes: Processes, record: Record, **configurati
 
 @pytest.fixture(name="site")
 def site_fixture(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> Iterator[Site]:
     """A site on this run's servers, with results in its Redis."""
-    with site_of(
-        tmp_path, processes, record, broker_url=redis_url, result_backend=redis_url, sidejob_database_url=database_url
-    ) as made:
+    with site_of(tmp_path, processes, record, **broker.configuration, sidejob_database_url=database_url) as made:
         yield made
         made.quiet()

@@ -14,6 +14,7 @@ from sqlalchemy.pool import NullPool
 
 from celery_sidejob import Job, SideJob
 from tests.acceptance import checker
+from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes, WorkerProcess
@@ -33,13 +34,15 @@ QUICK = {
 class Scene:
     """Starts workers on a store, a broker and a record of its own, and asks things of them as a client does."""
 
-    def __init__(self, database_url: str, broker_url: str, record: Record, processes: Processes) -> None:
+    def __init__(self, database_url: str, broker: Broker | str, record: Record, processes: Processes) -> None:
         self.database_url = database_url
-        self.broker_url = broker_url
+        self.broker = Broker.of(broker)
+        self.broker_url = self.broker.url
         self.record = record
         self.processes = processes
-        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env}
-        self.app = Celery("acceptance", broker=broker_url, backend=broker_url, set_as_current=False)
+        self.env = {"SIDEJOB_DATABASE_URL": database_url, **self.broker.env, **record.env}
+        self.app = Celery("acceptance", set_as_current=False)
+        self.app.conf.update(self.broker.configuration)
         self.app.conf.update(sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance")
         self.sidejob = SideJob(self.app)
         self._engine = create_engine(
@@ -52,7 +55,7 @@ class Scene:
 
     def close(self) -> None:
         """Close what the client has open."""
-        self.sidejob.runtime.connections.close()
+        self.sidejob.close()
         self.app.close()
 
     def worker(

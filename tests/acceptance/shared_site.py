@@ -38,5 +38,5 @@ class SharedSite:
     def close(self) -> None:
         """Close what the client has open."""
         self.outside.close()
-        self.sidejob.runtime.connections.close()
+        self.sidejob.close()
         self.app.close()

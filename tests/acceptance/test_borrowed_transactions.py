@@ -79,7 +79,7 @@ class Shop:
             self.outside.execute(f"DELETE FROM sidejob.{table}")
         self.outside.close()
         self.broker.close()
-        self.sidejob.runtime.connections.close()
+        self.sidejob.close()
         self.app.close()
 
     def orders(self) -> list[int]:

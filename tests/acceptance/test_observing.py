@@ -64,7 +64,7 @@ def watched(database_url: str, redis_url: str, record: Record, processes: Proces
     """A worker to be watched."""
     made = Watched(database_url, redis_url, record, processes)
     yield made
-    made.sidejob.runtime.connections.close()
+    made.sidejob.close()
     made.app.close()
 
 

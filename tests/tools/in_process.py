@@ -61,7 +61,7 @@ class Stage:
     def close(self) -> None:
         """Close what is open."""
         self._looking.close()
-        self.runtime.connections.close()
+        self.sidejob.close()
 
     # -- making and running jobs ---------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 SIDEJOB_TEST_DATABASE_URL   a Postgres where we may create and drop databases (postgresql://user@host/database)
 SIDEJOB_TEST_PGBOUNCER      1: every test reaches its store through a PgBouncer in transaction mode, of our own
 SIDEJOB_TEST_REDIS_URL      a Redis or Valkey whose 16 databases we may EMPTY
-SIDEJOB_TEST_AMQP_URL       a RabbitMQ; without it the tests that need one are skipped
+SIDEJOB_TEST_AMQP_URL       a RabbitMQ; without it and without a `rabbitmq-server` to start, its tests are skipped
 SIDEJOB_TEST_RABBITMQCTL    how to administer that RabbitMQ, e.g. "docker exec rabbit rabbitmqctl"; by default
                             rabbitmqctl of this machine if the RabbitMQ is on it
 """
@@ -13,22 +13,21 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import shlex
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
 from celery_sidejob import embedded
+from celery_sidejob.embedded.server import Server
 from tests.tools.databases import Databases, prepare_template
 from tests.tools.freezing import family, thaw
 from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
+from tests.tools.rabbitmq import MISSING as MISSING_RABBITMQ
+from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ, is_installed
 
 REDIS_DATABASES = 16
-LOOPBACK = ("127.0.0.1", "localhost")
 
 
 @pytest.fixture(scope="session")
@@ -173,40 +172,41 @@ def redis_url(redis_server_url: str, redis_database_numbers: Iterator[int]) -> s
 
 
 @pytest.fixture(scope="session")
-def amqp_server_url() -> str:
-    """The URL of the RabbitMQ that we were given; tests use `amqp_url`."""
+def rabbitmq() -> Iterator[RabbitMQ | GivenRabbitMQ]:
+    """This run's RabbitMQ; tests use `amqp_url`, a vhost of it."""
     given = os.environ.get("SIDEJOB_TEST_AMQP_URL")
-    if not given:
-        pytest.skip("there is no RabbitMQ: set SIDEJOB_TEST_AMQP_URL, e.g. to amqp://guest:guest@127.0.0.1:5672//")
-    return given
-
-
-@pytest.fixture(scope="session")
-def rabbitmqctl(amqp_server_url: str) -> list[str] | None:
-    """The command that administers that RabbitMQ; None where we cannot."""
-    command = shlex.split(os.environ.get("SIDEJOB_TEST_RABBITMQCTL", ""))
-    if not command and shutil.which("rabbitmqctl") and urlsplit(amqp_server_url).hostname in LOOPBACK:
-        command = ["rabbitmqctl"]
-    if not command or subprocess.run([*command, "list_vhosts"], capture_output=True, check=False).returncode != 0:
-        return None
-    return command
+    if given:
+        yield GivenRabbitMQ(given, os.environ.get("SIDEJOB_TEST_RABBITMQCTL", ""))
+        return
+    if not is_installed():
+        pytest.skip(MISSING_RABBITMQ)
+    with RabbitMQ() as server:
+        yield server
 
 
 @pytest.fixture
-def amqp_url(amqp_server_url: str, rabbitmqctl: list[str] | None) -> Iterator[str]:
+def vhost(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+    """The name of a vhost of this test's own."""
+    name = f"sidejob_test_{secrets.token_hex(6)}"
+    rabbitmq.add_vhost(name)
+    yield name
+    rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture
+def amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str) -> str:
     """A vhost of this test's own, or the one of the given URL where we cannot make any: name your queues uniquely."""
-    if rabbitmqctl is None:
-        yield amqp_server_url
-        return
-    vhost = f"sidejob_test_{secrets.token_hex(6)}"
-    parts = urlsplit(amqp_server_url)
-    subprocess.run([*rabbitmqctl, "add_vhost", vhost], check=True, capture_output=True)
-    try:
-        permissions = ["set_permissions", "-p", vhost, parts.username or "guest", ".*", ".*", ".*"]
-        subprocess.run([*rabbitmqctl, *permissions], check=True, capture_output=True)
-        yield parts._replace(path=f"/{quote(vhost, safe='')}").geturl()
-    finally:
-        subprocess.run([*rabbitmqctl, "delete_vhost", vhost], check=True, capture_output=True)
+    return rabbitmq.vhost_url(vhost)
+
+
+@pytest.fixture
+def own_rabbitmq() -> Iterator[RabbitMQ]:
+    """A RabbitMQ that this test may kill, restart or freeze."""
+    if not is_installed():
+        pytest.skip(MISSING_RABBITMQ)
+    with RabbitMQ() as server:
+        yield server
+        _thaw(server)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -220,7 +220,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("pooled", ways, ids=["pgbouncer" if way else "direct" for way in ways])
 
 
-def _thaw(server: embedded.Postgres | embedded.Valkey) -> None:
+def _thaw(server: Server) -> None:
     """A frozen server would not hear that it is to stop."""
     try:
         pid = server.pid

@@ -1,0 +1,108 @@
+"""What publishing to RabbitMQ takes beyond kombu: confirmed messages, and whether what we declared is still there."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from amqp.exceptions import AccessRefused, NotFound
+from kombu import Producer, Queue
+
+from ..model.messages import GONE
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class UnroutableError(Exception):
+    """RabbitMQ has no queue for a message, not even after it was declared again."""
+
+
+class ConfirmedProducer(Producer):
+    """Returns from `publish` when a queue has the message; its channel's connection is one with `confirm_publish`.
+
+    Without confirms a message is "sent" as soon as a socket has taken it, whatever has become of the broker. Without
+    `mandatory` a message for a queue that was deleted is confirmed and dropped. What is for no queue in particular, a
+    monitoring event for one, may well be for nobody.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._came_back: list[str] = []
+        self._connection = channel.connection  # a channel that failed has none any more
+        super().__init__(channel, on_return=self._note_return)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish within the bounds of the connection; raises what its errors are, and MessageNacked, UnroutableError.
+
+        Whoever dies here has published or has not: the message's row is not marked, and goes out once more.
+        """
+        options["mandatory"] = any(isinstance(entity, Queue) for entity in options.get("declare") or ())
+        published = self._publish_once(body, options)
+        if self._came_back:
+            # kombu declares once for each connection. What it declared is gone.
+            self._connection.client.declared_entities.clear()
+            published = self._publish_once(body, options)
+        if self._came_back:
+            raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
+        return published
+
+    def hang_up(self) -> None:
+        """Close the connection without a word: the broker may be silent."""
+        self._connection.collect()
+        self._connection.client.collect()
+
+    def _publish_once(self, body: Any, options: dict[str, Any]) -> Any:
+        self._came_back.clear()
+        return super().publish(body, **options)
+
+    def _note_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        self._came_back.append(f"{error}, exchange {exchange!r}, routing key {routing_key!r}")
+
+
+class MarkerExchange:
+    """A durable exchange that nobody uses: it is gone when the virtual host was reset."""
+
+    def __init__(self, schema: str) -> None:
+        self._name = f"celery_sidejob.marker.{schema}"
+        self._refused = False
+
+    def is_there(self, connection: Any) -> bool:
+        """Tell whether it is, and make it where it is not; True where we may not know."""
+        if self._refused:
+            return True
+        try:
+            with connection.channel() as channel:
+                channel.exchange_declare(self._name, "fanout", passive=True)
+            return True
+        except NotFound:
+            pass  # RabbitMQ has closed the channel
+        except AccessRefused as error:
+            self._may_not(error)
+            return True
+        try:
+            with connection.channel() as channel:
+                channel.exchange_declare(self._name, "fanout", durable=True, auto_delete=False)
+        except AccessRefused as error:
+            self._may_not(error)
+            return True
+        return False
+
+    def _may_not(self, error: Exception) -> None:
+        self._refused = True
+        logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+
+
+def ready_messages(connection: Any, queue: str) -> int:
+    """Count the messages of a queue that are fetched by nobody; GONE if there is no such queue."""
+    try:
+        with connection.channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).message_count)
+    except NotFound:
+        return GONE
+
+
+def bound(connection: Any, seconds: float) -> None:
+    """Let nothing on this connection wait for longer than that.
+
+    py-amqp's own `read_timeout` does not: it reads again after it. Python's timeout of the socket does.
+    """
+    connection.transport.sock.settimeout(seconds)

@@ -1,0 +1,273 @@
+"""What is particular to RabbitMQ: prefetched messages, topology that vanishes, sockets that swallow what is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import kombu
+import pytest
+
+from celery_sidejob import Job
+from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
+from tests.acceptance.scene import Scene, Workload
+from tests.tools.brokers import Broker
+from tests.tools.proxy import TcpProxy
+from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ
+from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
+
+ON_RABBITMQ = pytest.mark.brokers("amqp", only=True)
+ON_BOTH_KINDS = pytest.mark.brokers("amqp", "quorum", only=True)
+LOST_AFTER_S = 2.0
+LOOKS = 3
+"""How many times a message that is wrongly called missing would have been in the time a test waits."""
+
+
+def published(site: Site) -> int:
+    """Return how many messages wait in the broker, as far as the store knows."""
+    return site.rows("SELECT count(*) n FROM messages WHERE published_at IS NOT NULL AND locked_by IS NULL")[0]["n"]
+
+
+def given_up(site: Site, job: Job) -> bool:
+    """Whether the message of a job was called missing: each time doubles the wait until the next look."""
+    return bool(site.rows("SELECT 1 FROM messages WHERE job_id = %s AND look_after > %s * interval '1 s'", job.id,
+                          site.sidejob.settings.lost_after))  # fmt: skip
+
+
+def delete_queue(url: str, name: str) -> None:
+    """Take a queue away, with what is in it."""
+    with kombu.Connection(url) as connection:
+        connection.default_channel.queue_delete(name)
+
+
+def ready(url: str, name: str) -> int:
+    """Return how many messages a queue has that nobody has fetched."""
+    with kombu.Connection(url) as connection:
+        return int(connection.default_channel.queue_declare(name, passive=True).message_count)
+
+
+@pytest.fixture
+def impatient(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
+) -> Iterator[Site]:
+    """A site that calls a message missing soon."""
+    with site_of(
+        tmp_path, processes, record, **broker.configuration, sidejob_database_url=database_url,
+        sidejob_lost_after=LOST_AFTER_S, sidejob_lease=6, sidejob_heartbeat_interval=0.5,
+    ) as made:  # fmt: skip
+        yield made
+        made.quiet()
+
+
+# -- messages that wait ----------------------------------------------------------------------------------------------
+
+
+@ON_BOTH_KINDS
+def test_a_message_that_waits_behind_a_long_run_is_not_called_lost_and_goes_to_another_worker(impatient: Site) -> None:
+    site = impatient
+    long = site.hold("gate")
+    worker = site.start_worker()
+    site.record.wait_for("holding", job=long.id)
+    waiting = [site.sidejob.enqueue("outage.note") for _ in range(3)]
+    wait_until(lambda: published(site) == len(waiting), message="all to be published")
+    wait_until(lambda: ready(site.app.conf.broker_url, "celery") == 0, message="the worker to have fetched them all")
+
+    wait_for_looks(site)
+
+    assert [job.id for job in waiting if given_up(site, job)] == []
+    assert ready(site.app.conf.broker_url, "celery") == 0  # and no copies
+    worker.kill_group()
+    site.start_worker()
+    for job in waiting:
+        assert site.wait_for(job, "completed")["run_no"] == 1
+    site.open("gate")
+    site.wait_for(long, "completed")
+
+
+@ON_RABBITMQ
+def test_messages_that_wait_in_a_long_queue_are_not_called_lost(impatient: Site) -> None:
+    site = impatient
+    long = site.hold("gate")
+    site.start_worker()
+    site.record.wait_for("holding", job=long.id)
+    waiting = [site.sidejob.enqueue("outage.note") for _ in range(20)]
+    wait_until(lambda: published(site) == len(waiting), message="all to be published")
+    before = wait_until(lambda: ready(site.app.conf.broker_url, "celery"), message="the worker to have fetched some")
+
+    wait_for_looks(site)
+
+    assert ready(site.app.conf.broker_url, "celery") == before
+    site.open("gate")
+    for job in waiting:
+        assert site.wait_for(job, "completed")["run_no"] == 1
+
+
+@ON_RABBITMQ
+def test_what_a_worker_had_fetched_is_not_vouched_for_after_its_connection_broke(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
+) -> None:
+    """RabbitMQ gives it to another worker; if it lost it instead, nobody may say that it waits."""
+    with TcpProxy.to(broker.url) as proxy, site_of(
+        tmp_path, processes, record, **broker.at(proxy.url_for(broker.url)).configuration,
+        sidejob_database_url=database_url, sidejob_lost_after=LOST_AFTER_S, sidejob_heartbeat_interval=0.5,
+    ) as site:  # fmt: skip
+        long = site.hold("gate")
+        site.start_worker()
+        site.record.wait_for("holding", job=long.id)
+        waiting = site.sidejob.enqueue("outage.note")
+        wait_until(lambda: published(site) == 1, message="it to be published")
+        wait_until(lambda: ready(broker.url, "celery") == 0, message="the worker to have fetched it")
+
+        proxy.refuse()
+        with kombu.Connection(broker.url) as connection:
+            wait_until(lambda: ready(broker.url, "celery") == 1, message="RabbitMQ to have it back")
+            connection.default_channel.queue_purge("celery")
+        proxy.pass_through()
+
+        site.open("gate")
+        assert site.wait_for(waiting, "completed", timeout=40)["run_no"] == 1
+        site.nothing_lost()
+
+
+def wait_for_looks(site: Site) -> None:
+    """Let as much time go by as would call a message missing several times: that time is the very thing tested."""
+    until = time.monotonic() + LOOKS * LOST_AFTER_S
+    wait_until(lambda: time.monotonic() >= until, timeout=60, interval=0.1)
+
+
+# -- topology that vanishes ------------------------------------------------------------------------------------------
+
+
+@ON_BOTH_KINDS
+def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -> None:
+    """Noticed by the look at each queue: `lost_after` is far away."""
+    jobs = [site.sidejob.enqueue("outage.note", queue="vanishing") for _ in range(5)]
+    assert published(site) == len(jobs)
+    site.start_worker(queues="other")  # it sweeps
+
+    delete_queue(site.app.conf.broker_url, "vanishing")
+
+    wait_until(lambda: ready(site.app.conf.broker_url, "vanishing") == len(jobs), timeout=15,
+               message="all to be published again")  # fmt: skip
+    site.start_worker(queues="vanishing")
+    for job in jobs:
+        assert site.wait_for(job, "completed")["run_no"] == 1
+    site.nothing_lost()
+
+
+@ON_RABBITMQ
+def test_a_publish_into_a_queue_that_is_gone_declares_it_again(site: Site) -> None:
+    url = site.app.conf.broker_url
+    first = site.sidejob.enqueue("outage.note", queue="vanishing")
+    delete_queue(url, "vanishing")
+
+    second = site.sidejob.enqueue("outage.note", queue="vanishing")
+
+    assert ready(url, "vanishing") == 1
+    site.start_worker(queues="vanishing")
+    site.wait_for(second, "completed")
+    site.sidejob.get(first.id).run()
+    site.wait_for(first, "completed")
+
+
+@ON_RABBITMQ
+def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
+    site = impatient
+    long = site.hold("gate")
+    worker = site.start_worker()
+    site.record.wait_for("holding", job=long.id)
+    waiting = [site.sidejob.enqueue("outage.note") for _ in range(8)]
+    wait_until(lambda: published(site) == len(waiting), message="all to be published")
+
+    delete_queue(site.app.conf.broker_url, "celery")
+    site.open("gate")
+
+    for job in [long, *waiting]:
+        assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
+    assert worker.alive
+    site.nothing_lost()
+
+
+@ON_BOTH_KINDS
+def test_a_vhost_that_is_reset_delays_jobs_and_loses_none(
+    site: Site, rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str
+) -> None:
+    if isinstance(rabbitmq, GivenRabbitMQ) and not rabbitmq.may_administer:
+        pytest.skip("we may not administer this RabbitMQ")
+    long = site.hold("gate", [1])
+    site.start_worker()
+    site.record.wait_for("holding", job=long.id)
+    jobs = [site.sidejob.enqueue("outage.note") for _ in range(20)]
+    wait_until(lambda: published(site) == len(jobs), message="all to be published")
+
+    rabbitmq.delete_vhost(vhost)
+    rabbitmq.add_vhost(vhost)
+    site.open("gate")
+
+    for job in [long, *jobs]:
+        assert site.wait_for(job, "completed", timeout=50)["run_no"] == 1
+    site.nothing_lost()
+
+
+# -- sockets that swallow what is sent -------------------------------------------------------------------------------
+
+
+@ON_RABBITMQ
+@pytest.mark.parametrize("failure", ["refuse", "black_hole"])
+def test_a_publisher_whose_connection_swallows_messages_does_not_call_them_published(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker, failure: str
+) -> None:
+    with TcpProxy.to(broker.url) as proxy, site_of(
+        tmp_path, processes, record, **broker.at(proxy.url_for(broker.url)).configuration,
+        sidejob_database_url=database_url, sidejob_lost_after=600,
+    ) as site:  # fmt: skip
+        jobs = [site.sidejob.enqueue("outage.note")]
+        assert published(site) == 1
+        getattr(proxy, failure)()
+
+        began = time.monotonic()
+        jobs += [site.sidejob.enqueue("outage.note") for _ in range(10)]
+        took_s = time.monotonic() - began
+
+        assert took_s < 5
+        assert published(site) == 1
+        proxy.pass_through()
+        site.start_worker()
+        for job in jobs:
+            assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
+        site.nothing_lost()
+        site.quiet()
+
+
+@ON_RABBITMQ
+def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
+    """A full queue that rejects: the messages are not called published, and other queues go on."""
+    url = site.app.conf.broker_url
+    queue = site.app.amqp.queues["full"]
+    queue.queue_arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    jobs = [site.sidejob.enqueue("outage.note", queue="full") for _ in range(3)]
+    other = site.sidejob.enqueue("outage.note", queue="free")
+
+    rows = site.rows("SELECT job_id FROM messages WHERE published_at IS NOT NULL ORDER BY job_id")
+
+    assert [row["job_id"] for row in rows] == [jobs[0].id, other.id]
+    assert ready(url, "full") == 1
+    assert ready(url, "free") == 1
+
+
+# -- the rest of the suite, in small ---------------------------------------------------------------------------------
+
+
+@ON_BOTH_KINDS
+def test_the_workload_survives_the_kill_of_a_worker(scene: Scene) -> None:
+    workers = [scene.worker(concurrency=2, SIDEJOB_LOST_AFTER="2", SIDEJOB_LEASE="6") for _ in range(2)]
+    work = Workload.start(scene)
+    scene.record.wait_for("adder")
+    workers[0].kill_group()
+    scene.worker(concurrency=2, SIDEJOB_LOST_AFTER="2", SIDEJOB_LEASE="6")
+
+    scene.settle(60)
+    work.judge()
