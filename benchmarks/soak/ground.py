@@ -14,6 +14,7 @@ from celery_sidejob import embedded
 from tests.acceptance.scene import LEDGER
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
+from tests.tools.rabbitmq import MISSING, RabbitMQ, is_installed
 
 QUEUE = "acceptance"
 PRELOADED = "pg_stat_statements"
@@ -49,12 +50,12 @@ class RedisBroker:
 
 
 class RabbitBroker:
-    """A RabbitMQ that we were given: its queues are ours, its process is not."""
+    """A RabbitMQ of our own, or one that we were given: then its queues are ours, its process is not."""
 
     name = "rabbitmq"
-    server = None
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, server: RabbitMQ | None = None) -> None:
+        self.server = server
         self.url = url
 
     def empty(self) -> None:
@@ -80,7 +81,7 @@ class Ground:
             self.postgres = stack.enter_context(embedded.Postgres(durable=False))
             valkey = stack.enter_context(embedded.Valkey())
             self._backend_url = valkey.url
-            self.broker = RedisBroker(valkey) if self._kind == "redis" else RabbitBroker(rabbit_url())
+            self.broker = RedisBroker(valkey) if self._kind == "redis" else _rabbitmq(stack)
             self._prepare_store()
             self.store_net = stack.enter_context(TcpProxy.to(self.postgres.url))
             self.broker_net = stack.enter_context(TcpProxy.to(self.broker.url))
@@ -122,11 +123,12 @@ class Ground:
             connection.execute(RESCUES)
 
 
-def rabbit_url() -> str:
-    """The RabbitMQ of the environment."""
-    try:
-        return os.environ["SIDEJOB_TEST_AMQP_URL"]
-    except KeyError:
-        raise SystemExit(
-            "A soak on RabbitMQ needs one: set SIDEJOB_TEST_AMQP_URL, e.g. to amqp://guest:guest@127.0.0.1:5672//"
-        ) from None
+def _rabbitmq(stack: ExitStack) -> RabbitBroker:
+    """The RabbitMQ of the environment, or else one of our own."""
+    given = os.environ.get("SIDEJOB_TEST_AMQP_URL")
+    if given:
+        return RabbitBroker(given)
+    if not is_installed():
+        raise SystemExit(f"A soak on RabbitMQ: {MISSING}")
+    server = stack.enter_context(RabbitMQ())
+    return RabbitBroker(server.url, server)

@@ -1,7 +1,8 @@
-"""What `doctor` looks at in the broker: whether it answers, and whether a Redis would throw messages away."""
+"""What `doctor` looks at in the broker: whether it answers, would throw messages away, or refuses our queues."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from celery import Celery
 
 from ..model.finding import Finding, error, warning, well
+from . import rabbitmq
 
 ATTEMPT_S = 3.0
+OLDEST_RABBITMQ = (3, 10)
 FULL = 0.9
 """From this share of its memory on a Redis is nearly full."""
 
@@ -18,8 +21,8 @@ FULL = 0.9
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what is found; one bounded attempt, on a connection of its own."""
     options = dict(app.conf.broker_transport_options)
-    redis = app.connection_for_write().transport.driver_type == "redis"
-    if redis:
+    family = app.connection_for_write().transport.driver_type
+    if family == "redis":
         options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
     began = time.monotonic()
     with app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S) as connection:
@@ -30,8 +33,10 @@ def findings(app: Celery) -> Iterator[Finding]:
             try:
                 took_s = time.monotonic() - began
                 yield well("broker", f"{shown} answers after {took_s * 1000:.0f} ms")
-                if redis:
+                if family == "redis":
                     yield from _memory(transport.create_channel(established).client.info("memory"))
+                elif family == "amqp":
+                    yield from _queues(app, established)
             finally:
                 transport.close_connection(established)
         except Exception as failure:  # whatever a transport raises
@@ -40,6 +45,31 @@ def findings(app: Celery) -> Iterator[Finding]:
                 "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
                 remedy="Start the broker, or correct broker_url.",
             )  # fmt: skip
+
+
+def _queues(app: Celery, established: Any) -> Iterator[Finding]:
+    """Tell which of the app's queues RabbitMQ would not declare; consumer_timeout is not asked for, as it harms none."""
+    rabbitmq.bound(established, ATTEMPT_S)
+    version = established.server_properties.get("version", "")
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if number < OLDEST_RABBITMQ:
+        yield warning(
+            "rabbitmq", f"its version is {version or 'not known'}", meaning="Nobody has tried this version.",
+            remedy=f"Use RabbitMQ {'.'.join(map(str, OLDEST_RABBITMQ))} or newer.",
+        )  # fmt: skip
+    refused = [
+        name for name, queue in app.amqp.queues.items()
+        if (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+        and (queue.max_priority or "x-max-priority" in queue.queue_arguments)
+    ]  # fmt: skip
+    if refused:
+        yield error(
+            "queues of RabbitMQ", f"with a priority and of the type quorum: {', '.join(sorted(refused))}",
+            meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
+            remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
+        )  # fmt: skip
+    else:
+        yield well("rabbitmq", f"its version is {version}")
 
 
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:

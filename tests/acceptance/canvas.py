@@ -9,9 +9,12 @@ from celery import Celery
 from celery.app.task import Task
 
 from celery_sidejob import RunningJob, SideJob
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 
-app = Celery("canvas", broker=os.environ.get("BROKER_URL", "memory://"), backend=os.environ.get("BROKER_URL"))
+app = Celery("canvas", broker="memory://")
+if "BROKER_URL" in os.environ:
+    app.conf.update(Broker.from_env().configuration)
 app.conf.update(
     worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True, result_chord_join_timeout=10.0,
     result_chord_retry_interval=0.1, task_always_eager=os.environ.get("EAGER") == "1",

@@ -30,15 +30,16 @@ def scene(database_url: str, broker: Broker, record: Record, processes: Processe
 def shared_place(
     databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
     process_guard: Guard, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest,
-    module_store_url: Callable[[str], str], worker_pool: str,
+    module_store_url: Callable[[str], str], worker_pool: str, broker_kind: str,
 ) -> Iterator[Place]:  # fmt: skip
     """A store, a broker and a record that the tests of a module share, and what starts workers on them."""
     directory = tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2])
     processes = Processes(directory / "processes", process_guard, pool=worker_pool)
     with databases.fresh(template=database_template) as name:
-        broker_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
+        redis_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
+        broker_url = redis_url if broker_kind == "redis" else request.getfixturevalue("module_amqp_url")
         url = module_store_url(databases.url_of(name))
-        yield Place(url, broker_url, Record(directory / "record.jsonl"), processes)
+        yield Place(url, Broker(broker_kind, broker_url, redis_url), Record(directory / "record.jsonl"), processes)
         assert processes.kill_all() == []
 
 

@@ -7,9 +7,11 @@ import os
 from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 
-app = Celery("fibonacci", broker=os.environ["BROKER_URL"])
+app = Celery("fibonacci")
+app.conf.update(Broker.from_env().configuration)
 app.conf.update(
     sidejob_database_url=os.environ["DATABASE_URL"],
     task_ignore_result=True,

@@ -7,8 +7,11 @@ import os
 from celery import Celery
 
 from celery_sidejob import RunningJob, sidejob_task
+from tests.tools.brokers import Broker
 
-app = Celery("observed", broker=os.environ.get("BROKER_URL"), backend=os.environ.get("BROKER_URL"))
+app = Celery("observed")
+if "BROKER_URL" in os.environ:
+    app.conf.update(Broker.from_env().configuration)
 app.conf.task_default_queue = "observed"
 
 

@@ -12,6 +12,7 @@ from celery import Celery, signals
 from celery.utils.log import get_task_logger
 
 from celery_sidejob import JSONFormatter, RunningJob, SideJob, job_status_changed
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 
 SECRET = "hunter2"
@@ -22,10 +23,11 @@ def redact(value: Any) -> Any:
     return json.loads(json.dumps(value).replace(SECRET, "[hidden]"))
 
 
-app = Celery("observed", broker=os.environ.get("BROKER_URL"), set_as_current=False)
+app = Celery("observed", set_as_current=False)
+if "BROKER_URL" in os.environ:
+    app.conf.update(Broker.from_env().configuration)
 app.conf.update(
     task_default_queue="observed",
-    result_backend=os.environ.get("BROKER_URL"),
     task_send_sent_event=True,
     worker_log_format="LOG job=%(job_id)s run=%(run_no)s %(name)s %(message)s",
     worker_task_log_format="TASK job=%(job_id)s run=%(run_no)s id=%(task_id)s %(message)s",

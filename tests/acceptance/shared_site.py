@@ -9,6 +9,7 @@ import psycopg
 from celery import Celery
 
 from celery_sidejob import SideJob
+from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes
@@ -19,7 +20,7 @@ class Place:
     """Where a module's tests meet: what the fixture `shared_place` gives."""
 
     database_url: str
-    broker_url: str
+    broker: Broker
     record: Record
     processes: Processes
 
@@ -28,10 +29,10 @@ class SharedSite:
     """A client of a place, and what its workers need to know; the module's tests add their own words."""
 
     def __init__(self, place: Place, name: str) -> None:
-        self.url, self.broker_url, self.record = place.database_url, place.broker_url, place.record
-        self.env = {"SIDEJOB_DATABASE_URL": self.url, "BROKER_URL": self.broker_url, **self.record.env}
-        self.app = Celery(name, broker=self.broker_url, backend=self.broker_url, set_as_current=False)
-        self.app.conf.sidejob_database_url = self.url
+        self.url, self.broker, self.record = place.database_url, place.broker, place.record
+        self.env = {"SIDEJOB_DATABASE_URL": self.url, **self.broker.env, **self.record.env}
+        self.app = Celery(name, set_as_current=False)
+        self.app.conf.update(self.broker.configuration, sidejob_database_url=self.url)
         self.sidejob = SideJob(self.app)
         self.outside: psycopg.Connection[Any] = psycopg.connect(direct(self.url), autocommit=True)
 

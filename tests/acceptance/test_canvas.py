@@ -309,7 +309,8 @@ def test_celerys_own_retry(site: Site) -> None:
 
 
 def test_a_client_without_the_extension(site: Site) -> None:
-    client = Celery("stranger", broker=site.broker_url, backend=site.broker_url, set_as_current=False)
+    client = Celery("stranger", set_as_current=False)
+    client.conf.update(site.broker.configuration)
     task_id = str(uuid.uuid4())
     value = uuid.uuid4().int % 10**9
     link = client.signature("canvas.noted")
@@ -326,7 +327,8 @@ def test_a_client_without_the_extension(site: Site) -> None:
 
 
 def test_a_canvas_of_a_client_without_the_extension(site: Site) -> None:
-    client = Celery("stranger", broker=site.broker_url, backend=site.broker_url, set_as_current=False)
+    client = Celery("stranger", set_as_current=False)
+    client.conf.update(site.broker.configuration)
     sig = client.signature
     chained = chain(sig(JOB, args=(0,)), sig(PLAIN), sig(JOB)).apply_async()
     joined = chord([sig(JOB, args=(0,)), sig(JOB, args=(1,))], sig(JOB)).apply_async()
@@ -410,7 +412,8 @@ def test_eager_mode(database_url: str, record: Record, processes: Processes) -> 
 
 
 def test_apply_runs_a_job_here(site: Site) -> None:
-    made = Celery("here", broker=site.broker_url, set_as_current=False)
+    made = Celery("here", set_as_current=False)
+    made.conf.update(site.broker.configuration)
     made.conf.sidejob_database_url = site.url
 
     @SideJob(made).task(name="here.double")

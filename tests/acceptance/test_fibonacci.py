@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.tools.brokers import Broker
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -16,17 +17,18 @@ NODES = {12: 465}
 
 
 @pytest.fixture
-def client(database_url: str, redis_url: str) -> Iterator[Stage]:
+def client(database_url: str, broker: Broker) -> Iterator[Stage]:
     """A client without the tasks' code."""
-    made = Stage(database_url, broker=redis_url)
+    made = Stage(database_url, broker=broker.url)
+    made.app.conf.update(broker.configuration)
     yield made
     made.close()
 
 
 def test_naive_fibonacci_on_eight_processes(
-    client: Stage, database_url: str, redis_url: str, processes: Processes, record: Record
+    client: Stage, database_url: str, broker: Broker, processes: Processes, record: Record
 ) -> None:
-    env = {"DATABASE_URL": database_url, "BROKER_URL": redis_url, **record.env}
+    env = {"DATABASE_URL": database_url, **broker.env, **record.env}
     processes.start_worker("tests.acceptance.fibonacci_app", env=env, concurrency=8)
     root = client.sidejob.enqueue("fibonacci", (12,))
 

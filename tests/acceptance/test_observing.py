@@ -21,6 +21,7 @@ from celery_sidejob import Job, SideJob
 from celery_sidejob.store import registry
 from tests.acceptance.observed_app import SECRET
 from tests.acceptance.scene import QUICK
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -31,12 +32,13 @@ APP = "tests.acceptance.observed_app"
 class Watched:
     """A worker that is watched, and a client."""
 
-    def __init__(self, database_url: str, broker_url: str, record: Record, processes: Processes) -> None:
+    def __init__(self, database_url: str, broker: Broker, record: Record, processes: Processes) -> None:
         self.record = record
         self._processes = processes
-        self.broker_url = broker_url
-        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env, **QUICK}
-        self.app = Celery("observed", broker=broker_url, backend=broker_url, set_as_current=False)
+        self.broker = broker
+        self.env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, **QUICK}
+        self.app = Celery("observed", set_as_current=False)
+        self.app.conf.update(broker.configuration)
         self.app.conf.update(
             sidejob_database_url=database_url, task_default_queue="observed", task_send_sent_event=True
         )
@@ -60,9 +62,9 @@ class Watched:
 
 
 @pytest.fixture
-def watched(database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Watched]:
+def watched(database_url: str, broker: Broker, record: Record, processes: Processes) -> Iterator[Watched]:
     """A worker to be watched."""
-    made = Watched(database_url, redis_url, record, processes)
+    made = Watched(database_url, broker, record, processes)
     yield made
     made.sidejob.close()
     made.app.close()
@@ -211,10 +213,10 @@ def test_nothing_that_is_redacted_is_in_a_log(watched: Watched, pool: str) -> No
     assert SECRET not in worker.log()
 
 
-def test_a_message_of_a_client_without_this_package_is_redacted_too(watched: Watched, redis_url: str) -> None:
+def test_a_message_of_a_client_without_this_package_is_redacted_too(watched: Watched, broker: Broker) -> None:
     worker = watched.worker(extra=("-E",), REDACT="1")
-    with Events(redis_url) as events:
-        stranger = Celery("stranger", broker=redis_url, set_as_current=False)
+    with Events(broker.url) as events:
+        stranger = Celery("stranger", broker=broker.url, set_as_current=False)
         result = stranger.send_task("observed.work", args=[SECRET], queue="observed")
         stranger.close()
         found = events.wait_for(result.id, "SUCCESS")
@@ -280,9 +282,9 @@ class Events:
         self.state.event(event)
 
 
-def test_a_monitor_derives_the_right_states(watched: Watched, redis_url: str) -> None:
+def test_a_monitor_derives_the_right_states(watched: Watched, broker: Broker) -> None:
     worker = watched.worker(extra=("-E",), REDACT="1")
-    with Events(redis_url) as events:
+    with Events(broker.url) as events:
         done, failed = watched.enqueue("work", 1), watched.enqueue("fail", SECRET)
         retried, rested = watched.enqueue("again"), watched.enqueue("rest")
         revoked = watched.enqueue("work", countdown=2)
@@ -418,7 +420,7 @@ def test_without_sidejob_a_decorated_task_says_what_is_missing(
     served = [{"task": "observed.work", "queue": "observed", "options": '{"inports": {}, "outports": {}}'}]
     registry.serve(watched.sidejob.runtime.connections, served)
     left = processes.start_worker(
-        "tests.acceptance.left_app", env={"BROKER_URL": watched.broker_url}, pool=pool, queues="observed"
+        "tests.acceptance.left_app", env=dict(watched.broker.env), pool=pool, queues="observed"
     )
     missing = "observed.work is a sidejob task, but its app has no SideJob: call SideJob(app)."
 

@@ -13,6 +13,7 @@ import redis
 from celery_sidejob import Job, embedded
 from celery_sidejob.hooks.publishing import PAUSE_S
 from tests.acceptance.outage_site import Site, site_of
+from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
@@ -84,11 +85,15 @@ def test_a_broker_emptied_more_often_than_losses_are_allowed_buries_nothing(
 
 @pytest.mark.parametrize("failure", ["refuse", "black_hole"])
 def test_a_client_tries_a_broken_broker_once_and_then_leaves_it_alone(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str, failure: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker, failure: str
 ) -> None:
-    with TcpProxy.to(redis_url) as proxy:
+    with TcpProxy.to(broker.url) as proxy:
         with site_of(
-            tmp_path, processes, record, broker_url=proxy.url_for(redis_url), sidejob_database_url=database_url
+            tmp_path,
+            processes,
+            record,
+            **broker.at(proxy.url_for(broker.url)).configuration,
+            sidejob_database_url=database_url,
         ) as site:
             jobs = [site.sidejob.enqueue("outage.note")]  # everything is connected
             before = proxy.connections, proxy.bytes_up
@@ -117,13 +122,14 @@ def test_a_client_tries_a_broken_broker_once_and_then_leaves_it_alone(
 
 @pytest.mark.parametrize("failure", ["refuse", "black_hole"])
 def test_what_workers_could_not_publish_goes_out_when_the_broker_is_back(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str, failure: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker, failure: str
 ) -> None:
     """The worker's own fetching is Celery's; what a run asks for is ours."""
-    with TcpProxy.to(redis_url) as proxy:
+    with TcpProxy.to(broker.url) as proxy:
         with site_of(
-            tmp_path, processes, record, broker_url=proxy.url_for(redis_url), sidejob_database_url=database_url,
-            broker_transport_options={"socket_timeout": 3, "socket_connect_timeout": 3},
+            tmp_path, processes, record, **broker.at(proxy.url_for(broker.url)).configuration,
+            sidejob_database_url=database_url,
+            broker_transport_options={"socket_timeout": 3, "socket_connect_timeout": 3} if broker.is_redis else {},
         ) as site:  # fmt: skip
             asked = site.hold("gate", [1])
             site.start_worker()
@@ -147,13 +153,13 @@ def test_what_workers_could_not_publish_goes_out_when_the_broker_is_back(
 
 @pytest.fixture
 def perishable(
-    tmp_path: Path, processes: Processes, record: Record, own_postgres: embedded.Postgres, redis_url: str
+    tmp_path: Path, processes: Processes, record: Record, own_postgres: embedded.Postgres, broker: Broker
 ) -> Iterator[Site]:
     """A site whose store this test may take away, with a short lease."""
     prepare_template(own_postgres.url)
     with site_of(
-        tmp_path, processes, record, broker_url=redis_url, sidejob_database_url=own_postgres.url, sidejob_lease=LEASE_S,
-        sidejob_heartbeat_interval=0.5,
+        tmp_path, processes, record, **broker.configuration, sidejob_database_url=own_postgres.url,
+        sidejob_lease=LEASE_S, sidejob_heartbeat_interval=0.5,
     ) as made:  # fmt: skip
         yield made
         made.quiet()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import kombu
@@ -13,14 +14,14 @@ from celery_sidejob import Job
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.acceptance.scene import Scene, Workload
 from tests.tools.brokers import Broker
+from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
 from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-ON_RABBITMQ = pytest.mark.brokers("amqp", only=True)
-ON_BOTH_KINDS = pytest.mark.brokers("amqp", "quorum", only=True)
+ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"])
 LOST_AFTER_S = 2.0
 LOOKS = 3
 """How many times a message that is wrongly called missing would have been in the time a test waits."""
@@ -65,7 +66,7 @@ def impatient(
 # -- messages that wait ----------------------------------------------------------------------------------------------
 
 
-@ON_BOTH_KINDS
+@ON_RABBITMQ
 def test_a_message_that_waits_behind_a_long_run_is_not_called_lost_and_goes_to_another_worker(impatient: Site) -> None:
     site = impatient
     long = site.hold("gate")
@@ -123,7 +124,7 @@ def test_what_a_worker_had_fetched_is_not_vouched_for_after_its_connection_broke
 
         proxy.refuse()
         with kombu.Connection(broker.url) as connection:
-            wait_until(lambda: ready(broker.url, "celery") == 1, message="RabbitMQ to have it back")
+            wait_until(lambda: ready(broker.url, "celery"), message="RabbitMQ to have it back")
             connection.default_channel.queue_purge("celery")
         proxy.pass_through()
 
@@ -141,7 +142,7 @@ def wait_for_looks(site: Site) -> None:
 # -- topology that vanishes ------------------------------------------------------------------------------------------
 
 
-@ON_BOTH_KINDS
+@ON_RABBITMQ
 def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -> None:
     """Noticed by the look at each queue: `lost_after` is far away."""
     jobs = [site.sidejob.enqueue("outage.note", queue="vanishing") for _ in range(5)]
@@ -191,7 +192,7 @@ def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
     site.nothing_lost()
 
 
-@ON_BOTH_KINDS
+@ON_RABBITMQ
 def test_a_vhost_that_is_reset_delays_jobs_and_loses_none(
     site: Site, rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str
 ) -> None:
@@ -242,7 +243,7 @@ def test_a_publisher_whose_connection_swallows_messages_does_not_call_them_publi
         site.quiet()
 
 
-@ON_RABBITMQ
+@pytest.mark.brokers("amqp", only=["amqp"])
 def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
     """A full queue that rejects: the messages are not called published, and other queues go on."""
     url = site.app.conf.broker_url
@@ -258,10 +259,60 @@ def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
     assert ready(url, "free") == 1
 
 
+@pytest.mark.parametrize(
+    "outage",
+    [
+        pytest.param("killed", marks=pytest.mark.slow),
+        "frozen",
+        pytest.param("restarted", marks=pytest.mark.slow),
+        pytest.param("slow", marks=pytest.mark.slow),
+    ],
+)
+def test_an_outage_of_the_broker_delays_jobs_and_loses_none(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str, own_rabbitmq: RabbitMQ,
+    outage: str,
+) -> None:  # fmt: skip
+    """In each state: one job runs, some wait in the worker, some in the broker, some in the store."""
+    with TcpProxy.to(own_rabbitmq.url) as proxy, site_of(
+        tmp_path, processes, record, **Broker("amqp", proxy.url_for(own_rabbitmq.url), redis_url).configuration,
+        sidejob_database_url=database_url, broker_heartbeat=4,
+    ) as site:  # fmt: skip
+        gates = [site.hold("gate", [number]) for number in range(2)]
+        site.start_worker(concurrency=2)
+        for job in gates:
+            site.record.wait_for("holding", job=job.id)
+        jobs = [site.sidejob.enqueue("outage.note") for _ in range(15)]
+        wait_until(lambda: published(site) == len(jobs), message="all to be published")
+
+        with frozen(own_rabbitmq.pid) if outage == "frozen" else nullcontext():
+            if outage == "killed":
+                own_rabbitmq.kill()
+            elif outage == "slow":
+                proxy.delay(0.3)
+            began = time.monotonic()
+            jobs += [site.sidejob.enqueue("outage.note") for _ in range(15)]
+            assert time.monotonic() - began < 15 * 0.3 * 3 + 5
+            if outage != "slow":
+                gates[0].run()
+            site.open("gate")
+            site.record.wait_for("passed", job=gates[0].id)
+        if outage == "killed":
+            own_rabbitmq.start()
+        elif outage == "restarted":
+            own_rabbitmq.restart()
+
+        for job in [*gates, *jobs]:
+            site.wait_for(job, "completed", timeout=60)
+        assert {site.job_row(job)["run_no"] for job in jobs} == {1}
+        proxy.pass_through()
+        site.nothing_lost()
+        site.quiet()
+
+
 # -- the rest of the suite, in small ---------------------------------------------------------------------------------
 
 
-@ON_BOTH_KINDS
+@pytest.mark.brokers("amqp", "quorum", only=["amqp", "quorum"])
 def test_the_workload_survives_the_kill_of_a_worker(scene: Scene) -> None:
     workers = [scene.worker(concurrency=2, SIDEJOB_LOST_AFTER="2", SIDEJOB_LEASE="6") for _ in range(2)]
     work = Workload.start(scene)

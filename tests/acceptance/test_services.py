@@ -13,6 +13,7 @@ import redis
 from celery_sidejob.operations import runs
 from celery_sidejob.services.heartbeat import Heartbeat
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
+from tests.tools.brokers import Broker
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -20,13 +21,12 @@ from tests.tools.workers import Processes
 
 
 @pytest.fixture
-def offline(tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str) -> Iterator[Site]:
+def offline(tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker) -> Iterator[Site]:
     """A client whose broker refuses: what it asks for is in the store alone."""
-    with TcpProxy.to(redis_url) as proxy:
+    with TcpProxy.to(broker.url) as proxy:
         proxy.refuse()
-        with site_of(
-            tmp_path, processes, record, broker_url=proxy.url_for(redis_url), sidejob_database_url=database_url
-        ) as made:
+        configuration = broker.at(proxy.url_for(broker.url)).configuration
+        with site_of(tmp_path, processes, record, **configuration, sidejob_database_url=database_url) as made:
             yield made
             made.quiet()
 
@@ -44,10 +44,10 @@ def online(offline: Site, broker_url: str, **configuration: Any) -> Iterator[Sit
 # -- beat ------------------------------------------------------------------------------------------------------------
 
 
-def test_beat_and_workers_that_do_not_sweep_find_what_was_not_published(offline: Site, redis_url: str) -> None:
+def test_beat_and_workers_that_do_not_sweep_find_what_was_not_published(offline: Site, broker: Broker) -> None:
     jobs = [offline.sidejob.enqueue("outage.note") for _ in range(5)]
     later = offline.sidejob.enqueue("outage.note", countdown=1)
-    with online(offline, redis_url, sidejob_worker_services=False, sidejob_poll_interval=1) as site:
+    with online(offline, broker.url, sidejob_worker_services=False, sidejob_poll_interval=1) as site:
         site.start_worker()
         site.start_beat()
 
@@ -57,6 +57,7 @@ def test_beat_and_workers_that_do_not_sweep_find_what_was_not_published(offline:
         site.nothing_lost()
 
 
+@pytest.mark.brokers("redis", only=["redis"])  # RabbitMQ would tell that nothing is missing
 def test_poll_reports_what_it_did(offline: Site, redis_url: str) -> None:
     for _ in range(3):
         offline.sidejob.enqueue("outage.note")
@@ -146,6 +147,7 @@ def test_a_task_that_no_worker_knows_blocks_nothing(site: Site) -> None:
     site.nothing_lost()
 
 
+@pytest.mark.brokers("redis", only=["redis"])
 @pytest.mark.parametrize("trouble", ["a key of another type", "a queue that is not declared"])
 def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, redis_url: str, trouble: str) -> None:
     with redis.Redis.from_url(redis_url) as broker:
@@ -175,13 +177,13 @@ def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, redis_url: s
 
 
 def test_a_result_backend_that_is_silent_blocks_no_sweep(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:
     """Results wait in the store; what is lost, due or missing meanwhile must not."""
-    with TcpProxy.to(redis_url) as proxy:
+    with TcpProxy.to(broker.backend_url) as proxy:
+        configuration = {**broker.configuration, "result_backend": proxy.url_for(broker.backend_url)}
         with site_of(
-            tmp_path, processes, record, broker_url=redis_url, result_backend=proxy.url_for(redis_url),
-            sidejob_database_url=database_url,
+            tmp_path, processes, record, **configuration, sidejob_database_url=database_url,
         ) as site:  # fmt: skip
             site.start_worker(pool="threads", concurrency=8)
             first = site.sidejob.enqueue("outage.note")

@@ -19,6 +19,7 @@ from celery_sidejob.operations.runs import Unit
 from celery_sidejob.services.heartbeat import Heartbeat
 from celery_sidejob.services.stopped_runs import end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
@@ -86,11 +87,11 @@ def test_a_cold_stop_gives_the_runs_back(site: Site, pool: str, signals: list[si
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 def test_a_soft_stop_tells_the_jobs_at_once(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:
     """As orchestrators stop a worker: some seconds for who is ready to end, then the rest is given back."""
     with site_of(
-        tmp_path, processes, record, broker_url=redis_url, sidejob_database_url=database_url,
+        tmp_path, processes, record, **broker.configuration, sidejob_database_url=database_url,
         worker_soft_shutdown_timeout=4.0,
     ) as site:  # fmt: skip
         ready, stubborn = site.sidejob.enqueue("outage.obey"), site.hold("gate", [1])
@@ -262,10 +263,10 @@ def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, con
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_revoking_a_job_that_somebody_has_locked_holds_up_nothing_else(
-    tmp_path: Path, processes: Processes, record: Record, database_url: str, redis_url: str
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:
     with site_of(
-        tmp_path, processes, record, broker_url=redis_url, sidejob_database_url=database_url, sidejob_lease=LEASE_S,
+        tmp_path, processes, record, **broker.configuration, sidejob_database_url=database_url, sidejob_lease=LEASE_S,
         sidejob_heartbeat_interval=0.5,
     ) as site:  # fmt: skip
         revoked, other = site.hold("gate", [1]), site.hold("gate", [2])

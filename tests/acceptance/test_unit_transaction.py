@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, Status, current_job
 from tests.acceptance.shared_site import Place, SharedSite
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.workers import Processes
 
@@ -247,9 +248,9 @@ def test_a_shutdown_has_units_too(site: Site, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["connection-psycopg", "psycopg"])
 def test_a_process_that_dies_around_the_commit(
-    kind: str, database_url: str, redis_url: str, record: Record, processes: Processes
+    kind: str, database_url: str, broker: Broker, record: Record, processes: Processes
 ) -> None:
-    site = Site(Place(database_url, redis_url, record, processes))
+    site = Site(Place(database_url, broker, record, processes))
     env = {**site.env, "SIDEJOB_HEARTBEAT_INTERVAL": "0.5"}
     processes.start_worker("tests.acceptance.units", env=env, pool="prefork", concurrency=2)
     for when in ("before", "after"):

@@ -59,6 +59,7 @@ def test_a_worker_of_another_app_does_not_start(scene: Scene) -> None:
     scene.worker(pool="solo")  # the rightful one does
 
 
+@pytest.mark.brokers("redis", only=["redis"])
 def test_a_worker_of_another_broker_starts_once_the_schema_was_given_to_it(scene: Scene) -> None:
     assert command(scene, "db", "upgrade").wait() == 0
     first = scene.worker(pool="solo")

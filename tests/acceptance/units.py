@@ -13,11 +13,13 @@ from celery import Celery
 
 from celery_sidejob import Job, LeaseLostError, RunningJob, SideJob
 from tests.acceptance.lenders import LENDERS, Lender
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 
 URL = os.environ["SIDEJOB_DATABASE_URL"]
 
-app = Celery("units", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
+app = Celery("units")
+app.conf.update(Broker.from_env().configuration)
 app.conf.update(worker_prefetch_multiplier=1, broker_connection_retry_on_startup=True)
 sidejob = SideJob(app)
 left_open: list[Lender] = []

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
+import kombu
 import pytest
 import redis
 from celery import Celery
@@ -290,7 +291,20 @@ def test_a_broker_that_refuses_or_is_silent(redis_url: str, monkeypatch: pytest.
 
 
 def test_a_rabbitmq(amqp_url: str) -> None:
-    assert broker_findings(amqp_url) == [("broker", "ok")]
+    assert broker_findings(amqp_url) == [("broker", "ok"), ("rabbitmq", "ok")]
+
+
+def test_queues_that_rabbitmq_refuses(amqp_url: str) -> None:
+    app = Celery("shop", broker=amqp_url, set_as_current=False)
+    app.conf.update(task_default_queue_type="quorum", task_queue_max_priority=5)
+
+    found = list(broker_check.findings(app))
+
+    assert [(finding.check, str(finding.level)) for finding in found] == [
+        ("broker", "ok"), ("queues of RabbitMQ", "error"),
+    ]  # fmt: skip
+    with kombu.Connection(amqp_url) as connection, pytest.raises(kombu.exceptions.ChannelError):
+        app.amqp.queues["celery"](connection.default_channel).declare()  # it does refuse it
 
 
 # -- the command -----------------------------------------------------------------------------------------------------

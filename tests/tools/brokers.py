@@ -1,7 +1,8 @@
 """Which broker a test runs on: Redis (or Valkey), or RabbitMQ with classic or with quorum queues.
 
 A test that takes the fixture `broker` runs on Redis, on the kinds that its mark `brokers("redis", "amqp")` names, or on
-those of `--brokers redis,amqp,quorum`, which is for the whole of tests/acceptance.
+those of `--brokers redis,amqp,quorum`, which is for the whole of tests/acceptance: `./run test tests/acceptance
+--brokers amqp`. What is about one broker alone says so, `brokers("redis", only=["redis"])`, and is skipped on others.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ class Broker:
 
     @classmethod
     def of(cls, broker: Broker | str) -> Broker:
-        """A Redis, if only its URL is given."""
+        """A Redis with its results in it, if only its URL is given."""
         return broker if isinstance(broker, Broker) else cls("redis", broker, broker)
 
     @classmethod
     def from_env(cls) -> Self:
         """The broker this process was told of."""
         url = os.environ["BROKER_URL"]
-        return cls(os.environ.get(VARIABLE, "redis"), url, os.environ.get("RESULT_BACKEND", url))
+        kind = "amqp" if url.startswith("amqp") else "redis"
+        return cls(os.environ.get(VARIABLE, kind), url, os.environ.get("RESULT_BACKEND", url))
 
     @property
     def env(self) -> Mapping[str, str]:
@@ -82,7 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "brokers(*kinds): the kinds of brokers the test runs on without --brokers")
+    config.addinivalue_line("markers", "brokers(*kinds, only): what it runs on without --brokers, and with it")
     unknown = set((config.getoption("--brokers") or "redis").split(",")) - set(KINDS)
     if unknown:
         raise pytest.UsageError(f"--brokers takes {', '.join(KINDS)}, not {', '.join(sorted(unknown))}")
@@ -95,7 +97,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     asked_for = metafunc.config.getoption("--brokers")
     mark = metafunc.definition.get_closest_marker("brokers")
     kinds = asked_for.split(",") if asked_for else mark.args if mark is not None else ()
-    if mark is not None and mark.kwargs.get("only"):
-        kinds = [kind for kind in kinds if kind in mark.args] or mark.args[:1]
+    only = mark.kwargs.get("only", KINDS) if mark is not None else KINDS
     if kinds:
-        metafunc.parametrize("broker_kind", kinds, scope="session")
+        metafunc.parametrize("broker_kind", [kind for kind in kinds if kind in only], scope="session")

@@ -199,6 +199,15 @@ def amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str) -> str:
     return rabbitmq.vhost_url(vhost)
 
 
+@pytest.fixture(scope="module")
+def module_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+    """As `amqp_url`, for a broker that all tests of a module share."""
+    name = f"sidejob_test_{secrets.token_hex(6)}"
+    rabbitmq.add_vhost(name)
+    yield rabbitmq.vhost_url(name)
+    rabbitmq.delete_vhost(name)
+
+
 @pytest.fixture
 def own_rabbitmq() -> Iterator[RabbitMQ]:
     """A RabbitMQ that this test may kill, restart or freeze."""
