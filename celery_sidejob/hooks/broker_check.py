@@ -48,7 +48,7 @@ def findings(app: Celery) -> Iterator[Finding]:
 
 
 def _queues(app: Celery, established: Any) -> Iterator[Finding]:
-    """Tell which of the app's queues RabbitMQ would not declare; consumer_timeout is not asked for, as it harms none."""
+    """Tell which of the app's queues RabbitMQ would not declare. Its consumer_timeout is harmless."""
     rabbitmq.bound(established, ATTEMPT_S)
     version = established.server_properties.get("version", "")
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.concurrency.solo import TaskPool as Solo
 from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
@@ -29,9 +30,27 @@ logger = logging.getLogger("celery_sidejob")
 class JobRequest(Request):
     """Celery's request, for messages of jobs."""
 
+    _solo_is_busy = False
+    """Whether the one process of a solo worker is running a job."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap `on_success`: Celery's generated subclass redefines it, so that an override here is never called."""
+        """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""
         super().__init_subclass__(**kwargs)
+        execute = cls.__dict__.get("execute_using_pool")
+        if execute is not None:
+
+            def execute_one_at_a_time(self: JobRequest, pool: Any, **options: Any) -> Any:
+                if not isinstance(pool, Solo):
+                    return execute(self, pool, **options)
+                if JobRequest._solo_is_busy:
+                    return self._give_back()
+                JobRequest._solo_is_busy = True
+                try:
+                    return execute(self, pool, **options)
+                finally:
+                    JobRequest._solo_is_busy = False
+
+            cls.execute_using_pool = execute_one_at_a_time
         on_success = cls.__dict__.get("on_success")
         if on_success is not None:
 
@@ -188,6 +207,16 @@ class JobRequest(Request):
     def _plan(self, plan: str) -> None:
         if self._heartbeat is not None and self._key is not None:
             self._heartbeat.runs.planned(self._key, plan)
+
+    def _give_back(self) -> None:
+        """Return a message that must not be begun here now.
+
+        A cold stop asks RabbitMQ, in the midst of a solo worker's run, to send nothing more. What it has sent already
+        is received while Celery waits for the answer, and would run to its end within the other run.
+        """
+        self._over()
+        task_ready(self)
+        self.reject(requeue=True)
 
     def _over(self) -> None:
         if self._heartbeat is not None and self._delivery is not None:

@@ -141,12 +141,13 @@ def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
 
 _STILL_WAIT = Statement("""
 UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s)
-FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
-      JOIN unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
-        ON m2.job_id = r.job_id AND m2.for_run = r.for_run
-      WHERE m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
-        AND m2.look_at < now() + make_interval(secs => %(wait_s)s * 0.75)
-      ORDER BY m2.job_id FOR UPDATE OF m2 SKIP LOCKED) free
+FROM unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
+  CROSS JOIN LATERAL (
+    SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+    WHERE m2.job_id = r.job_id AND m2.for_run = r.for_run
+      AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
+      AND m2.look_at < now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
+    FOR UPDATE OF m2 SKIP LOCKED) free
 WHERE m.task_id = free.task_id RETURNING m.task_id""")
 
 
@@ -164,10 +165,10 @@ def still_wait(executor: Executor, waiting: Iterable[tuple[int, int]], *, wait_s
 _IN_BROKER = Statement(
     QUEUES
     + """
-SELECT q.queue FROM q WHERE q.queue IS NOT NULL AND EXISTS (
+SELECT q.queue FROM q CROSS JOIN LATERAL (
   SELECT FROM {messages} m WHERE m.queue = q.queue AND m.look_at > now() AND m.look_at < 'infinity'
-    AND m.published_at IS NOT NULL AND m.locked_by IS NULL)
-ORDER BY q.queue"""
+    AND m.published_at IS NOT NULL AND m.locked_by IS NULL ORDER BY m.look_at LIMIT 1) x
+WHERE q.queue IS NOT NULL ORDER BY q.queue"""
 )
 
 

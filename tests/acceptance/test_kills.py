@@ -13,7 +13,7 @@ from celery_sidejob import Job
 from tests.acceptance.scene import Scene
 from tests.tools.waiting import wait_until
 
-FAST = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1"}
+FAST = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1", "SIDEJOB_LOST_AFTER": "2"}
 
 
 def holding(scene: Scene, job: Job, *, count: int = 1, timeout: float = 15.0) -> dict[str, Any]:
