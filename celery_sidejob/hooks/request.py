@@ -214,8 +214,8 @@ class JobRequest(Request):
         A cold stop asks RabbitMQ, in the midst of a solo worker's run, to send nothing more. What it has sent already
         is received while Celery waits for the answer, and would run to its end within the other run.
         """
-        self._over()
         task_ready(self)
+        self._over()
         self.reject(requeue=True)
 
     def _over(self) -> None:

@@ -59,3 +59,31 @@ def test_a_run_is_over_for_its_body_once_all_its_deliveries_are_or_the_worker_wa
     runs.received(other)
     runs.clear()
     assert runs.is_over(other)
+
+
+def test_what_waits_is_returned_until_a_process_has_it() -> None:
+    runs = RunsHere()
+    waiting, running, ended = (runs.received((number, 1)) for number in (1, 2, 3))
+    runs.accepted(running, 11)
+    runs.over(ended)
+
+    assert runs.waiting(for_s=60, every_s=0) == []
+    assert runs.waiting(for_s=0, every_s=60) == [waiting.key]
+    assert runs.waiting(for_s=0, every_s=60) == [], "it was vouched for just now"
+    assert runs.waiting(for_s=0, every_s=0) == [waiting.key]
+    runs.accepted(waiting, 12)
+    assert runs.waiting(for_s=0, every_s=0) == []
+
+
+def test_what_waited_is_forgotten_with_the_connection_unless_a_process_has_it_after_all() -> None:
+    """It was on its way to a process of the pool: its run must not be taken for a stray and begun again."""
+    runs = RunsHere()
+    dropped, on_its_way = runs.received((1, 1)), runs.received((2, 1))
+
+    runs.disconnected()
+
+    assert runs.waiting(for_s=0, every_s=0) == []
+    assert not runs.knows(dropped.key)
+    runs.accepted(on_its_way, 11)
+    assert runs.knows(on_its_way.key)
+    assert runs.of_process(11) == [on_its_way.key]

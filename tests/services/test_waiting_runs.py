@@ -1,0 +1,84 @@
+"""Messages that wait, in a worker or in the broker, are not looked for; those that a worker lost or passed by are."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sidejob import Job
+from celery_sidejob.services import waiting_runs
+from celery_sidejob.services.runs_here import RunsHere
+from celery_sidejob.services.waiting_runs import WaitingRuns
+from celery_sidejob.store import messages
+from tests.tools.in_process import Stage
+
+
+def publish(stage: Stage, *jobs: Job, ago_s: float = 60, look_in_s: float = 1) -> None:
+    """Have the jobs' messages published so long ago, to be looked at in so many seconds."""
+    for job in jobs:
+        stage.sql(
+            "UPDATE messages SET published_at = now() - %s * interval '1 s', look_at = now() + %s * interval '1 s'"
+            " WHERE job_id = %s", ago_s, look_in_s, job.id,
+        )  # fmt: skip
+
+
+def look_in(stage: Stage, job: Job) -> float:
+    """Return in how many seconds the sweeper looks at a job's message."""
+    return float(stage.sql("SELECT extract(epoch FROM look_at - now()) FROM messages WHERE job_id = %s", job.id)[0][0])
+
+
+def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_runs, "SOON_S", 0.0)
+    soon, late, unpublished, stale, elsewhere, running = (stage.job() for _ in range(6))
+    publish(stage, soon, stale, elsewhere, running)
+    publish(stage, late, look_in_s=1000)
+    stage.sql("UPDATE messages SET published_at = NULL, look_at = now() WHERE job_id = %s", unpublished.id)
+    assert stage.claim(running) is not None
+    runs = RunsHere()
+    for job in (soon, late, unpublished, running):
+        runs.received((job.id, 1))
+    runs.received((stale.id, 0))
+
+    assert WaitingRuns(stage.runtime, runs).vouch() == 1
+
+    lease = stage.runtime.settings.lease
+    assert lease - 5 < look_in(stage, soon) <= lease
+    assert look_in(stage, late) > 900
+    assert look_in(stage, stale) < 2
+    assert look_in(stage, elsewhere) < 2
+    assert messages.candidates(stage.runtime.connections, 10) == [
+        row[0] for row in stage.sql("SELECT task_id FROM messages WHERE job_id = %s", unpublished.id)
+    ]
+
+
+def test_what_was_overtaken_is_not_passed_over(stage: Stage) -> None:
+    """A queue is served in order: what was published before one that runs is not in it any more."""
+    overtaken, running, later = (stage.job() for _ in range(3))
+    publish(stage, overtaken, ago_s=60, look_in_s=-1)
+    publish(stage, running, ago_s=40, look_in_s=-1)
+    publish(stage, later, ago_s=20, look_in_s=-1)
+    queue = overtaken.queue
+    assert messages.overdue(stage.runtime.connections, limit=10) == {queue: 3}
+    assert messages.overdue(stage.runtime.connections, limit=2) == {queue: 2}
+    assert stage.claim(running) is not None
+
+    assert messages.pass_over(stage.runtime.connections, queue, limit=10) == 1
+
+    assert look_in(stage, overtaken) < 0
+    assert look_in(stage, later) > 0
+    assert messages.overdue(stage.runtime.connections, limit=10) == {queue: 1}
+
+
+def test_a_queue_that_vanished_has_its_messages_published_again_and_no_other(stage: Stage) -> None:
+    gone = [stage.job(queue="gone") for _ in range(3)]
+    running, other = stage.job(queue="gone"), stage.job(queue="other")
+    publish(stage, *gone, running, other, look_in_s=1000)
+    assert stage.claim(running) is not None
+    assert messages.queues_in_broker(stage.runtime.connections) == ["gone", "other"]
+
+    assert messages.look_now_in(stage.runtime.connections, "gone", limit=2) == 2
+    assert messages.look_now_in(stage.runtime.connections, "gone", limit=2) == 1
+
+    assert messages.queues_in_broker(stage.runtime.connections) == ["other"]
+    due = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL AND look_at <= now() ORDER BY job_id")
+    assert [row[0] for row in due] == [job.id for job in gone]
+    assert look_in(stage, other) > 900
