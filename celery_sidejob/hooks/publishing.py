@@ -140,8 +140,9 @@ class CeleryPublisher:
             try:
                 return rabbitmq.ready_messages(self._channel().connection, queue)
             except Exception as error:
-                self._pause(error)
-                return None
+                if self._producer is None or isinstance(error, self._connection_errors):
+                    self._pause(error)
+                return None  # or this one queue cannot be asked for
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -151,8 +152,10 @@ class CeleryPublisher:
         try:
             self._send(message)
         except Exception as error:
-            # After a silence nothing more is tried: this caller has waited long enough.
-            if not reused or isinstance(error, TimeoutError) or not self._is_connection_error(error):
+            # After a silence nothing more is tried: this caller has waited long enough. A Redis client connects again
+            # by itself.
+            broken = isinstance(error, self._connection_errors) and not isinstance(error, TimeoutError)
+            if not reused or not broken or self._family != "amqp":
                 raise
             self._drop_connection()
             self._send(message)
@@ -305,7 +308,11 @@ class CeleryPublisher:
             error = error.__cause__ or error
         if isinstance(error, KeyError):  # a queue that is not declared; kombu counts it among errors of its connections
             return False
-        return isinstance(error, (*self._app.connection_for_write().connection_errors, OSError))
+        return isinstance(error, self._connection_errors)
+
+    @cached_property
+    def _connection_errors(self) -> tuple[type[BaseException], ...]:
+        return (*self._app.connection_for_write().connection_errors, OSError)
 
     def _mind_fork(self) -> None:
         if self._pid != os.getpid():

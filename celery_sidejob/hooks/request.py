@@ -73,7 +73,7 @@ class JobRequest(Request):
         self._is_being_accepted = False
         self._delivery: Delivery | None = None
         if heartbeat is not None and self._key is not None:
-            self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None))
+            self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None), request=self)
 
     @property
     def request_dict(self) -> dict[str, Any]:
@@ -160,6 +160,8 @@ class JobRequest(Request):
                 self._over()  # no process was lost: Celery calls so whatever is no Exception
             task_ready(self)
             self.acknowledge()
+            if self._delivery is not None and self._delivery.pid is None:
+                self._over()  # its process died before it began: it waits here no longer, and nobody may vouch for it
             if send_failed_event:
                 self.send_event("task-failed", exception=repr(error), traceback=None)
             return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..model import native
@@ -30,6 +32,8 @@ class Delivery:
     over_at: float | None = None
     plan: str | None = None
     received_at: float = field(default_factory=time.monotonic)
+    request: Callable[[], object] | None = None
+    """Returns the request itself while there is one: Celery drops some without a word."""
     vouched_at: float | None = None
     """When the store was told last that it waits here."""
 
@@ -43,9 +47,9 @@ class RunsHere:
         self._dropped: frozenset[Key] = frozenset()
         """What this worker had last time it was declared dead."""
 
-    def received(self, key: Key, lease_s: float | None = None) -> Delivery:
+    def received(self, key: Key, lease_s: float | None = None, *, request: object = None) -> Delivery:
         """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
-        delivery = Delivery(key, lease_s)
+        delivery = Delivery(key, lease_s, request=None if request is None else weakref.ref(request))
         with self._lock:
             self._deliveries.setdefault(key, []).append(delivery)
         return delivery
@@ -104,6 +108,7 @@ class RunsHere:
                 for delivery in self._all()
                 if delivery.pid is None
                 and delivery.over_at is None
+                and (delivery.request is None or delivery.request() is not None)
                 and now - delivery.received_at >= for_s
                 and (delivery.vouched_at is None or now - delivery.vouched_at >= every_s)
             ]

@@ -87,3 +87,18 @@ def test_what_waited_is_forgotten_with_the_connection_unless_a_process_has_it_af
     runs.accepted(on_its_way, 11)
     assert runs.knows(on_its_way.key)
     assert runs.of_process(11) == [on_its_way.key]
+
+
+class Request:
+    """Stands for Celery's."""
+
+
+def test_a_request_that_celery_dropped_waits_no_longer() -> None:
+    runs = RunsHere()
+    request = Request()
+    runs.received(KEY, request=request)
+    assert runs.waiting(for_s=0, every_s=0) == [KEY]
+
+    del request
+
+    assert runs.waiting(for_s=0, every_s=0) == []
