@@ -17,7 +17,7 @@ from tests.tools.workers import Processes, WorkerProcess
 
 NEVER = {"SIDEJOB_LEASE": "600"}
 """A lease in which silence says nothing within a test."""
-SOON = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1"}
+SOON = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1", "SIDEJOB_LOST_AFTER": "2"}
 NO_GRACE_NEEDED = {"SIDEJOB_LOCK_GRACE": "600"}
 """With it a lock that is free says nothing within a test."""
 
