@@ -80,7 +80,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an asking ended: its status, and its result or error as JSON text."""
+    """How an asking ended: its status, and its result or error as JSON text; with the job's arguments, JSON too."""
 
     task_id: str
     job_id: int
@@ -88,6 +88,6 @@ class Outcome:
     queue: str
     outcome: str
     result: str
-    options: Mapping[str, Any] | None = None
-    args: str = "[]"
-    kwargs: str = "{}"
+    options: Mapping[str, Any] | None
+    args: str
+    kwargs: str

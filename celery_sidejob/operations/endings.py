@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
@@ -51,7 +51,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
 
     if unit is not None and not from_outside and (ended := _end_quietly(runtime, hold, unit, ending)) is not None:
         return ended
-    known = {hold.job_id: hold.row.parent_id} if hold.row is not None else None
+    known: Mapping[int, int | None] | None = {hold.job_id: hold.row.parent_id}
 
     def work(executor: Executor) -> tuple[Applied, Ended]:
         nonlocal known
@@ -73,7 +73,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> En
     None if there is something to apply after all: the ordinary end then judges it under the lock.
     """
     row = hold.row
-    if not unit.empty or unit.took or ending.retry_in_s is not None or hold.kind != "run" or row is None:
+    if not unit.empty or unit.took or ending.retry_in_s is not None or hold.kind != "run":
         return None
     if row.parent_id is not None or row.options is not None or ending.outcome == Status.FAILED:
         return None
@@ -89,9 +89,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> En
         return None
     aftermath = Aftermath(moves=[(hold.job_id, row.task, Status.RUNNING, done[0].status)])
     if done[0].task_id is not None and wanted:
-        aftermath.outcomes.append(
-            Outcome(done[0].task_id, hold.job_id, row.task, row.queue, ending.outcome, ending.result)
-        )
+        aftermath.outcomes.append(_outcome(done[0].task_id, row, ending.outcome, ending.result))
     runtime.follow(aftermath)
     return Ended(done[0].status)
 
@@ -184,7 +182,7 @@ def _settle_message(
     retry = ending.retry_in_s is not None
     closed = row.task_id
     if closed is not None:
-        _follow_closing(runtime, executor, job, row, outcome=ending.outcome, result=ending.result, aftermath=aftermath)
+        _follow_closing(runtime, executor, row, _outcome(closed, hold.row, ending.outcome, ending.result), aftermath)
     look_after_s = runtime.settings.lost_after
     next_run = hold.run_no + 1
     if row.status == Status.TERMINATING or (row.status == Status.QUEUED and row.asked_again and not retry):
@@ -233,27 +231,31 @@ def close_asking(
     row = askings.close(executor, job.id, outcome=outcome, result=result, unwanted=unwanted)
     if row is None:
         return None
-    _follow_closing(runtime, executor, job, row, outcome=outcome, result=result, aftermath=aftermath)
+    (shown,) = jobs.find(executor, [job.id])  # the locked row has no arguments, which a backend may want to keep
+    _follow_closing(runtime, executor, row, _outcome(row.task_id, shown, outcome, result), aftermath)
     task_id: str = row.task_id
     return task_id
 
 
-def _follow_closing(
-    runtime: Runtime, executor: Executor, job: Any, row: Any, *, outcome: Status, result: str, aftermath: Aftermath
-) -> None:
+def _follow_closing(runtime: Runtime, executor: Executor, row: Any, ended: Outcome, aftermath: Aftermath) -> None:
     """Write the continuations of an asking that was just closed, and have its result brought to the backend."""
     options = json.loads(row.options) if row.options else None
-    ended = Outcome(row.task_id, job.id, job.task, job.queue, outcome, result, options)
+    ended = replace(ended, options=options)
     for continuation in runtime.results.continuations(ended):
         messages.add_continuation(
             executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
             look_after_s=runtime.settings.lost_after,
         )  # fmt: skip
         aftermath.continuations.append(continuation)
-    if runtime.results.wanted(job.task, options):
+    if runtime.results.wanted(ended.task, options):
         aftermath.outcomes.append(ended)
     elif options:
         askings.mark_stored(executor, [row.task_id])
+
+
+def _outcome(task_id: str, row: Any, outcome: Status, result: str) -> Outcome:
+    """Return the outcome of an asking without options; `row` is the job's, with its arguments."""
+    return Outcome(task_id, row.id, row.task, row.queue, outcome, result, None, row.args, row.kwargs)
 
 
 def bury(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..model.errors import LeaseLostError, StoreUnavailableError
@@ -32,7 +32,7 @@ class Hold:
     kind: str
     unit_no: int = 0
     started: bool = False
-    row: Any = None
+    row: Any = field(kw_only=True)
     """The job and its asking as they were claimed."""
     seen_wakes: int | None = None
     """The asks that had come when the body began, if since the claim there were only nudges."""

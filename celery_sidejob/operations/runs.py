@@ -91,7 +91,7 @@ def look(runtime: Runtime, hold: Hold) -> list[Any]:
     rows = list(claims.look(runtime.connections, hold.job_id))
     if rows and rows[0].came_late:
         raise CameLateError(f"Job {hold.job_id} became a child of one that was terminated with all below it.")
-    if rows and hold.row is not None:
+    if rows:
         asked, nudged = rows[0].wakes - hold.row.wakes_taken, rows[0].nudges - hold.row.nudges
         hold.seen_wakes = rows[0].wakes if asked == nudged else None
     return [row for row in rows if row.id is not None]

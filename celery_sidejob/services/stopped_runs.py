@@ -30,7 +30,7 @@ def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, re
         row = claims.read_claimed(runtime.connections, job_id)
         if row is None or (row.run_no, row.worker_id) != (run_no, heartbeat.worker_id):
             return  # it ended by itself, or runs elsewhere
-        hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no)
+        hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no, row.started, row=row)
     error = endings.error_json(kind, message, MODULES[kind])
     ending = Ending(Status.FAILED, result=error, error=error, reason=reason)
     if hold.kind == "shutdown":

@@ -229,7 +229,7 @@ def test_a_sweep_stores_the_result_that_its_process_could_not(site: Site) -> Non
         "UPDATE sidejob.askings SET stored_at = NULL, closed_at = now() - interval '1 min' WHERE task_id = %s",
         [task_id],
     )
-    assert site.sidejob.poll().results >= 0
+    site.sidejob.poll()
     wait_until(lambda: job.result.state == "SUCCESS", timeout=TIMEOUT_S)
     assert job.result.get(timeout=TIMEOUT_S) == 15
 

@@ -1,0 +1,85 @@
+"""What the result backend is given at an asking's end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_sidejob import Job, RunningJob
+from celery_sidejob.model.status import Status
+from celery_sidejob.operations import endings, recovery
+from celery_sidejob.operations.endings import Ending
+from tests.tools.in_process import Stage
+
+GIVEN = ([1], {"more": 2})
+
+
+def body(job: RunningJob, one: int, more: int = 0) -> int:
+    return one + more
+
+
+def broken(job: RunningJob, one: int, more: int = 0) -> None:
+    raise ValueError("broken")
+
+
+def completed(stage: Stage) -> Job:
+    return run(stage, stage.task(body, name="body").enqueue(*GIVEN))
+
+
+def completed_below_a_parent(stage: Stage) -> Job:
+    stage.task(body, name="body")
+    return run(stage, stage.job().enqueue("body", *GIVEN, child_name="kid"))
+
+
+def failed(stage: Stage) -> Job:
+    return run(stage, stage.task(broken, name="broken").enqueue(*GIVEN))
+
+
+def revoked(stage: Stage) -> Job:
+    job = stage.task(body, name="body").enqueue(*GIVEN)
+    hold = stage.claim(job)
+    assert hold is not None
+    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.revocation")
+    endings.end(stage.runtime, hold, None, Ending(Status.FAILED, result=error, error=error), from_outside=True)
+    return job
+
+
+def given_up(stage: Stage) -> Job:
+    job = stage.task(body, name="body", max_losses=1).enqueue(*GIVEN)
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.declare_dead(stage.worker_id)
+    assert recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=stage.worker_id)
+    return job
+
+
+def run(stage: Stage, job: Job) -> Job:
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.perform(hold)
+    return job
+
+
+@pytest.mark.parametrize("end", [completed, completed_below_a_parent, failed, revoked, given_up])
+def test_an_extended_result_has_the_arguments_whoever_ended_the_asking(
+    stage: Stage, end: Callable[[Stage], Job]
+) -> None:
+    stage.app.conf.update(result_backend="cache+memory://", result_extended=True)
+    result: Any = end(stage).refresh().result
+
+    assert (result.args, result.kwargs) == GIVEN
+
+
+def test_an_error_link_is_told_of_the_arguments(stage: Stage) -> None:
+    told: list[Any] = []
+
+    @stage.app.task(name="errback")
+    def errback(request: Any, error: BaseException, traceback: Any) -> None:
+        told.append((request.args, request.kwargs))
+
+    job = stage.task(broken, name="broken").enqueue(*GIVEN, link_error=errback.s())
+    run(stage, job)
+
+    assert told == [GIVEN]
