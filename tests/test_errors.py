@@ -203,6 +203,7 @@ ELSEWHERE: dict[str, Case] = {
     "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
+    "a task option of a later version": lambda s: s.stage.task(lambda job: None, run_rate="600/m"),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }
 

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
-from ..job import enqueue
+from ..job import Job, enqueue
 from ..model.status import Status
 from ..operations import runs
 from ..services.heartbeat import Heartbeat
@@ -28,11 +28,17 @@ if TYPE_CHECKING:
 
 
 def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:
-    """Run one job to its rest, and return its result with the job as ``.job``."""
+    """Run one job to its rest, and return its result with the job as ``.job``.
+
+    One that is made in the caller's transaction cannot run before the commit, which then runs it: it is PENDING.
+    """
     runtime = task._runtime
     for name in ("producer", "publisher", "throw", "task_type", "retries", "eta", "countdown"):
         options.pop(name, None)
     task_id = options.pop("task_id", None) or uuid()
+    if options.get("transaction") is not None:
+        made = enqueue(runtime, task, tuple(args), kwargs, task_id=task_id, **options)
+        return _result(task, task_id, made, None, states.PENDING)
     asked_for: set[int] = set()
     inline = INLINE.set(asked_for)
     try:
@@ -48,10 +54,15 @@ def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, 
         value = returned.get(job.id)
     elif job.status == Status.FAILED:
         value = raised.get(job.id)
-    result = EagerResult(task_id, value, shown, name=task.name)
-    result.job = job
+    result = _result(task, task_id, job, value, shown)
     if task.app.conf.task_eager_propagates and isinstance(value, BaseException):
         raise value
+    return result
+
+
+def _result(task: SideJobTask, task_id: str, job: Job, value: Any, state: str) -> EagerResult:
+    result = EagerResult(task_id, value, state, name=task.name)
+    result.job = job
     return result
 
 

@@ -19,7 +19,7 @@ OWN_OPTIONS = LATER_OPTIONS | {
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Refuse wrong options, and return a copy of the others."""
     for name in sorted(LATER_OPTIONS & options.keys()):
-        raise SettingsError(f"The task option {name!r} is not supported yet.")
+        raise SettingsError(f"The task option {name!r} is not supported yet: leave it out.")
     parse_ports(options.get("inports", ()), where="inports")
     parse_ports(options.get("outports", ()), where="outports")
     renewal = options.get("lease_renewal", "auto")
@@ -27,6 +27,9 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"lease_renewal is 'auto' or 'manual', not {renewal!r}.")
     if (renewal == "manual") != (options.get("lease") is not None):
         raise SettingsError('lease= is the deadline of a run with lease_renewal="manual": give both, or neither.')
+    lease = options.get("lease")
+    if lease is not None and (isinstance(lease, bool) or not isinstance(lease, int | float) or not lease > 0):
+        raise SettingsError(f"lease is a number of seconds above 0, not {lease!r}.")
     losses = options.get("max_losses")
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
         raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r}.")

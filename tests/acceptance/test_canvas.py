@@ -342,6 +342,8 @@ def test_a_canvas_of_a_client_without_the_extension(site: Site) -> None:
 EAGER = """
 from celery import chain, chord, group
 from celery.result import EagerResult
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 from tests.acceptance import canvas as c
 
 result = c.job.delay(1)
@@ -397,6 +399,18 @@ except c.Broken as error:
 else:
     raise AssertionError("task_eager_propagates")
 c.job.apply_async((5,), link=c.noted.s())
+
+engine = create_engine(c.sidejob.settings.database_url.replace("postgresql://", "postgresql+psycopg://"))
+with Session(engine) as session:
+    result = c.job.apply_async((1,), transaction=session)
+    assert (result.state, c.sidejob.find(result.job.id)) == ("PENDING", None), result.state
+    session.commit()
+assert result.job.refresh().status == "completed"
+with Session(engine) as session:
+    undone = c.job.apply_async((1,), transaction=session)
+    session.rollback()
+assert c.sidejob.find(undone.job.id) is None
+engine.dispose()
 print("all well")
 """
 

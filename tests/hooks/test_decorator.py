@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -261,6 +262,9 @@ def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(databa
         ({"lease_renewal": "never"}, SettingsError),
         ({"lease_renewal": "manual"}, SettingsError),
         ({"lease": 5}, SettingsError),
+        ({"lease": "5", "lease_renewal": "manual"}, SettingsError),
+        ({"lease": timedelta(seconds=5), "lease_renewal": "manual"}, SettingsError),
+        ({"lease": 0, "lease_renewal": "manual"}, SettingsError),
         ({"max_losses": 0}, SettingsError),
         ({"on_lost": "sometimes"}, SettingsError),
     ],
