@@ -304,8 +304,8 @@ def _status(name: str) -> Status:
         raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
 
 
-tasks.extend_copy = SideJob
-
-
 def _several(status: str | Iterable[str]) -> Iterable[str]:
     return [status] if isinstance(status, str) else status
+
+
+tasks.extend_copy = SideJob

@@ -19,9 +19,9 @@ def locate(runtime: Runtime, id_or_alias: int | str, executor: Executor | None =
     """
     unit = active()
     executor = executor if executor is not None else runtime.connections
+    if isinstance(id_or_alias, str) and why_not_storable(id_or_alias):  # nor could Python read so long a number
+        return None
     if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
-        if why_not_storable(id_or_alias):
-            return None
         if unit is not None:
             given, taken = unit.aliases()
             if id_or_alias in given:

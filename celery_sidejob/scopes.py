@@ -16,7 +16,7 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class PortScope:
-    """How reads and writes inside a `port_options` block behave; None inherits."""
+    """How reads and writes inside a `port_options` block behave."""
 
     log: bool = True
     notify: bool = True

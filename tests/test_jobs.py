@@ -221,7 +221,7 @@ def test_jobs_are_found_by_id_alias_and_task_id(stage: Stage) -> None:
     assert [find(job.id), find(str(job.id)), find("höhe 7"), find(job)] == [job] * 4
     assert stage.sidejob.for_task_id(str(job.task_id)) == job
     assert stage.sidejob.for_task_id(str(uuid4())) is None
-    for unknown in (job.id + 1, -1, 2**70, "nobody", "", "a\0b", "\ud800", str(uuid4())):
+    for unknown in (job.id + 1, -1, 2**70, "9" * 5000, "nobody", "", "a\0b", "\ud800", str(uuid4())):
         assert find(unknown) is None
         with pytest.raises(JobNotFoundError):
             stage.sidejob.get(unknown)

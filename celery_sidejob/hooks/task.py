@@ -107,7 +107,6 @@ class SideJobTask(Task):
             return apply_eagerly(self, args or (), kwargs, options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
-        options.pop("priority", None) if options.get("priority") is None else None
         transaction = options.pop("transaction", None)
         repeated = self._repeated(options.get("task_id"))
         job = repeated or enqueue(self._runtime, self, args or (), kwargs, transaction=transaction, **options)

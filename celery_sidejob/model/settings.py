@@ -154,6 +154,11 @@ def _setting(default: Any, kind: Kind, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind, "meaning": meaning}, repr=not kind.secret)
 
 
+NO_STORE = (
+    "sidejob_database_url is not set: give the store's URL as app.conf.sidejob_database_url or as "
+    "SIDEJOB_DATABASE_URL in the environment."
+)
+
 # --- The settings ----------------------------------------------------------------------------------------------------
 
 
@@ -202,10 +207,7 @@ class Settings:
     def require_database_url(self) -> str:
         """Return the store's URL, or say how to set it."""
         if self.database_url is None:
-            raise SettingsError(
-                'sidejob_database_url is not set: set app.conf.sidejob_database_url = "postgresql://…" '
-                "(or SIDEJOB_DATABASE_URL in the environment)"
-            )
+            raise SettingsError(NO_STORE)
         return self.database_url
 
     def redacted(self, value: Any) -> Any:

@@ -196,7 +196,7 @@ def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], 
 def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:
     """Look before writing into a borrowed transaction: an error of Postgres would spoil it."""
     for job in drafts:
-        if job.parent_id is not None and any(
-            child.name == job.child_name for child in jobs.children(executor, job.parent_id)
-        ):
+        if job.parent_id is None or job.child_name is None:
+            continue
+        if jobs.child(executor, job.parent_id, job.child_name) is not None:
             raise child_name_taken([job])

@@ -24,8 +24,8 @@ def rescue(
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
     The worker must have been declared dead, unless it rescues its `own` run. The loss counts towards `max_losses`,
-    unless it was none: the worker had left as planned. A
-    job that somebody has locked is left for the next look, unless this is to `wait`. Returns whether the run was taken.
+    unless it was none: the worker had left as planned. A job that somebody has locked is left for the next look, unless
+    this is to `wait`. Returns whether the run was taken.
     """
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss, wait=wait)
 

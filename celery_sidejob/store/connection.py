@@ -30,6 +30,7 @@ from psycopg.pq import TransactionStatus
 from ..model import native
 from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ..model.settings import NO_STORE
 from .borrowed import Address, Borrowed, borrow, check
 from .identity import Database, cluster, look
 from .places import Places
@@ -228,10 +229,7 @@ class Connections:
     def connect(self) -> OwnExecutor:
         """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
         if self._url is None:
-            raise SettingsError(
-                "sidejob_database_url is not set: give the store's URL as app.conf.sidejob_database_url or as "
-                "SIDEJOB_DATABASE_URL in the environment."
-            )
+            raise SettingsError(NO_STORE)
         executor = None
         try:
             connection = psycopg.connect(**connection_parameters(self._url), autocommit=True, prepare_threshold=None)
