@@ -182,13 +182,29 @@ class CeleryTasks:
     def _bound(self, task: str, exchange: Any, routing_key: Any) -> str:
         """Return the queue that `exchange` and `routing_key` lead to: a job waits in one queue, which must be known."""
         exchange = getattr(exchange, "name", exchange)
+        queue = self._queue_at(exchange, routing_key)
+        if queue is None:
+            raise InvalidValueError(
+                f"No queue of this app is bound to exchange {exchange!r} with routing_key {routing_key!r}, so a job of "
+                f"{task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
+            )
+        return queue
+
+    def _queue_at(self, exchange: Any, routing_key: Any) -> str | None:
         for queue in self._app.amqp.queues.values():
             if (exchange in (None, queue.exchange.name)) and (routing_key in (None, queue.routing_key)):
                 return str(queue.name)
-        raise InvalidValueError(
-            f"No queue of this app is bound to exchange {exchange!r} with routing_key {routing_key!r}, so a job of "
-            f"{task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
-        )
+        return None
+
+    def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
+        """Return the queue that a message came from, by where it was sent; None if that does not tell one we know.
+
+        A pattern of a topic exchange, for one, does not: then the task's own queue is better than one nobody serves.
+        """
+        exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
+        if not exchange:  # the default exchange leads to the queue of that name
+            return str(routing_key) if routing_key in self._app.amqp.queues else None
+        return self._queue_at(exchange, routing_key)
 
     def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
         """Return the ports that a task declares, here or where a worker served it last."""

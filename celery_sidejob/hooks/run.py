@@ -98,10 +98,12 @@ def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
         options = {
             "link": request.callbacks, "link_error": request.errbacks, "chain": request.chain, "chord": request.chord,
             "group_id": request.group, "group_index": request.group_index, "root_id": request.root_id,
-            "parent_id": request.parent_id, "reply_to": request.reply_to,
+            "parent_id": request.parent_id, "reply_to": request.reply_to, "shadow": request.shadow,
+            "ignore_result": request.ignore_result or None,
         }  # fmt: skip
+        options["time_limit"], options["soft_time_limit"] = request.timelimit or (None, None)
         given = {key: value for key, value in options.items() if value is not None}
-        queue = (request.delivery_info or {}).get("routing_key")
+        queue = runtime.tasks.delivered_from(request.delivery_info or {})
         try:
             enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
         except InvalidValueError:

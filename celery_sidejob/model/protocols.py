@@ -119,6 +119,10 @@ class Tasks(Protocol):
         """Return what this process serves: {task, queue, options as JSON text}, for clients without the code."""
         ...
 
+    def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
+        """Return the queue that a message came from, if where it was sent tells one that we know."""
+        ...
+
     def localize(self, eta: datetime) -> datetime:
         """Return `eta` with a time zone: the app's, where it has none."""
         ...

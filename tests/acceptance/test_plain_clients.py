@@ -104,6 +104,15 @@ def test_the_process_dies_that_makes_a_job_of_it(scene: Scene, stranger: Celery,
     scene.settle(TIMEOUT_S)
 
 
+def test_what_its_message_says_of_the_run_holds_for_the_job(scene: Scene, stranger: Celery) -> None:
+    scene.worker(pool="prefork", **QUICK)
+    task_id = str(uuid.uuid4())
+    stranger.send_task("acceptance.stubborn", (600,), task_id=task_id, time_limit=1, ignore_result=True)
+
+    job = the_job(scene, task_id)
+    assert (str(job.status), job.info["error"]["type"]) == ("failed", "TimeLimitExceeded")
+
+
 def test_arguments_that_no_job_can_hold_are_refused_once(scene: Scene, stranger: Celery) -> None:
     first = scene.worker(**QUICK)
     stranger.send_task("acceptance.stepper", (1, 2, 3))  # it takes one

@@ -249,6 +249,13 @@ def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(databa
         with pytest.raises(InvalidValueError, match="No queue of this app is bound to exchange 'media'"):
             plain.enqueue(exchange="media", routing_key="media.sound")
         assert len(sidejob.jobs()) == 5
+
+        from_where = sidejob.runtime.tasks.delivered_from
+        assert from_where({"exchange": "media", "routing_key": "media.video"}) == "video"
+        assert from_where({"exchange": "", "routing_key": "image"}) == "image"
+        assert from_where({"exchange": "media", "routing_key": "media.any"}) is None, "sent through a pattern"
+        assert from_where({"exchange": "", "routing_key": "amq.gen-1"}) is None
+        assert from_where({}) is None
     finally:
         sidejob.runtime.connections.close()
         app.close()
