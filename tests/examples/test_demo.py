@@ -86,6 +86,14 @@ def left_in(temporary: Path) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if belongs(process)]
 
 
+def is_empty(directory: Path) -> bool:
+    """Tell whether nothing is in a directory; LookupError says what is."""
+    found = sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
+    if found:
+        raise LookupError(f"there are {len(found)}: {found[:20]}")
+    return True
+
+
 def tables_of(said: str) -> dict[str, list[str]]:
     """The rows of all tables, by what stands in their first column."""
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in said.splitlines() if line.startswith("│")]
@@ -140,7 +148,7 @@ def test_nothing_is_left_when_it_is_interrupted(
     assert running.wait(GONE_S) == exit_code, running.log()
     assert "Traceback" not in running.log()
     wait_until(lambda: not left_in(temporary), timeout=GONE_S, message="all processes to be gone")
-    wait_until(lambda: not list(temporary.iterdir()), timeout=GONE_S, message="all directories to be gone")
+    wait_until(lambda: is_empty(temporary), timeout=GONE_S, message="all directories to be gone")
 
 
 def test_nothing_is_left_when_nobody_reads_it_to_the_end(
