@@ -122,12 +122,14 @@ def still_unpublished(executor: Executor, task_ids: Iterable[str], wait_s: float
     return len(executor.run(_SET_ASIDE, task_ids=list(task_ids), wait_s=wait_s))
 
 
+# A page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit to.
 _LOOK_NOW = Statement("""
+WITH page AS (
+  SELECT task_id FROM {messages}
+  WHERE published_at IS NOT NULL AND locked_by IS NULL AND look_at > now() AND job_id > %(after)s
+  ORDER BY job_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 UPDATE {messages} m SET look_at = now(), published_at = NULL
-FROM (SELECT task_id FROM {messages}
-      WHERE published_at IS NOT NULL AND locked_by IS NULL AND look_at > now() AND job_id > %(after)s
-      ORDER BY job_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
-WHERE m.task_id = page.task_id RETURNING m.job_id""")
+FROM page WHERE m.task_id = page.task_id RETURNING m.job_id""")
 
 
 def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
@@ -178,12 +180,13 @@ def queues_in_broker(executor: Executor) -> list[str]:
 
 
 _LOOK_NOW_IN = Statement("""
+WITH page AS (
+  SELECT task_id FROM {messages}
+  WHERE queue = %(queue)s AND look_at > now() AND look_at < 'infinity'
+    AND published_at IS NOT NULL AND locked_by IS NULL
+  ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 UPDATE {messages} m SET look_at = now(), published_at = NULL
-FROM (SELECT task_id FROM {messages}
-      WHERE queue = %(queue)s AND look_at > now() AND look_at < 'infinity'
-        AND published_at IS NOT NULL AND locked_by IS NULL
-      ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
-WHERE m.task_id = page.task_id RETURNING m.task_id""")
+FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def look_now_in(executor: Executor, queue: str, *, limit: int) -> int:
@@ -211,14 +214,15 @@ def overdue(executor: Executor, *, limit: int) -> dict[str, int]:
 
 
 _PASS_OVER = Statement("""
+WITH page AS (
+  SELECT task_id FROM {messages}
+  WHERE queue = %(queue)s AND look_at <= now() AND locked_by IS NULL
+    AND published_at > coalesce((SELECT max(r.published_at) FROM {messages} r
+      WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
+  ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
 UPDATE {messages} m SET look_after = least(m.look_after * 2, make_interval(secs => %(longest_s)s)),
   look_at = now() + least(m.look_after * 2, make_interval(secs => %(longest_s)s))
-FROM (SELECT task_id FROM {messages}
-      WHERE queue = %(queue)s AND look_at <= now() AND locked_by IS NULL
-        AND published_at > coalesce((SELECT max(r.published_at) FROM {messages} r
-          WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
-      ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED) page
-WHERE m.task_id = page.task_id RETURNING m.task_id""")
+FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def pass_over(executor: Executor, queue: str, *, limit: int) -> int:

@@ -287,7 +287,7 @@ def test_settings_that_just_do_not_contradict_are_read():
 
 def test_the_store_is_asked_for_only_where_it_is_needed():
     assert read({"sidejob_database_url": URL}).require_database_url() == URL
-    with pytest.raises(SettingsError, match=r"app\.conf\.sidejob_database_url = "):
+    with pytest.raises(SettingsError, match=r"give the store's URL as app\.conf\.sidejob_database_url"):
         read().require_database_url()
 
 
