@@ -170,7 +170,7 @@ def without_schema(scene: Scene) -> None:
     try:
         sidejob.find(1)
     finally:
-        sidejob.runtime.connections.close()
+        sidejob.close()
 
 
 def without_url(scene: Scene) -> None:

@@ -303,7 +303,8 @@ class CeleryPublisher:
                 if self._family == "amqp":
                     producer.hang_up()
                 else:
-                    producer.channel.connection.client.collect()
+                    transport = producer.channel.connection
+                    transport.close_connection(transport)
             except Exception as closing:
                 logger.debug("Closing the broker connection failed: %s", closing)
 

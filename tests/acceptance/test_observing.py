@@ -361,7 +361,7 @@ def test_the_trace_survives_a_publication_by_the_sweeper(watched: Watched, trace
     assert job.refresh().status == "queued"
 
     (noted,) = watched.record.wait_for("span", job=job.id, timeout=20)
-    sidejob.runtime.connections.close()
+    sidejob.close()
     assert noted["trace"] == trace
     assert "Traceback" not in worker.log()
 

@@ -703,7 +703,7 @@ def test_the_commands_of_a_real_app(
 from tests.cli.shop import order, pay, sidejob
 job = order.enqueue(("Ann",), {"price": 3}, aliases=["order"])
 job.enqueue(pay, (7,), child_name="payment")
-sidejob.runtime.connections.close()
+sidejob.close()
 """
     assert processes.start_python(client, env=env).wait() == 0
     assert [job["status"] for job in celery("jobs", "--json").document] == ["queued", "queued"]

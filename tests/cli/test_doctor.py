@@ -224,7 +224,7 @@ def test_a_user_who_lacks_rights(locked: Stage) -> None:
         clerk.conf.sidejob_database_url = url
         sidejob = SideJob(clerk)
         found = [f for f in Diagnosis(sidejob.runtime, sidejob.owner).findings() if f.check == "rights"]
-        sidejob.runtime.connections.close()
+        sidejob.close()
         assert [finding.level for finding in found] == [Level.ERROR]
         assert found[0].found.startswith("clerk lacks DELETE on aliases, DELETE on askings, ")
         assert "sidejob db grants clerk" in found[0].remedy
@@ -244,7 +244,7 @@ def test_a_database_without_a_schema(empty_database_url: str) -> None:
     sidejob = SideJob(app)
 
     found = list(Diagnosis(sidejob.runtime, sidejob.owner).findings())
-    sidejob.runtime.connections.close()
+    sidejob.close()
 
     assert [(one.check, str(one.level)) for one in found] == [
         ("store", "ok"), ("durability", "warning"), ("clock", "ok"), ("schema", "error"),

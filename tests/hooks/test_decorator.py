@@ -95,7 +95,7 @@ def sidejob(app: Celery, database_url: str) -> Iterator[SideJob]:
     app.conf.sidejob_database_url = database_url
     made = SideJob(app)
     yield made
-    made.runtime.connections.close()
+    made.close()
 
 
 def in_a_process(program: str, **variables: str) -> str:
@@ -257,7 +257,7 @@ def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(databa
         assert from_where({"exchange": "", "routing_key": "amq.gen-1"}) is None
         assert from_where({}) is None
     finally:
-        sidejob.runtime.connections.close()
+        sidejob.close()
         app.close()
 
 
@@ -338,7 +338,7 @@ def test_flasks_application_context_is_there_in_the_body(database_url: str) -> N
     assert app.tasks["flask.classy"].apply((3,)).get() == ["site", 3]
     assert body(body.enqueue((1,)), 4) == ["site", 4]
     assert not has_app_context()
-    sidejob.runtime.connections.close()
+    sidejob.close()
     app.close()
 
 
@@ -574,5 +574,5 @@ def test_workers_that_spawn(database_url: str, redis_url: str, record: Record, p
     assert shared.children["child"].wait(timeout=10).status == Status.COMPLETED
     client.send_task("spawned.plain")
     record.wait_for("worked", count=3)
-    sidejob.runtime.connections.close()
+    sidejob.close()
     client.close()
