@@ -3,6 +3,7 @@
 from .deadset import DeadEntry, DeadSet
 from .extension import SideJob
 from .hooks.decorators import sidejob_task
+from .hooks.durable_task import DurableTask
 from .hooks.logs import JSONFormatter, RunFilter
 from .hooks.revocation import TaskRevokedError
 from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
@@ -42,6 +43,7 @@ __all__ = [
     "CycleError",
     "DeadEntry",
     "DeadSet",
+    "DurableTask",
     "HasParentError",
     "IllegalMoveError",
     "InvalidAliasError",

@@ -1,4 +1,4 @@
-"""The dead set: jobs that rest as failed until a person decides."""
+"""The dead set: jobs that rest as failed, and messages of ordinary tasks, until a person decides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from .job import Job
 from .model.errors import JobNotFoundError
+from .operations import durable as operations
 from .operations.runtime import Runtime
 from .store import dead
 
@@ -20,7 +21,8 @@ class DeadEntry:
     """One entry: what died, why, and when."""
 
     id: int
-    job_id: int
+    job_id: int | None
+    """The job; None for an ordinary durable task, whose message is kept here."""
     task_id: str | None
     task: str
     queue: str
@@ -63,9 +65,17 @@ class DeadSet:
             raise JobNotFoundError(f"The dead set has no entry {entry_id}: it was retried or deleted, or never was.")
         return self._entry(row)
 
-    def retry(self, entry_id: int) -> Job:
-        """Force a run of the entry's job, which leaves the dead set with that; returns the job."""
-        job = Job(self.get(entry_id).job_id, runtime=self._runtime)
+    def retry(self, entry_id: int) -> Any:
+        """Have the entry tried again, which leaves the dead set with that.
+
+        A job is forced to run, and returned. The message of an ordinary task is published again with its own task id,
+        its losses forgotten and without what is left of its `expires`; returns its Celery result.
+        """
+        entry = self.get(entry_id)
+        if entry.job_id is None:
+            operations.revive(self._runtime, entry_id, entry.task_id)
+            return self._runtime.tasks.result(str(entry.task_id))
+        job = Job(entry.job_id, runtime=self._runtime)
         asked = job.run(force=True)
         return asked if asked is not None else job
 

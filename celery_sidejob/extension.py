@@ -12,7 +12,7 @@ from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
-from .hooks import beat, configuration, logs, pool_process, recording
+from .hooks import beat, configuration, durable, durable_request, durable_task, logs, pool_process, recording
 from .hooks import task as tasks
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
@@ -57,6 +57,7 @@ class SideJob:
         self._app: Celery | None = None
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
+        self._globs: tuple[str, ...] | None = None
         self.heartbeat: Heartbeat | None = None
         """The worker's heartbeat, in the parent process of a worker."""
         if app is not None:
@@ -76,6 +77,10 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
+        durable.install(app)
+        durable_task.install()
+        durable_request.install()
+        app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)
         jobs_of.use_runtime(lambda: self.runtime)
@@ -91,6 +96,13 @@ class SideJob:
     def settings(self) -> Settings:
         """The settings, read at first use, then frozen."""
         return self._ensure_runtime().settings
+
+    @property
+    def durable_globs(self) -> tuple[str, ...]:
+        """The setting `durable_tasks`, read when the app is finalized: too early to freeze where the store is."""
+        if self._globs is None:
+            self._globs = configuration.settings_of(self.app).durable_tasks
+        return self._globs
 
     @property
     def runtime(self) -> Runtime:
@@ -287,6 +299,10 @@ class SideJob:
         served = self.runtime.tasks.served()
         if served:
             self.runtime.connections.transact("register", lambda executor: registry.serve(executor, served))
+
+    def _mark_durable_tasks(self, sender: Celery | None = None, **_: Any) -> None:
+        """Make the tasks of the app that are durable what a worker runs with care; those of later are made so there."""
+        durable_task.mark(self.app)
 
     def _add_beat_entry(self, sender: Celery | None = None, **_: Any) -> None:
         """Put the poll into the beat schedule, unless the user has an entry of that name."""

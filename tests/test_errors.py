@@ -14,8 +14,10 @@ from celery import Celery
 from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
-from celery_sidejob.hooks import pool_kind
+from celery_sidejob.hooks import durable_task, pool_kind
 from celery_sidejob.model import errors
+from celery_sidejob.model.durable import Message
+from celery_sidejob.operations import durable as operations
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 
@@ -115,6 +117,11 @@ UNWRITTEN: dict[str, Case] = {
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),
     "searching by something that is no id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
     "counting by something else": lambda s: s.sidejob.count_jobs(by="args"),
+    "a durable task's `task_id=` reads as a row of another kind": lambda s: durable(s).apply_async(
+        task_id="continuation:1"
+    ),
+    "`transaction=` for a durable task": lambda s: durable(s).apply_async(transaction=s.stage),
+    "an option of a durable task is no JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
     "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
@@ -192,8 +199,55 @@ def left_behind(scene: Scene) -> None:
     kept[0].run(scene.job.set, a=1)
 
 
+def durable(scene: Scene, **options: Any) -> Any:
+    """An ordinary durable task."""
+    task = scene.stage.app.task(ordinary, name="durable", shared=False, **{"durable": True, **options})
+    durable_task.mark(scene.stage.app)
+    return task
+
+
+def taken(scene: Scene) -> None:
+    """Call a durable task twice with one id."""
+    durable(scene).apply_async(task_id="one")
+    scene.stage.app.send_task("durable", (1,), task_id="one")
+
+
+def protocol_one(scene: Scene) -> None:
+    """Call a durable task by the old protocol."""
+    scene.stage.app.conf.task_protocol = 1
+    durable(scene).delay()
+
+
+def failover(scene: Scene) -> None:
+    """Configure what is not there yet."""
+    app = Celery("failing", broker="memory://", set_as_current=False)
+    app.conf.sidejob_failover_urls = ["postgresql://elsewhere/shop"]
+    _ = SideJob(app).settings
+
+
+def spawning(scene: Scene) -> None:
+    """A worker's pool would spawn."""
+    durable(scene)
+    scene.stage.app.conf.worker_pool_start_method = "spawn"
+    durable_task.check_pool(scene.stage.app, is_green=False)
+
+
+def lost_on_the_way(scene: Scene) -> None:
+    """A run goes on whose row is gone."""
+    run = operations.Run(("gone", 1), "durable", 1)
+    operations.go_on(scene.stage.runtime, run, Message("gone", "durable", "q", "{}", b"[]"))
+
+
 ELSEWHERE: dict[str, Case] = {
     "a thread adds to a run that is over": left_behind,
+    "a durable task's run that its worker lost goes on as a retry": lost_on_the_way,
+    "a durable task's `task_id=` is not finished": taken,
+    "a durable task with `task_protocol = 1`": protocol_one,
+    "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
+    "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
+    "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
+    "`sidejob_failover_urls` is set": failover,
+    "a worker with durable tasks starts with gevent or spawn": spawning,
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
     "nobody listens at the store's address": without_store,

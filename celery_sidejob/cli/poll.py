@@ -19,6 +19,8 @@ MEANINGS = {
     "declared_dead": "workers declared dead",
     "results": "results brought to the result backend",
     "unpublished": "messages the broker did not take; they are tried again",
+    "tasks_taken": "ordinary durable tasks taken from workers that died",
+    "tasks_buried": "ordinary durable tasks that were lost or expired, and go to the dead set",
     "broker_emptied": "the broker had been emptied",
 }
 

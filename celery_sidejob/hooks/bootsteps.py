@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import bootsteps, signals
 
+from ..model import native
 from ..model.settings import Settings
 from ..services import stop_flag
 from ..services.heartbeat import Heartbeat
@@ -16,7 +17,7 @@ from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
-from . import pool_kind
+from . import durable_task, pool_kind
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -35,6 +36,8 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeat: Heartbeat | None = None
         self._bell = PoolBell()
         stop_flag.share()  # before the pool forks
+        durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
+        durable_task.check_pool(worker.app, is_green=native.is_patched())
 
     def include_if(self, worker: Any) -> bool:
         """Only where there is a store; an app that merely imports us may run workers for its other tasks."""

@@ -16,9 +16,8 @@ from ..model.settings import Settings, read_settings
 def settings_of(app: Celery) -> Settings:
     """Read, check and freeze the settings of an app: its configuration, then the environment, then defaults."""
     settings = read_settings(_ours(app), os.environ, namespace=app.namespace)
-    for name in ("durable_tasks", "failover_urls"):
-        if getattr(settings, name):  # a promise that is not kept yet must not look kept
-            raise SettingsError(f"sidejob_{name} is for durable tasks, which this version does not have yet")
+    if settings.failover_urls:  # a promise that is not kept yet must not look kept
+        raise SettingsError("sidejob_failover_urls is not supported yet: durable tasks are kept in one store")
     return settings
 
 

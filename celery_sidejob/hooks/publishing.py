@@ -26,8 +26,10 @@ from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
 from ..model.crash_points import reach
+from ..model.durable import Message
 from ..model.messages import FORMAT, Continuation, Doorbell
-from . import events, rabbitmq
+from ..model.protocols import Publication
+from . import durable, events, rabbitmq
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -61,22 +63,22 @@ class CeleryPublisher:
         """Whether the pause after the last failure is over."""
         return time.monotonic() >= self._paused_until
 
-    def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
+    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
         """Publish in order until the broker fails, and return what it has; a queue that refuses is passed over."""
         self._mind_fork()
-        sent: list[Doorbell | Continuation] = []
+        sent: list[Publication] = []
         eager = self._app.conf.task_always_eager
         inline = INLINE.get()
         if eager or inline is not None:
             asked_for = {message.job_id for message in messages if isinstance(message, Doorbell)}
-            messages = [message for message in messages if isinstance(message, Continuation)]
+            messages = [message for message in messages if not isinstance(message, Doorbell)]
             if inline is not None:
                 inline.update(asked_for)
             elif asked_for:
                 self._run_here(asked_for)
         if eager:
             sent += self._continue_here([message for message in messages if isinstance(message, Continuation)])
-            messages = []
+            messages = [message for message in messages if isinstance(message, Message)]
         if not messages or not self.ready:
             return sent
         with self._lock:
@@ -92,8 +94,8 @@ class CeleryPublisher:
                 except Exception as error:
                     if self._producer is None or self._is_connection_error(error):  # or it could not be opened
                         self._pause(error)
-                    elif isinstance(message, Continuation):
-                        logger.exception("A continuation cannot be published; it is tried again: %s", message.task_id)
+                    elif isinstance(message, Continuation) or _is_its_own(message, error):
+                        logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
                     else:
                         self._pass_over(message.queue, error)
                 except BaseException:  # a greenlet is killed in the middle of it, and half a message may be written
@@ -147,7 +149,7 @@ class CeleryPublisher:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _send_anew_if_stale(self, message: Doorbell | Continuation) -> None:
+    def _send_anew_if_stale(self, message: Publication) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._producer is not None
         try:
@@ -161,9 +163,11 @@ class CeleryPublisher:
             self._drop_connection()
             self._send(message)
 
-    def _send(self, message: Doorbell | Continuation) -> None:
+    def _send(self, message: Publication) -> None:
         producer = self._open()
-        if isinstance(message, Continuation):
+        if isinstance(message, Message):
+            durable.publish(self._app, producer, message, timeout=ATTEMPT_S)
+        elif isinstance(message, Continuation):
             self._continue(message, producer=producer, retry=False)
         else:
             self._ring(message, producer)
@@ -340,6 +344,11 @@ def _keep_client(channel: Any) -> None:
         yield given or client
 
     channel.conn_or_acquire = the_same
+
+
+def _is_its_own(message: Publication, error: Exception) -> bool:
+    """Tell whether an error is that of one durable task's message, and not of its queue."""
+    return isinstance(message, Message) and isinstance(error, ValueError | TypeError)
 
 
 _inherited: list[Producer | None] = []

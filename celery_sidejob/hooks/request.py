@@ -71,7 +71,7 @@ class JobRequest(Request):
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         heartbeat = self._heartbeat
         self._is_being_accepted = False
-        self._delivery: Delivery | None = None
+        self._delivery: Delivery[Key] | None = None
         if heartbeat is not None and self._key is not None:
             self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None), request=self)
 

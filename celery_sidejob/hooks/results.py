@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from billiard.exceptions import WorkerLostError
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
@@ -15,8 +16,10 @@ from kombu.utils.json import loads as kombu_loads
 from kombu.utils.uuid import uuid
 
 from ..model import values
+from ..model.durable import Message
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
+from . import durable
 from .publishing import INLINE, publication
 from .revocation import TaskRevokedError
 
@@ -93,6 +96,27 @@ class CeleryResults:
             logger.warning("%s could not be shown as %s: %s", outcome.task_id, state, error)
             return False
         return True
+
+    def tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+        """Store FAILURE or REVOKED for an ordinary durable task, with its errbacks and the chord's part."""
+        try:
+            return self._tell_of_doom(message, reason, error)
+        except Exception as problem:
+            logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
+            return "wait"
+
+    def _tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+        backend, request = self._app.backend, durable.request_of(self._app, message)
+        stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
+        if stores and backend.get_state(message.task_id) == states.SUCCESS:
+            # Its process died after that, before its row was removed. What follows it was not published.
+            return "bury" if request.callbacks or request.chain else "remove"
+        text = error.partition(": ")[2]
+        if reason == "expired":
+            backend.mark_as_revoked(message.task_id, "expired", request, stores)
+        else:
+            backend.mark_as_failure(message.task_id, WorkerLostError(text), None, request, stores)
+        return "bury"
 
     def _store(self, outcome: Outcome) -> None:
         backend = self._app.backend

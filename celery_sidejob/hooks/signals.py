@@ -16,13 +16,13 @@ job_status_changed = Signal(name="job_status_changed", providing_args={"job_id",
 """A job moved. Sent after the commit, by the process that made it; `before` is None for a new job."""
 
 task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no"})
-"""A run was lost with its worker."""
+"""A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others."""
 
 task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
 """A lost run was rescued: its job is queued again, with its inputs as they were."""
 
 task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "task", "reason"})
-"""A job was entered in the dead set."""
+"""A job was entered in the dead set, or (`job_id` is None, `task_id` given) an ordinary durable task."""
 
 
 class SignalObserver:
@@ -54,6 +54,21 @@ class SignalObserver:
         logger.warning("Run %d of job %d (%s) was lost with its worker", run_no, job_id, task)
         self._measures.count("runs_lost")
         task_lost.send(sender=task, job_id=job_id, task=task, run_no=run_no)
+
+    def task_buried(self, entry_id: int, task_id: str, task: str, reason: str) -> None:
+        """Send `task_buried` for an ordinary task."""
+        logger.log(
+            logging.ERROR if reason == "lost" else logging.WARNING,
+            "Task %s (%s) was entered in the dead set: %s", task_id, task, reason,
+        )  # fmt: skip
+        self._measures.count("tasks_buried", reason)
+        task_buried.send(sender=task, entry_id=entry_id, job_id=None, task_id=task_id, task=task, reason=reason)
+
+    def task_lost(self, task_id: str, task: str) -> None:
+        """Send `task_lost` for an ordinary task."""
+        logger.warning("Task %s (%s) was lost with its worker", task_id, task)
+        self._measures.count("tasks_lost")
+        task_lost.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
 
     def recovered(self, job_id: int, task: str, run_no: int) -> None:
         """Send `task_recovered`."""

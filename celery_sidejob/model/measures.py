@@ -101,6 +101,7 @@ COUNTED = {
     "runs_rescued": "Lost runs that were queued again.",
     "leases_lost": "Runs that were refused because they were no longer their job's current run.",
     "workers_declared_dead": "Workers declared dead for their silence or their free liveness lock.",
+    "tasks_lost": "Runs of ordinary durable tasks lost with their workers.",
     "messages_missing": "Messages published again because nobody had claimed their run.",
     "broker_emptied": "Times the broker was found emptied, or new.",
 }
@@ -108,6 +109,7 @@ COUNTED = {
 
 COUNTED_BY = {
     "jobs_buried": ("reason", "Jobs entered in the dead set."),
+    "tasks_buried": ("reason", "Ordinary durable tasks entered in the dead set."),
     "status_changes": ("status", "Moves of jobs into a status."),
 }
 """What is counted by a label, the label's name, and what it means."""

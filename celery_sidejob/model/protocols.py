@@ -7,14 +7,17 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from .call import Call
+from .durable import Message
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
+
+Publication = Doorbell | Continuation | Message
 
 
 class Publisher(Protocol):
     """Gives messages to the broker."""
 
-    def publish(self, messages: Sequence[Doorbell | Continuation]) -> Sequence[Doorbell | Continuation]:
+    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
         """Publish as many as possible, in order, within a bounded time, and return those the broker has.
 
         Raises nothing for a broker that is down: what is not returned is published by the sweeper.
@@ -66,6 +69,14 @@ class Results(Protocol):
         """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
         ...
 
+    def tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+        """Store that an ordinary durable task was lost, or has expired: failed, with errbacks and the chord's part.
+
+        Returns what to do with its row: ``bury`` it, ``remove`` it (it had ended well after all, and nothing follows
+        it), or ``wait`` for a backend that could not be reached.
+        """
+        ...
+
 
 class Observer(Protocol):
     """Is told what happened, after its commit."""
@@ -80,6 +91,14 @@ class Observer(Protocol):
 
     def lost(self, job_id: int, task: str, run_no: int) -> None:
         """A run's worker died."""
+        ...
+
+    def task_buried(self, entry_id: int, task_id: str, task: str, reason: str) -> None:
+        """An ordinary durable task was entered in the dead set."""
+        ...
+
+    def task_lost(self, task_id: str, task: str) -> None:
+        """The worker of an ordinary durable task died while it ran."""
         ...
 
     def recovered(self, job_id: int, task: str, run_no: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Continuation, Doorbell, Outcome
-from ..model.protocols import Observer, Publisher, Results, Tasks
+from ..model.protocols import Observer, Publication, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store import askings, messages
 from ..store.connection import Connections
@@ -72,7 +72,7 @@ class Runtime:
 
         Dying before the mark only means that the sweeper publishes once more; the claim drops the copy.
         """
-        waiting: list[Doorbell | Continuation] = [*continuations, *doorbells]
+        waiting: list[Publication] = [*continuations, *doorbells]
         if not waiting:
             return 0
         sent = self.publisher.publish(waiting)

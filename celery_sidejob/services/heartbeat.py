@@ -23,9 +23,10 @@ from ..store.connection import OwnExecutor
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
 from .held_runs import HeldRuns
+from .held_tasks import HeldTasks
 from .liveness_lock import LivenessLock
 from .pool_processes import PoolProcesses
-from .runs_here import RunsHere
+from .runs_here import Key, RunsHere
 from .waiting_runs import WaitingRuns
 
 logger = logging.getLogger("celery_sidejob")
@@ -59,13 +60,14 @@ class Heartbeat:
         self._processes = processes or PoolProcesses()
         self._file = file
         self._settings = runtime.settings
-        self.runs = RunsHere()
+        self.runs: RunsHere[Key] = RunsHere()
         self.worker_id = 0
         self.errands = Errands()
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._waiting = WaitingRuns(runtime, self.runs)
+        self.tasks = HeldTasks(runtime, worker_id=lambda: self.worker_id)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")
@@ -105,6 +107,7 @@ class Heartbeat:
         try:
             for row in claims.held_by(self.runtime.connections, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
+            released += self.tasks.leave()
             workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
             workers.leave(self.runtime.connections, self.worker_id)
         except StoreUnavailableError as error:
@@ -118,9 +121,10 @@ class Heartbeat:
         if self._file is not None:
             self._file.touch()  # first: what follows raises while there is no store
         beaten = self._beat_if_due()
-        died = self._processes.died(self.runs.busy())
+        died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())
         with self.runtime.connections.over(self._beating()):
-            done = Beat(beaten, self._held.rescue_orphans(died), self._held.reconcile())
+            orphans = self._held.rescue_orphans(died) + self.tasks.rescue(died)
+            done = Beat(beaten, orphans, self._held.reconcile())
             self._waiting.vouch()
             return done
 
@@ -166,6 +170,7 @@ class Heartbeat:
         """Drop everything and begin anew: what still runs here will be refused by its fence."""
         logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
         received = self.runs.clear()
+        self.tasks.runs.clear()
         self.register()
         for job_id, run_no in received:
             # Those not begun yet will be refused too, as they carry the old identity: they are rung again.

@@ -14,7 +14,7 @@ from ..operations import recovery
 from ..operations.runtime import Runtime
 from ..store import claims, messages
 from .errands import Errands
-from .runs_here import ENDED, GRACE_S, RunsHere
+from .runs_here import ENDED, GRACE_S, Key, RunsHere
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -22,7 +22,9 @@ logger = logging.getLogger("celery_sidejob")
 class HeldRuns:
     """Compares what one worker holds with what it runs. `worker_id`: its identity just now."""
 
-    def __init__(self, runtime: Runtime, runs: RunsHere, errands: Errands, *, worker_id: Callable[[], int]) -> None:
+    def __init__(
+        self, runtime: Runtime, runs: RunsHere[Key], errands: Errands, *, worker_id: Callable[[], int]
+    ) -> None:
         self._runtime = runtime
         self._runs = runs
         self._errands = errands

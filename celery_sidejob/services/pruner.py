@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..model.status import Status
 from ..operations.deletion import delete_finished
 from ..operations.runtime import Runtime
-from ..store import dead, jobs
+from ..store import dead, durable, jobs
+from ..store.statement import Executor
 
 PRUNE_S = 60.0
 WINDOW = 5000
@@ -32,6 +34,7 @@ class Pruner:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._after = 0
+        self._entries_after = 0
 
     def run_once(self) -> Pruned:
         """Remove old entries of the dead set, and old finished jobs with everything below them."""
@@ -45,7 +48,21 @@ class Pruner:
     def _prune_dead(self, age_s: float) -> int:
         """Remove entries together with their jobs: a failed job without an entry would be found by nobody."""
         old = dead.old_roots(self._runtime.connections, after=0, age_s=age_s, limit=PAGE)
-        return sum(delete_finished(self._runtime, job_id, DONE | {Status.FAILED}) for job_id in old)
+        removed = sum(delete_finished(self._runtime, job_id, DONE | {Status.FAILED}) for job_id in old)
+        return removed + self._prune_dead_tasks(age_s)
+
+    def _prune_dead_tasks(self, age_s: float) -> int:
+        """Remove entries of ordinary tasks, which have nothing but that; a page of the dead set at a time."""
+        connections = self._runtime.connections
+        if not durable.fits(connections):
+            return 0
+
+        def forget(executor: Executor) -> Any:
+            return durable.forget_entries(executor, after=self._entries_after, age_s=age_s, limit=PAGE)
+
+        page = connections.transact("prune", forget, single=True)
+        self._entries_after = page.last or 0
+        return int(page.removed)
 
     def _prune_jobs(self, age_s: float | None) -> int:
         connections = self._runtime.connections

@@ -6,11 +6,14 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from ..model import native
 
 Key = tuple[int, int]
 """(job id, run number)"""
+K = TypeVar("K", bound=tuple[Any, int])
+"""What a run is told by: of a job, or of an ordinary task (task id, generation)."""
 
 GRACE_S = 5.0
 """How long a run that is over here may still be held in the store, before it is rescued."""
@@ -23,10 +26,10 @@ RELEASED = "released"
 
 
 @dataclass(eq=False, slots=True)
-class Delivery:
+class Delivery(Generic[K]):
     """One delivery to this worker. There may be several of one run: all but one find it claimed and end at once."""
 
-    key: Key
+    key: K
     lease_s: float | None = None
     pid: int | None = None
     over_at: float | None = None
@@ -38,23 +41,23 @@ class Delivery:
     """When the store was told last that it waits here."""
 
 
-class RunsHere:
+class RunsHere(Generic[K]):
     """The parent's knowledge of its runs, filled by the hooks of each request; safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = native.lock()
-        self._deliveries: dict[Key, list[Delivery]] = {}
-        self._dropped: frozenset[Key] = frozenset()
+        self._deliveries: dict[K, list[Delivery[K]]] = {}
+        self._dropped: frozenset[K] = frozenset()
         """What this worker had last time it was declared dead."""
 
-    def received(self, key: Key, lease_s: float | None = None, *, request: object = None) -> Delivery:
+    def received(self, key: K, lease_s: float | None = None, *, request: object = None) -> Delivery[K]:
         """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
         delivery = Delivery(key, lease_s, request=None if request is None else weakref.ref(request))
         with self._lock:
             self._deliveries.setdefault(key, []).append(delivery)
         return delivery
 
-    def accepted(self, delivery: Delivery, pid: int | None) -> None:
+    def accepted(self, delivery: Delivery[K], pid: int | None) -> None:
         """A process of the pool begins with the delivery, which may have been thought lost with the connection."""
         with self._lock:
             delivery.pid = pid
@@ -62,24 +65,24 @@ class RunsHere:
             if delivery not in of_run:
                 of_run.append(delivery)
 
-    def over(self, delivery: Delivery) -> None:
+    def over(self, delivery: Delivery[K]) -> None:
         """The delivery is over, whatever came of it."""
         with self._lock:
             delivery.over_at = time.monotonic()
 
-    def stopped(self, key: Key) -> None:
+    def stopped(self, key: K) -> None:
         """The worker has stopped the run: all its deliveries are over."""
         with self._lock:
             for delivery in self._deliveries.get(key, ()):
                 delivery.over_at = time.monotonic()
 
-    def planned(self, key: Key, plan: str) -> None:
+    def planned(self, key: K, plan: str) -> None:
         """The worker is about to stop the run's process, with `ENDED` or `RELEASED` in mind."""
         with self._lock:
             for delivery in self._deliveries.get(key, ()):
                 delivery.plan = plan
 
-    def plan_of(self, key: Key) -> str | None:
+    def plan_of(self, key: K) -> str | None:
         """Return why the worker stops the run's process; None if it does not, so that its death is a loss."""
         with self._lock:
             return next((delivery.plan for delivery in self._deliveries.get(key, ()) if delivery.plan), None)
@@ -89,14 +92,14 @@ class RunsHere:
         with self._lock:
             return {delivery.pid for delivery in self._all() if delivery.pid and delivery.over_at is None}
 
-    def of_process(self, pid: int) -> list[Key]:
+    def of_process(self, pid: int) -> list[K]:
         """Return the runs, and forget the deliveries, that a process which has died had been given."""
         with self._lock:
             gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
             self._forget(gone)
         return [delivery.key for delivery in gone]
 
-    def waiting(self, *, for_s: float, every_s: float) -> list[Key]:
+    def waiting(self, *, for_s: float, every_s: float) -> list[K]:
         """Return the runs whose delivery waits here for a process, and note that they are vouched for now.
 
         Those that have waited for `for_s` seconds, and were not returned in the last `every_s`.
@@ -121,7 +124,7 @@ class RunsHere:
         with self._lock:
             self._forget([one for one in self._all() if one.pid is None and one.over_at is None])
 
-    def own_leases(self) -> dict[int, float]:
+    def own_leases(self) -> dict[Any, float]:
         """Return the runs that renew their own lease, {job id: seconds}."""
         with self._lock:
             return {
@@ -130,7 +133,7 @@ class RunsHere:
                 if delivery.lease_s is not None and delivery.pid is not None and delivery.over_at is None
             }
 
-    def knows(self, key: Key) -> bool:
+    def knows(self, key: K) -> bool:
         """Tell whether the run may still be under way here, or has only just ended."""
         with self._lock:
             return any(
@@ -138,7 +141,7 @@ class RunsHere:
                 for delivery in self._deliveries.get(key, ())
             )
 
-    def is_over(self, key: Key) -> bool:
+    def is_over(self, key: K) -> bool:
         """Tell whether a run of this worker is over: it was stopped, or the worker was declared dead meanwhile."""
         with self._lock:
             found = self._deliveries.get(key, ())
@@ -150,7 +153,7 @@ class RunsHere:
         with self._lock:
             self._forget([old for old in self._all() if old.over_at is not None and now - old.over_at >= GRACE_S])
 
-    def clear(self) -> list[Key]:
+    def clear(self) -> list[K]:
         """Forget everything, and return what was not over: this worker was declared dead, its runs are refused."""
         with self._lock:
             left = [delivery.key for delivery in self._all() if delivery.over_at is None]
@@ -158,10 +161,10 @@ class RunsHere:
             self._deliveries.clear()
         return left
 
-    def _all(self) -> list[Delivery]:
+    def _all(self) -> list[Delivery[K]]:
         return [delivery for deliveries in self._deliveries.values() for delivery in deliveries]
 
-    def _forget(self, gone: list[Delivery]) -> None:
+    def _forget(self, gone: list[Delivery[K]]) -> None:
         for delivery in gone:
             of_run = self._deliveries[delivery.key]
             of_run.remove(delivery)

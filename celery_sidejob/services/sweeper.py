@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -25,6 +25,7 @@ from ..operations.runtime import Runtime
 from ..store import askings, asks, claims, messages, workers
 from ..store.connection import RowsLocked, take_turns
 from ..store.statement import Executor
+from .poller import Poller
 from .pruner import PRUNE_S, Pruner
 
 logger = logging.getLogger("celery_sidejob")
@@ -62,6 +63,8 @@ class PollReport:
     declared_dead: int = 0
     results: int = 0
     unpublished: int = 0
+    tasks_taken: int = 0
+    tasks_buried: int = 0
     broker_emptied: bool = False
 
     def __bool__(self) -> bool:
@@ -93,6 +96,7 @@ class Sweeper:
         self._settings = runtime.settings
         self._worker = worker
         self._pruner = Pruner(runtime)
+        self._poller = Poller(runtime, self._in_a_thread if worker is not None else _here)
         self._sweeps = worker is None
         self._renewed_at = float("-inf")
         self._suspects = False
@@ -162,6 +166,7 @@ class Sweeper:
             if self._runtime.publisher.knows_queues and self._is_time("queues", QUEUES_S):
                 self._look_for_vanished_queues()
             self._publish(report)
+        self._poller.run_once(report)
         if self._is_time("results", RESULT_GRACE_S / 2):
             self._store_results(report)
         if self._is_time("prune", PRUNE_S):
@@ -323,13 +328,20 @@ class Sweeper:
         if self._worker is None:
             report.results += self._runtime.settle(_outcome(row) for row in rows)
         elif rows:
-            self._settling = threading.Thread(target=self._settle, args=(rows,), name="sidejob-results", daemon=True)
-            self._settling.start()
+            self._in_a_thread(lambda: self._runtime.settle(_outcome(row) for row in rows))
 
-    def _settle(self, rows: Sequence[Any]) -> None:
+    def _in_a_thread(self, work: Callable[[], Any]) -> bool:
+        """Have one thing at a time done that speaks to the backend; False if the last is not done yet."""
+        if self._settling is not None and self._settling.is_alive():
+            return False
+        self._settling = threading.Thread(target=self._settle, args=(work,), name="sidejob-results", daemon=True)
+        self._settling.start()
+        return True
+
+    def _settle(self, work: Callable[[], Any]) -> None:
         take_turns()
         try:
-            self._runtime.settle(_outcome(row) for row in rows)
+            work()
         except Exception:
             logger.exception("Results could not be brought to the backend; it is tried again")
 
@@ -358,6 +370,11 @@ class Sweeper:
             return False
         self._looked_at[what] = now
         return True
+
+
+def _here(work: Callable[[], None]) -> bool:
+    work()
+    return True
 
 
 def _outcome(row: Any) -> Outcome:

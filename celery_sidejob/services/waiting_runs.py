@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..operations.runtime import Runtime
 from ..store import messages
-from .runs_here import RunsHere
+from .runs_here import Key, RunsHere
 
 SOON_S = 2.0
 """How long a delivery has waited, at most, when it is vouched for first."""
@@ -20,7 +20,7 @@ class WaitingRuns:
     So a worker that dies, or is silent for its lease, vouches for nothing any more.
     """
 
-    def __init__(self, runtime: Runtime, runs: RunsHere) -> None:
+    def __init__(self, runtime: Runtime, runs: RunsHere[Key]) -> None:
         self._runtime = runtime
         self._runs = runs
         self._lease_s = runtime.settings.lease

@@ -266,12 +266,12 @@ def put_to_rest(executor: Executor, job_id: int, *, status: str, error: str) -> 
 _HELD = Statement("""
 SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid,
   m.locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
-FROM {messages} m WHERE m.locked_by = %(worker_id)s ORDER BY m.job_id""")
+FROM {messages} m WHERE m.locked_by = %(worker_id)s AND m.job_id IS NOT NULL ORDER BY m.job_id""")
 
 
 _HELD_BY_NOBODY = Statement("""
 SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id FROM {messages} m
-WHERE m.locked_by IS NOT NULL AND NOT EXISTS (
+WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND NOT EXISTS (
   SELECT FROM {workers} w WHERE w.id = m.locked_by AND w.dead_at IS NULL)
 ORDER BY m.job_id LIMIT %(limit)s""")
 

@@ -48,6 +48,7 @@ _CANDIDATES = Statement(
     + """
 SELECT x.task_id FROM q CROSS JOIN LATERAL (
   SELECT m.task_id, m.look_at FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
+    AND (m.job_id IS NOT NULL OR m.task_id LIKE 'continuation:%%')
   ORDER BY m.look_at LIMIT %(per_queue)s) x
 WHERE q.queue IS NOT NULL ORDER BY x.look_at"""
 )

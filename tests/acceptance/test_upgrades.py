@@ -23,6 +23,7 @@ from tests.tools.recorder import Record
 from tests.tools.roles import a_role
 from tests.tools.workers import Process, Processes, WorkerProcess
 
+BEFORE = f"{int(KNOWN) - 1:04}"
 OLDER = "tests.acceptance.older_jobs"
 OTHER = "tests.acceptance.other_app"
 
@@ -135,8 +136,8 @@ def test_a_right_that_is_missing_stops_a_worker_at_its_start(run_time_scene: Sce
 
 @pytest.fixture
 def older_scene(empty_database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Scene]:
-    """A scene whose schema is at the first revision."""
-    migrate.upgrade(empty_database_url, to="0001")
+    """A scene whose schema is at the revision before the newest."""
+    migrate.upgrade(empty_database_url, to=BEFORE)
     made = Scene(empty_database_url, redis_url, record, processes)
     yield made
     made.close()
@@ -157,7 +158,7 @@ def test_workers_of_neighbouring_revisions_work_side_by_side(older_scene: Scene)
 
     after = [worker(OLDER), worker(APP)]
     told = [row.revision for row in scene.sql("SELECT revision FROM workers ORDER BY id")]
-    assert told == [None, None, None, KNOWN]
+    assert told == [BEFORE, KNOWN, BEFORE, KNOWN]
     scene.settle(40)
     workload.judge()
     for gone in before:

@@ -434,7 +434,7 @@ def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
 
     assert command("poll", "--json").document == {
         "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "results": 0, "unpublished": 0,
-        "broker_emptied": False,
+        "tasks_taken": 0, "tasks_buried": 0, "broker_emptied": False,
     }  # fmt: skip
 
 
@@ -544,7 +544,7 @@ def test_db_upgrade_as_sql_from_a_revision_on() -> None:
     assert '"sidejob".jobs (' not in said.out
     assert "CREATE INDEX CONCURRENTLY" in said.out
     unknown = ask(app, "db", "upgrade", "--sql", "--from", "7")
-    assert unknown.err == "Error: There is no revision '7': there are 0001, 0002.\n"
+    assert unknown.err == "Error: There is no revision '7': there are 0001, 0002, 0003.\n"
     assert "Usage: " in ask(app, "db", "upgrade", "--from", "0001").err
 
 

@@ -18,6 +18,7 @@ from celery_sidejob.store import (
     claims,
     counters,
     dead,
+    durable,
     jobs,
     messages,
     packets,
@@ -28,12 +29,13 @@ from celery_sidejob.store import (
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 
-MODULES = (aliases, askings, asks, claims, counters, dead, jobs, messages, packets, ports, state, statistics)
+MODULES = (aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, state, statistics)
 
 READS_ALL = {
     "dead._COUNT": "counts",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
+    "durable._LOOK_NOW": "pages through everything after a broker was emptied",
     "messages._DEPTH": "counts",
     "messages._LOOK_NOW": "pages through everything after a broker was emptied",
     "statistics._RESTING": "counts what is not finished; see below",
@@ -43,6 +45,7 @@ READS_ALL = {
 """What reads a table as a whole, and why it may."""
 
 SAMPLES = {
+    "bytea": "x", "integer[]": "{7}",
     "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x", "text[]": "{x,y}",
     "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
     "timestamp with time zone": "2026-01-01", "interval": "1 s",

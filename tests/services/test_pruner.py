@@ -50,3 +50,12 @@ def test_an_old_entry_of_the_dead_set_goes_together_with_its_job(stage: Stage) -
     assert Pruner(stage.runtime).run_once() == Pruned(dead=1)
     assert not old.exists
     assert [job.id for job in stage.sidejob.jobs(status="failed")] == [young.id]
+
+
+def test_an_old_entry_of_an_ordinary_task_goes_by_itself(stage: Stage) -> None:
+    stage.sql("""
+        INSERT INTO dead (task_id, task, queue, reason, payload, body, died_at)
+        SELECT 't' || n, 'mail', 'q', 'lost', '{}', 'x', now() - n * interval '100 days'
+        FROM generate_series(1, 3) n""")
+    assert Pruner(stage.runtime).run_once() == Pruned(dead=2)
+    assert stage.sql("SELECT task_id FROM dead") == [("t1",)]

@@ -552,7 +552,7 @@ def test_nothing_is_taken_from_older_workers_that_run(
         with monkeypatch.context() as patch:
             patch.setattr(revisions, "KNOWN", "0001")
             older = workers.register(connections, "old:77:x")
-        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", "0002"), ("old:77:x", None)]
+        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", KNOWN), ("old:77:x", None)]
         add_migration(scripts, CONTRACTION)
 
         with pytest.raises(SchemaError) as refused:

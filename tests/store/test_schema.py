@@ -225,6 +225,7 @@ IN_RUN = {"status": "running", "run_no": 1, "unit_no": 0, "worker_id": 1, "run_k
 SHUTTING_DOWN = {**IN_RUN, "status": "terminating", "run_kind": "shutdown"}
 DOORBELL = {"job_id": 1, "for_run": 1}
 CONTINUATION = {"publication": "{}"}
+DURABLE = {**CONTINUATION, "task": "t", "body": b"[]", "generation": 1}
 NOW = "2026-01-01 00:00+00"
 
 # For each table: what every row has here, and rows as they may be.
@@ -249,6 +250,9 @@ LEGAL = {
             CONTINUATION,
             {**DOORBELL, "locked_by": 1, "locked_at": NOW},
             {**DOORBELL, "missing_at": NOW},
+            DURABLE,
+            {**DURABLE, "locked_by": 1, "locked_at": NOW, "on_lost": "dead", "max_losses": 3},
+            *({**DURABLE, "doom": doom} for doom in ("lost", "expired")),
         ],
     ),
     "askings": (
@@ -293,6 +297,19 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
     ],
     "messages_lock_check": [{**DOORBELL, "locked_by": 1}, {**DOORBELL, "locked_at": NOW}],
     "messages_missing_check": [{**DOORBELL, "locked_by": 1, "locked_at": NOW, "missing_at": NOW}],
+    "messages_body_check": [
+        {**CONTINUATION, "task": "t"},
+        {**CONTINUATION, "generation": 1},
+        {**DURABLE, "task": None},
+        {**DURABLE, "generation": None},
+        {**DOORBELL, "task": "t", "body": b"[]", "generation": 1},
+    ],
+    "messages_on_lost_check": [{**DURABLE, "on_lost": "retry"}],
+    "messages_doom_check": [
+        {**DURABLE, "doom": "sealed"},
+        {**DURABLE, "doom": "lost", "locked_by": 1, "locked_at": NOW},
+        {**DOORBELL, "doom": "lost"},
+    ],
     "askings_outcome_check": [{"closed_at": NOW, "outcome": "suspended"}],
     "askings_closed_check": [
         {"closed_at": NOW},

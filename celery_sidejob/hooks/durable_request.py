@@ -1,0 +1,181 @@
+"""A delivery of an ordinary durable task in the worker's parent process.
+
+Unlike for a job, Celery's own view of a failed task counts here, but for a lost process: that is rescued by the
+heartbeat, and judged once by its row.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
+from celery.platforms import EX_OK
+from celery.worker.request import Request
+from celery.worker.state import task_ready
+
+from ..model.durable import HEADER, Key, key_of
+from ..services.runs_here import ENDED, RELEASED, Delivery
+from .durable import received
+from .durable_task import ADOPTED
+from .run import WORKER
+
+
+def install() -> None:
+    """Listen to what Celery tells of messages that it drops; twice does no harm."""
+    signals.task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_sidejob.durable")
+
+
+def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None = None, **_: Any) -> None:
+    """Nobody here knows the task: Celery fails it and drops its message, so it is buried."""
+    heartbeat = getattr(getattr(sender.app, "sidejob", None), "heartbeat", None)
+    headers = message.headers or {}
+    key = key_of(str(headers.get("id")), headers.get(HEADER))
+    if heartbeat is not None and key is not None:
+        error = f"NotRegistered: no worker of this queue knows {headers.get('task')!r}; import its module there"
+        heartbeat.errands.soon(lambda: heartbeat.tasks.fail(key, reason="failed", error=error))
+
+
+class DurableRequest(Request):
+    """Celery's request, for messages of durable tasks."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap `on_success`: Celery's generated subclass redefines it, so that an override here is never called."""
+        super().__init_subclass__(**kwargs)
+        on_success = cls.__dict__.get("on_success")
+        if on_success is not None:
+
+            def on_success_then_over(self: DurableRequest, *args: Any, **options: Any) -> Any:
+                try:
+                    return on_success(self, *args, **options)
+                finally:
+                    self._over()
+
+            cls.on_success = on_success_then_over
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._kept: Key | None = key_of(self.id, self._request_dict.get(HEADER))
+        self._key: Key = self._kept or (self.id, 1)
+        self._is_being_accepted = False
+        self._failed = False
+        heartbeat = self._heartbeat
+        self._delivery: Delivery[Key] | None = None
+        if heartbeat is not None:
+            self._delivery = heartbeat.tasks.runs.received(self._key)
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None and heartbeat.may_claim:
+            self._request_dict[WORKER] = heartbeat.worker_id
+        if self._kept is None and HEADER not in self._request_dict:
+            self._request_dict[ADOPTED] = received(self._app, self.task_name, self._message)
+        given: dict[str, Any] = self._request_dict
+        return given
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Note which process runs it."""
+        if self._heartbeat is not None and self._delivery is not None:
+            # gevent gives the greenlet's number, which is no process
+            self._heartbeat.tasks.runs.accepted(self._delivery, pid if self._heartbeat.has_processes else os.getpid())
+        self._is_being_accepted = True
+        try:
+            super().on_accepted(pid, time_accepted)
+        finally:
+            self._is_being_accepted = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
+        if self._kept is not None or not self._is_being_accepted:
+            super().acknowledge()
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
+        if soft:
+            super().on_timeout(soft, timeout)
+            return
+        self._stopped("failed", f"TimeLimitExceeded: the run took longer than {timeout} seconds")
+        if not self._failed:
+            self._failed = True
+            super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Revoked while it runs: the death of its process is then no loss."""
+        self._plan(ENDED)
+        try:
+            super().terminate(pool, signal)
+        except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
+            self._announce_revoked("terminated", True, signal, False)
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """Cut off by a cold stop; where bodies run in this process, it ends now and gives back what it holds."""
+        self._plan(RELEASED)
+        if self._heartbeat is None or self._heartbeat.has_processes:
+            super().cancel(pool, *args, **options)
+            return
+        raise WorkerTerminate(EX_OK)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+            return self._lost(error)
+        if isinstance(error, TimeLimitExceeded):
+            if self._failed:
+                self.acknowledge()
+                return None
+            self._failed = True
+            self._stopped("failed", f"TimeLimitExceeded: {error}")
+        elif (
+            not isinstance(error, Ignore | Reject | Retry) and not self._already_revoked and not self._already_cancelled
+        ):
+            # If the process could not even decode the message, nobody but this worker can bury it.
+            self._bury("failed", f"{type(error).__name__}: {error}", str(exc_info.traceback))
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._over()
+
+    def _lost(self, error: BaseException) -> None:
+        """The row says what becomes of it; without one the message is all there is, and goes back."""
+        task_ready(self)
+        if self._kept is None:
+            self.reject(requeue=True)
+        else:
+            self.acknowledge()
+        self.send_event("task-failed", exception=repr(error), traceback=None)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Revoked or expired: it does not run (any more), and the dead set says why."""
+        kind = "expired" if expired else "revoked"
+        self._stopped(kind, f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else ""))
+        super()._announce_revoked(reason, terminated, signum, expired)
+
+    def _stopped(self, reason: str, error: str) -> None:
+        self._plan(ENDED)
+        self._bury(reason, error, None)
+
+    def _bury(self, reason: str, error: str, traceback: str | None) -> None:
+        heartbeat, key, retries = self._heartbeat, self._key, self._request_dict.get("retries") or 0
+        if heartbeat is not None:
+            heartbeat.errands.soon(
+                lambda: heartbeat.tasks.fail(key, reason=reason, error=error, traceback=traceback, retries=retries)
+            )
+
+    def _plan(self, plan: str) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.tasks.runs.planned(self._key, plan)
+
+    def _over(self) -> None:
+        if self._heartbeat is not None and self._delivery is not None:
+            self._heartbeat.tasks.runs.over(self._delivery)
+        if self._kept is None and not self.acknowledged:
+            self.acknowledge()
+
+    @property
+    def _heartbeat(self) -> Any:
+        return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)

@@ -1,0 +1,279 @@
+"""What can be asked of the row of an ordinary durable task: keep, begin, go on, end, bury. One transaction each.
+
+The order of a run is lock, body, result, then removal together with the rows of what follows it. `docs/durable.md`
+has what a death in each gap gives.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from ..model.crash_points import reach
+from ..model.durable import Key, Message
+from ..model.errors import IllegalMoveError, InvalidValueError, LeaseLostError, StoreUnavailableError
+from ..store import durable
+from ..store.connection import OutcomeUnknown
+from ..store.statement import Executor
+from .endings import storable
+from .hold import PAUSE_S
+from .runtime import Runtime
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_sidejob")
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A run of a durable task in this process, from its lock to its end."""
+
+    key: Key
+    task: str
+    worker_id: int
+    in_body: bool = False
+    body_is_over: bool = False
+    moved: bool = False
+    """The row goes on as another message: a retry, or what replaces this task."""
+    result_is_stored: bool = False
+    follows: list[Message] = field(default_factory=list)
+    """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
+    traceback: str | None = None
+
+
+# -- publishing ------------------------------------------------------------------------------------------------------
+
+
+def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
+    """Keep a message and give it to the broker. Once this returns it runs or is in the dead set.
+
+    Raises StoreUnavailableError, or InvalidValueError if another message of this task id is not finished; not with
+    `repeated`, which is how a run that was begun again publishes what its first try had published already.
+    Dying between commit and publication only means that the sweeper publishes.
+    """
+    look_after_s = runtime.settings.lost_after
+
+    def work(executor: Executor) -> bool:
+        return durable.keep(executor, message, look_after_s=look_after_s)
+
+    if not _repeat(lambda: runtime.connections.transact("durable-keep", work, single=True)):
+        if repeated or durable.is_kept(runtime.connections, message):
+            return
+        raise InvalidValueError(
+            f"task_id={message.task_id!r} is taken: a durable task of this id waits or runs. Give each call an id of "
+            "its own, or none."
+        )
+    dispatch(runtime, [message])
+
+
+def go_on(runtime: Runtime, run: Run, message: Message) -> None:
+    """Turn the row of a run into that of the message by which it goes on, and publish that.
+
+    Raises LeaseLostError if the row was taken from this run.
+    """
+
+    def work(executor: Executor) -> int | None:
+        return durable.move(
+            executor, message, run.key, worker_id=run.worker_id, look_after_s=runtime.settings.lost_after
+        )
+
+    try:
+        generation = runtime.connections.transact("durable-move", work, single=True)
+    except OutcomeUnknown:
+        generation = _repeat(lambda: runtime.connections.transact("durable-move", work, single=True))
+        row = None if generation else durable.read(runtime.connections, run.key[0])
+        if row is not None and row.generation == run.key[1] + 1:
+            generation = row.generation
+    if generation is None:
+        raise _lease_lost(run)
+    run.moved = True
+    dispatch(runtime, [replace(message, generation=generation)])
+
+
+def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
+    """Publish, mark what the broker has, and return how many those were; a broker that is down costs a bounded time."""
+    sent = [message for message in runtime.publisher.publish(messages) if isinstance(message, Message)]
+    if sent:
+        keys = [(message.task_id, message.generation) for message in sent]
+        try:
+            runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, keys), single=True)
+        except StoreUnavailableError as error:
+            logger.warning("Published, but could not mark it; it will be published once more: %s", error)
+    return len(sent)
+
+
+# -- running ---------------------------------------------------------------------------------------------------------
+
+
+def begin(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int, is_here: bool) -> bool:
+    """Lock the row; False if this delivery is a copy, of which nothing is to run.
+
+    `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
+    """
+
+    def work(executor: Executor) -> bool:
+        return durable.begin(
+            executor, run.key, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+        )
+
+    try:
+        return runtime.connections.transact("durable-begin", work, single=True)
+    except OutcomeUnknown:
+        if runtime.connections.transact("durable-begin", work, single=True):
+            return True
+        row = durable.read(runtime.connections, run.key[0])
+        mine = (run.key[1], run.worker_id, pid)
+        return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
+
+
+def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
+    """Keep a message of a publisher without this package, locked for its run; False if another delivery did."""
+
+    def work(executor: Executor) -> bool:
+        return durable.adopt(
+            executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+            look_after_s=runtime.settings.lost_after,
+        )  # fmt: skip
+
+    return _repeat(lambda: runtime.connections.transact("durable-begin", work, single=True))
+
+
+def end(runtime: Runtime, run: Run) -> None:
+    """Remove the row of a run that ended well, and keep what follows it, in one commit; then publish that.
+
+    Raises LeaseLostError if the row was taken from this run: then nothing that follows it is published.
+    """
+    unknown = False
+
+    def work(executor: Executor) -> bool:
+        if not durable.remove(executor, run.key, worker_id=run.worker_id):
+            return False
+        for message in run.follows:
+            durable.keep(executor, message, look_after_s=runtime.settings.lost_after)
+        return True
+
+    def once() -> bool:
+        nonlocal unknown
+        try:
+            return runtime.connections.transact("durable-end", work, single=not run.follows)
+        except OutcomeUnknown:
+            unknown = True
+            raise
+
+    reach("durable-end:before")
+    if not _patiently(runtime, once) and not unknown:
+        raise _lease_lost(run)
+    reach("durable-end:after")
+    dispatch(runtime, run.follows)
+
+
+def fail(
+    runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
+    traceback: str | None = None, retries: int = 0, patient: bool = False,
+) -> bool:  # fmt: skip
+    """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already."""
+
+    def work(executor: Executor) -> tuple[int, str] | None:
+        found = durable.bury(
+            executor, key, by=by, worker_id=worker_id, reason=reason, error=storable(error),
+            traceback=None if traceback is None else storable(traceback), retries=retries,
+        )  # fmt: skip
+        return None if found is None else (found.id, found.task)
+
+    def once() -> tuple[int, str] | None:
+        return runtime.connections.transact("durable-bury", work, single=True)
+
+    buried = _patiently(runtime, once) if patient else _repeat(once)
+    if buried is None:
+        return False
+    runtime.observer.task_buried(buried[0], key[0], buried[1], reason)
+    return True
+
+
+def forget(runtime: Runtime, key: Key) -> None:
+    """Remove a doomed row whose run had ended well after all."""
+    runtime.connections.transact("durable-end", lambda executor: durable.forget(executor, key), single=True)
+
+
+def put_back(runtime: Runtime, run: Run) -> None:
+    """Give up a run whose message goes back to the broker."""
+    _patiently(
+        runtime,
+        lambda: runtime.connections.transact(
+            "durable-unlock", lambda executor: durable.unlock(executor, run.key, worker_id=run.worker_id), single=True
+        ),
+    )
+
+
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool) -> int:
+    """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set."""
+    ids = list(task_ids)
+
+    def work(executor: Executor) -> Sequence[tuple[str, str]]:
+        rows = durable.give_back(executor, ids, worker_id=worker_id, loss=loss)
+        return [(row.task_id, row.task) for row in rows]
+
+    taken = runtime.connections.transact("durable-lose", work, single=True)
+    for task_id, task in taken if loss else ():
+        runtime.observer.task_lost(task_id, task)
+    return len(taken)
+
+
+def take_from_the_dead(runtime: Runtime, limit: int) -> int:
+    """Take a page of runs from workers that were declared dead; returns how many."""
+
+    def work(executor: Executor) -> Sequence[tuple[str, str]]:
+        return [(row.task_id, row.task) for row in durable.take_from_the_dead(executor, limit)]
+
+    taken = runtime.connections.transact("durable-lose", work, single=True)
+    for task_id, task in taken:
+        runtime.observer.task_lost(task_id, task)
+    return len(taken)
+
+
+def revive(runtime: Runtime, entry_id: int, task_id: str | None) -> None:
+    """Take an entry out of the dead set and publish its message again, in a new generation."""
+
+    def work(executor: Executor) -> Message | None:
+        return durable.revive(executor, entry_id, look_after_s=runtime.settings.lost_after)
+
+    message = runtime.connections.transact("durable-revive", work, single=True)
+    if message is None:
+        raise IllegalMoveError(
+            f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
+            "has just retried it."
+        )
+    dispatch(runtime, [message])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _repeat(once: Callable[[], T]) -> T:
+    """Do what may be repeated again if its answer was lost."""
+    try:
+        return once()
+    except OutcomeUnknown:
+        return once()
+
+
+def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
+    """Do what must not be given up for a store that is away for a moment: tries for a lease."""
+    deadline = time.monotonic() + runtime.settings.lease
+    while True:
+        try:
+            return once()
+        except StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(PAUSE_S)
+
+
+def _lease_lost(run: Run) -> LeaseLostError:
+    return LeaseLostError(
+        f"Task {run.key[0]} was taken from this run: its worker was silent for too long. It runs elsewhere or is in "
+        "the dead set."
+    )

@@ -1,0 +1,129 @@
+"""Looks after the messages of ordinary durable tasks: what was not published, not heard of, lost, doomed or expired.
+
+A part of the sweeper's turn. What no run has begun is published again, the same bytes; what died under way follows its
+task's `on_lost`. A copy in the broker is harmless, because only one delivery of a generation gets the row. Bounded
+pages, fair by queue; each row is judged by itself, so that one which cannot be published or buried stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..model.crash_points import reach
+from ..model.durable import Message
+from ..operations import durable as operations
+from ..operations.runtime import Runtime
+from ..store import durable
+from ..store.statement import Executor
+
+logger = logging.getLogger("celery_sidejob")
+
+PER_QUEUE = 50
+PAGE = 200
+"""Rows looked at in one step, of one queue and in all: a page of bodies is in memory at a time."""
+PAGES = 10
+LOOK_AGAIN_S = 5.0
+"""How long what a broker or a backend did not take is left alone."""
+
+LOST = "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen"
+LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
+EXPIRED = "TaskRevokedError: it expired before any run began"
+
+
+class Report(Protocol):
+    """What one sweep found and did."""
+
+    published: int
+    missing: int
+    unpublished: int
+    tasks_taken: int
+    tasks_buried: int
+    broker_emptied: bool
+
+
+class Poller:
+    """Polls one schema. `apart` runs what speaks to the result backend, and says whether it could take it."""
+
+    def __init__(self, runtime: Runtime, apart: Callable[[Callable[[], None]], bool]) -> None:
+        self._runtime = runtime
+        self._apart = apart
+        self._fits = False
+        self._emptied = False
+
+    def run_once(self, report: Report) -> None:
+        """Do everything that is due."""
+        self._emptied |= report.broker_emptied  # the broker tells only once
+        if not self._is_there():
+            return
+        report.tasks_taken += operations.take_from_the_dead(self._runtime, PAGE)
+        if not self._runtime.publisher.ready:
+            return
+        if self._emptied:
+            self._look_at_all()
+        for _ in range(PAGES):
+            if not self._look_at_a_page(report):
+                return
+
+    def _look_at_all(self) -> None:
+        """Have everything that no run holds published again."""
+        after: str | None = ""
+        while after is not None:
+
+            def look(executor: Executor, after: str = after) -> str | None:
+                return durable.look_now(executor, after=after, limit=1000)
+
+            after = self._runtime.connections.transact("look-now", look, single=True)
+        self._emptied = False
+
+    def _look_at_a_page(self, report: Report) -> bool:
+        """Judge a page of rows that are due; False if there is no further one to be looked at now."""
+        connections = self._runtime.connections
+        found = durable.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
+        if not found:
+            return False
+        rows = connections.transact("reserve", lambda executor: durable.reserve(executor, found), single=True)
+        doomed = [row for row in rows if row.fate in ("lost", "expired")]
+        if doomed and not self._apart(lambda: self._bury(doomed)):
+            durable.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
+        report.tasks_buried += len(doomed)
+        return self._publish([row for row in rows if row.fate == "publish"], report)
+
+    def _publish(self, rows: Sequence[Any], report: Report) -> bool:
+        messages = [Message.of_row(row) for row in rows]
+        report.missing += sum(row.missing for row in rows)
+        reach("sweep:before-publish")
+        sent = operations.dispatch(self._runtime, messages)
+        report.published += sent
+        report.unpublished += len(messages) - sent
+        if self._runtime.publisher.ready:
+            return True  # what was passed over waits for the end of its reservation
+        durable.look_again(self._runtime.connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
+        return False
+
+    def _bury(self, rows: Sequence[Any]) -> None:
+        """Tell the backend of each, then move it to the dead set: a death in between only tells once more."""
+        for row in rows:
+            try:
+                self._bury_one(row)
+            except Exception:
+                logger.exception("Task %s is doomed, and could not be buried; it is tried again", row.task_id)
+
+    def _bury_one(self, row: Any) -> None:
+        error = (
+            EXPIRED if row.fate == "expired" else LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST
+        )
+        message = Message.of_row(row)
+        verdict = self._runtime.results.tell_of_doom(message, row.fate, error)
+        reach("doom:told")
+        if verdict == "bury":
+            key = (row.task_id, row.generation)
+            operations.fail(self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error)
+        elif verdict == "remove":
+            operations.forget(self._runtime, (row.task_id, row.generation))
+
+    def _is_there(self) -> bool:
+        if not self._fits:
+            self._fits = durable.fits(self._runtime.connections)
+        return self._fits

@@ -1,0 +1,404 @@
+"""Rows of `messages` that are whole messages of ordinary tasks (`body` is not null).
+
+Such a row waits (published or not), or is held by the worker that runs it, or is doomed: somebody decided that it goes
+to the dead set, and nothing runs it any more. Every change names the generation, and of a held row its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..model.durable import Key, Message
+from . import revisions
+from .messages import LONGEST_LOOK_S, QUEUES, RESERVE_S
+from .statement import Executor, Statement
+
+SINCE = "0003"
+FIRST_LOOK_S = 2.0
+"""When the sweeper looks for a message whose publisher did not say that the broker has it."""
+
+_KEEP = Statement(
+    """
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
+  %(expires_at)s::timestamptz, now() + make_interval(secs => %(first_look_s)s),
+  make_interval(secs => %(look_after_s)s))
+ON CONFLICT (task_id) DO NOTHING RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def keep(executor: Executor, message: Message, *, look_after_s: float) -> bool:
+    """Keep a message that is about to be published; False if there is one of this task id already."""
+    return bool(
+        executor.run(
+            _KEEP, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
+            body=message.body, eta=message.eta, expires_at=message.expires_at, look_after_s=look_after_s,
+            first_look_s=FIRST_LOOK_S,
+        )
+    )  # fmt: skip
+
+
+_IS_KEPT = Statement(
+    """
+SELECT body = %(body)s AND publication = %(publication)s AND generation = 1 AS same FROM {messages}
+WHERE task_id = %(task_id)s""",
+    since=SINCE,
+)
+
+
+def is_kept(executor: Executor, message: Message) -> bool:
+    """Tell whether the row of this task id is this very message: its insert was repeated."""
+    found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
+    return bool(found and found[0].same)
+
+
+_MARK = Statement(
+    """
+UPDATE {messages} m SET published_at = now(), look_at = greatest(m.due_at, now()) + m.look_after
+FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+      JOIN unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
+        ON m2.task_id = r.task_id AND m2.generation = r.generation
+      WHERE m2.published_at IS NULL AND m2.locked_by IS NULL AND m2.doom IS NULL
+      ORDER BY m2.task_id FOR UPDATE OF m2 SKIP LOCKED) free
+WHERE m.task_id = free.task_id""",
+    since=SINCE,
+)
+
+
+def mark_published(executor: Executor, published: Iterable[Key]) -> None:
+    """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk."""
+    keys = list(published)
+    executor.run(_MARK, task_ids=[task_id for task_id, _ in keys], generations=[number for _, number in keys])
+
+
+_MOVE = Statement(
+    """
+UPDATE {messages} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
+  generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
+  look_at = now() + make_interval(secs => %(first_look_s)s), look_after = make_interval(secs => %(look_after_s)s),
+  published_at = NULL, missing_at = NULL, locked_by = NULL, locked_at = NULL, locked_pid = NULL, on_lost = NULL,
+  max_losses = NULL, losses = 0
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+RETURNING generation""",
+    since=SINCE,
+)
+
+
+def move(executor: Executor, message: Message, key: Key, *, worker_id: int, look_after_s: float) -> int | None:
+    """Turn the row that a run holds into that of the message by which it goes on: a retry, or what replaces it.
+
+    Returns its generation; None if the run does not hold it any more.
+    """
+    found = executor.run(
+        _MOVE, task_id=key[0], generation=key[1], worker_id=worker_id, task=message.task, queue=message.queue,
+        publication=message.publication, body=message.body, eta=message.eta, expires_at=message.expires_at,
+        look_after_s=look_after_s, first_look_s=FIRST_LOOK_S,
+    )  # fmt: skip
+    return found[0].generation if found else None
+
+
+_BEGIN = Statement(
+    """
+UPDATE {messages} SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
+  missing_at = NULL, on_lost = %(on_lost)s, max_losses = %(max_losses)s
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
+  AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+RETURNING losses""",
+    since=SINCE,
+)
+
+
+def begin(executor: Executor, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int) -> bool:
+    """Lock the row for a run; False for a copy: it runs, it was finished, moved on, or is in the dead set."""
+    return bool(
+        executor.run(
+            _BEGIN, task_id=key[0], generation=key[1], worker_id=worker_id, pid=pid, on_lost=on_lost,
+            max_losses=max_losses,
+        )
+    )  # fmt: skip
+
+
+_ADOPT = Statement(
+    """
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, look_at,
+  look_after, locked_by, locked_at, locked_pid, on_lost, max_losses)
+SELECT %(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(), 'infinity',
+  make_interval(secs => %(look_after_s)s), w.id, now(), %(pid)s, %(on_lost)s, %(max_losses)s
+FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
+ON CONFLICT (task_id) DO NOTHING RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def adopt(
+    executor: Executor, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    look_after_s: float,
+) -> bool:  # fmt: skip
+    """Make a locked row for a message that has none; False if another delivery was quicker."""
+    return bool(
+        executor.run(
+            _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
+            body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
+            max_losses=max_losses, look_after_s=look_after_s,
+        )
+    )  # fmt: skip
+
+
+_READ = Statement(
+    """
+SELECT generation, locked_by, locked_pid, doom FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""",
+    since=SINCE,
+)
+
+
+def read(executor: Executor, task_id: str) -> Any | None:
+    """Read how the row of a task id stands; None if there is none: it was finished."""
+    found = executor.run(_READ, task_id=task_id)
+    return found[0] if found else None
+
+
+_REMOVE = Statement(
+    """
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
+    """Remove the row of a run that ended well; False if the run does not hold it any more."""
+    return bool(executor.run(_REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id))
+
+
+_FORGET = Statement(
+    """
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND doom IS NOT NULL""",
+    since=SINCE,
+)
+
+
+def forget(executor: Executor, key: Key) -> None:
+    """Remove a doomed row."""
+    executor.run(_FORGET, task_id=key[0], generation=key[1])
+
+
+_UNLOCK = Statement(
+    """
+UPDATE {messages} SET locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = now(),
+  look_at = now() + look_after
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""",
+    since=SINCE,
+)
+
+
+def unlock(executor: Executor, key: Key, *, worker_id: int) -> None:
+    """Give up a run whose message goes back to the broker."""
+    executor.run(_UNLOCK, task_id=key[0], generation=key[1], worker_id=worker_id)
+
+
+_BURY = Statement(
+    """
+WITH gone AS (
+  DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+    AND CASE %(by)s WHEN 'run' THEN locked_by = %(worker_id)s
+      WHEN 'worker' THEN locked_by IS NULL OR locked_by = %(worker_id)s ELSE locked_by IS NULL END
+  RETURNING *)
+INSERT INTO {dead} (task_id, task, queue, reason, error, traceback, retries, payload, body)
+SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
+  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses), body
+FROM gone RETURNING id, task""",
+    since=SINCE,
+)
+
+
+def bury(
+    executor: Executor, key: Key, *, by: str, worker_id: int | None, reason: str, error: str, traceback: str | None,
+    retries: int,
+) -> Any | None:  # fmt: skip
+    """Move a row to the dead set; returns the entry's (id, task), None if it was somebody else's by then.
+
+    `by` is who judges: the ``run`` that holds it, the ``worker`` (which may not have begun it), or the ``sweeper``.
+    """
+    found = executor.run(
+        _BURY, task_id=key[0], generation=key[1], by=by, worker_id=worker_id, reason=reason, error=error,
+        traceback=traceback, retries=retries,
+    )  # fmt: skip
+    return found[0] if found else None
+
+
+_HELD = Statement(
+    """
+SELECT task_id, generation, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
+FROM {messages} WHERE locked_by = %(worker_id)s AND body IS NOT NULL ORDER BY task_id""",
+    since=SINCE,
+)
+
+
+def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
+    """Read the rows that a worker holds."""
+    return executor.run(_HELD, worker_id=worker_id, older_than_s=older_than_s)
+
+
+_LOST = """ locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = NULL, missing_at = NULL,
+  look_at = now(), losses = m.losses + held.loss,
+  doom = CASE WHEN m.on_lost = 'dead' OR held.loss > 0 AND m.losses + held.loss >= m.max_losses THEN 'lost' END"""
+
+_GIVE_BACK = Statement(
+    f"""
+UPDATE {{messages}} m SET {_LOST}
+FROM (SELECT task_id, %(loss)s::int AS loss FROM {{messages}}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND body IS NOT NULL
+      ORDER BY task_id FOR UPDATE SKIP LOCKED) held
+WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+    since=SINCE,
+)
+
+
+def give_back(executor: Executor, task_ids: Iterable[str], *, worker_id: int, loss: bool) -> Sequence[Any]:
+    """Take runs that were cut off from their own worker; what may not be repeated is doomed."""
+    return executor.run(_GIVE_BACK, task_ids=list(task_ids), worker_id=worker_id, loss=int(loss))
+
+
+_TAKE_FROM_THE_DEAD = Statement(
+    f"""
+WITH held AS MATERIALIZED (
+  SELECT m2.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss
+  FROM {{messages}} m2 LEFT JOIN {{workers}} w ON w.id = m2.locked_by
+  WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
+  ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)
+UPDATE {{messages}} m SET {_LOST}
+FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+    since=SINCE,
+)
+
+
+def take_from_the_dead(executor: Executor, limit: int) -> Sequence[Any]:
+    """Take a page of runs from workers that were declared dead; one that left as planned has lost nothing.
+
+    Reads what is running, by the index of held rows.
+    """
+    return executor.run(_TAKE_FROM_THE_DEAD, limit=limit)
+
+
+_CANDIDATES = Statement(
+    QUEUES
+    + """
+SELECT x.task_id FROM q CROSS JOIN LATERAL (
+  SELECT m.task_id, m.look_at FROM {messages} m
+  WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL AND m.body IS NOT NULL
+  ORDER BY m.look_at LIMIT %(per_queue)s) x
+WHERE q.queue IS NOT NULL ORDER BY x.look_at LIMIT %(limit)s""",
+    since=SINCE,
+)
+
+
+def candidates(executor: Executor, *, per_queue: int, limit: int) -> list[str]:
+    """Read which rows should be looked at now, so many of each queue and in all, without a lock."""
+    return [row.task_id for row in executor.run(_CANDIDATES, per_queue=per_queue, limit=limit)]
+
+
+_RESERVE = Statement(
+    """
+UPDATE {messages} m SET
+  look_at = now() + CASE free.fate WHEN 'strike' THEN m.look_after ELSE make_interval(secs => %(reserve_s)s) END,
+  missing_at = CASE free.fate WHEN 'strike' THEN now() END,
+  published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
+  doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
+  look_after = CASE WHEN free.fate = 'publish' AND m.missing_at IS NOT NULL
+    THEN least(m.look_after * 2, make_interval(secs => %(longest_s)s)) ELSE m.look_after END
+FROM (SELECT task_id, missing_at IS NOT NULL AS missing,
+        CASE WHEN doom IS NOT NULL THEN doom WHEN expires_at < now() THEN 'expired'
+          WHEN published_at IS NOT NULL AND missing_at IS NULL THEN 'strike' ELSE 'publish' END AS fate
+      FROM {messages}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND body IS NOT NULL AND look_at <= now()
+      ORDER BY task_id FOR UPDATE SKIP LOCKED) free
+WHERE m.task_id = free.task_id
+RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.publication, m.body, m.generation, m.expires_at,
+  m.losses""",
+    since=SINCE,
+)
+
+
+def reserve(executor: Executor, task_ids: Sequence[str]) -> Sequence[Any]:
+    """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
+
+    A row that was published and not heard of is struck twice: at the first look it is only noted as missing. No lock is
+    held while anything is published or buried; if this process dies meanwhile, the next sweeper takes them.
+    """
+    return executor.run(_RESERVE, task_ids=list(task_ids), reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S)
+
+
+_LOOK_AGAIN = Statement(
+    """
+UPDATE {messages} SET look_at = now() + make_interval(secs => %(wait_s)s)
+WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND published_at IS NULL""",
+    since=SINCE,
+)
+
+
+def look_again(executor: Executor, task_ids: Iterable[str], *, wait_s: float) -> None:
+    """Have rows that were taken, and neither published nor buried, looked at again."""
+    executor.run(_LOOK_AGAIN, task_ids=list(task_ids), wait_s=wait_s)
+
+
+_LOOK_NOW = Statement(
+    """
+WITH page AS (
+  SELECT task_id FROM {messages}
+  WHERE task_id > %(after)s AND body IS NOT NULL AND published_at IS NOT NULL AND locked_by IS NULL
+  ORDER BY task_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
+ looked AS (UPDATE {messages} m SET look_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id)
+SELECT max(task_id) AS last FROM page""",
+    since=SINCE,
+)
+
+
+def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
+    """Have a page of rows that no run holds published again; returns the last of it, None at the end.
+
+    This is what follows an emptied broker.
+    """
+    last: str | None = executor.run(_LOOK_NOW, after=after, limit=limit)[0].last
+    return last
+
+
+_REVIVE = Statement(
+    """
+WITH gone AS (
+  DELETE FROM {dead} d WHERE d.id = %(id)s AND d.body IS NOT NULL
+    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, look_at, look_after)
+SELECT task_id, task, queue, payload->>'publication', body, (payload->>'generation')::int + 1,
+  now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s) FROM gone
+RETURNING task_id, task, queue, publication, body, generation, expires_at""",
+    since=SINCE,
+)
+
+
+def revive(executor: Executor, entry_id: int, *, look_after_s: float) -> Message | None:
+    """Take an entry out of the dead set and keep its message as a new generation; None if it is not there any more."""
+    found = executor.run(_REVIVE, id=entry_id, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+    return Message.of_row(found[0]) if found else None
+
+
+_OLD_ENTRIES = Statement(
+    """
+WITH page AS MATERIALIZED (
+  SELECT id, died_at, body IS NOT NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
+ gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(
+   SELECT id FROM page WHERE ordinary AND died_at < now() - make_interval(secs => %(age_s)s))) RETURNING id)
+SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last""",
+    since=SINCE,
+)
+
+
+def forget_entries(executor: Executor, *, after: int, age_s: float, limit: int) -> Any:
+    """Remove those of a page of the dead set that are of ordinary tasks and older than this: (removed, last id)."""
+    return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, limit=limit)[0]
+
+
+def fits(executor: Executor) -> bool:
+    """Tell whether the schema has what durable tasks need."""
+    return (revisions.read(executor) or revisions.FIRST) >= SINCE

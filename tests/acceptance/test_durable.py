@@ -1,0 +1,542 @@
+"""Ordinary durable tasks with real workers: what a call has accepted ends in success or the dead set, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+from celery import Celery, chain, chord, group
+
+from celery_sidejob import SideJob
+from tests.tools.databases import SCHEMA
+from tests.tools.pgbouncer import direct
+from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes, WorkerProcess
+
+APP = "tests.acceptance.durable_app"
+QUICK = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1", "SIDEJOB_LOST_AFTER": "1"}
+TIMEOUT_S = 30.0
+
+
+class Site:
+    """A store, a broker, a record, a client that knows the tasks by name, and what starts workers."""
+
+    def __init__(self, database_url: str, broker_url: str, record: Record, processes: Processes) -> None:
+        self.database_url = database_url
+        self.broker_url = broker_url
+        self.record = record
+        self.processes = processes
+        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env, **QUICK}
+        self._clients: list[Celery] = []
+        self.app = self.client(sidejob_database_url=database_url)
+
+    def client(self, **settings: Any) -> Celery:
+        """An app with the extension, without the tasks."""
+        app = Celery("client", broker=self.broker_url, backend=self.broker_url, set_as_current=False)
+        app.conf.update(
+            task_default_queue="durable",
+            sidejob_lost_after=1,
+            sidejob_durable_tasks=[f"{APP}.*", "named.*"],
+            **settings,
+        )
+        SideJob(app)
+        self._clients.append(app)
+        return app
+
+    def close(self) -> None:
+        """Close what the clients have open."""
+        for app in self._clients:
+            app.sidejob.close()
+            app.close()
+
+    def worker(self, **options: Any) -> WorkerProcess:
+        """Start a worker; it is ready when this returns."""
+        env = {**self.env, **options.pop("env", {})}
+        return self.processes.start_worker(APP, env=env, **options)
+
+    def s(self, task: str, *args: Any, **options: Any) -> Any:
+        """A signature of one of the tasks."""
+        name = task if "." in task else f"{APP}.{task}"
+        return self.app.signature(name, args=args, **options)
+
+    def call(self, task: str, *args: Any, **options: Any) -> Any:
+        """Call one of the tasks."""
+        return self.s(task, *args).apply_async(**options)
+
+    def rows(self) -> list[Any]:
+        """The messages that are kept."""
+        return self.sql(
+            "SELECT task_id, task, queue, generation, published_at FROM messages WHERE body IS NOT NULL ORDER BY 1"
+        )
+
+    def dead(self) -> list[Any]:
+        """The entries of the dead set."""
+        return self.sql("SELECT * FROM dead ORDER BY id")
+
+    def sql(self, statement: str, *parameters: Any) -> list[Any]:
+        """Run SQL in our schema."""
+        with psycopg.connect(
+            direct(self.database_url), autocommit=True, options=f"-c search_path={SCHEMA}",
+            row_factory=psycopg.rows.namedtuple_row,
+        ) as connection:  # fmt: skip
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def ran(self, result: Any, event: str = "ran", **data: Any) -> list[dict[str, Any]]:
+        """The runs of a task."""
+        return self.record.of(event, id=result.id, **data)
+
+    def holding(self, result: Any, count: int = 1) -> dict[str, Any]:
+        """The last of the `count` runs of a task that hold on."""
+        return self.record.wait_for("holding", count=count, timeout=TIMEOUT_S, id=result.id)[-1]
+
+    def go(self, *results: Any) -> None:
+        """Let tasks that hold on go on."""
+        for result in results:
+            self.record.note("go", id=result.id)
+
+    def wait_quiet(self) -> None:
+        """Wait until no message is kept any more."""
+        wait_until(lambda: not self.sql("SELECT 1 FROM messages"), timeout=TIMEOUT_S, message="no message to be left")
+
+    def queued(self) -> int:
+        """How many messages wait in the broker."""
+        with redis.Redis.from_url(self.broker_url) as client:
+            return int(client.llen("durable"))
+
+    def empty_broker(self) -> None:
+        """Empty the broker, and whatever else there is in that Redis."""
+        with redis.Redis.from_url(self.broker_url) as client:
+            client.flushdb()
+
+
+@pytest.fixture
+def site(database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Site]:
+    """A store, a broker and a record of this test's own, and what starts workers on them."""
+    made = Site(database_url, redis_url, record, processes)
+    yield made
+    made.close()
+
+
+# -- publishing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site: Site) -> None:
+    source = f"from {APP} import noted; noted.apply_async((7,), task_id='seven')"
+    client = site.processes.start_python(
+        source, env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=kill"}
+    )
+    assert client.wait(TIMEOUT_S) == -signal.SIGKILL
+    (row,) = site.rows()
+    assert (row.task_id, row.task, row.queue, row.published_at, site.queued()) == (
+        "seven", f"{APP}.noted", "durable", None, 0,
+    )  # fmt: skip
+
+    site.worker()
+
+    (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id="seven")
+    assert (line["value"], line["again"]) == (7, True)
+    site.wait_quiet()
+    assert site.dead() == []
+
+
+@pytest.mark.parametrize("task", ["noted", "noted_late", "named.by_its_name"])
+def test_a_task_leaves_nothing_behind(site: Site, task: str) -> None:
+    site.worker()
+
+    result = site.call(task, 3)
+
+    assert result.get(timeout=TIMEOUT_S) == 3
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
+    assert site.dead() == []
+
+
+def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
+    results = [site.call("noted", number) for number in range(20)]
+    assert [row.published_at is not None for row in site.rows()] == [True] * 20
+
+    site.empty_broker()
+    site.worker(concurrency=2)
+
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in results] == [1] * 20
+    assert sorted(result.get(timeout=TIMEOUT_S) for result in results) == list(range(20))
+
+
+def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
+    away = Celery("away", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/0", set_as_current=False)
+    away.conf.update(
+        task_default_queue="durable", sidejob_durable_tasks=["*"], sidejob_database_url=site.database_url,
+    )  # fmt: skip
+    SideJob(away)
+    results = [away.send_task(f"{APP}.noted", (number,)) for number in range(3)]
+    away.sidejob.close()
+    away.close()
+    assert [row.published_at for row in site.rows()] == [None] * 3
+
+    site.worker()
+
+    site.wait_quiet()
+    assert [len(site.ran(result)) for result in results] == [1] * 3
+
+
+def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
+    result = site.call("noted", 1)
+    with redis.Redis.from_url(site.broker_url) as client:
+        (message,) = client.lrange("durable", 0, -1)
+    worker = site.worker()
+    site.wait_quiet()
+
+    with redis.Redis.from_url(site.broker_url) as client:
+        client.lpush("durable", message)
+    site.call("noted", 2).get(timeout=TIMEOUT_S)
+
+    assert len(site.ran(result)) == 1
+    assert worker.alive
+
+
+def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
+    result = site.call("holder", 1)
+    with redis.Redis.from_url(site.broker_url) as client:
+        (message,) = client.lrange("durable", 0, -1)
+    site.worker(concurrency=2)
+    site.holding(result)
+
+    with redis.Redis.from_url(site.broker_url) as client:
+        client.lpush("durable", message)
+    site.call("noted", 2).get(timeout=TIMEOUT_S)
+
+    assert len(site.record.of("holding", id=result.id)) == 1
+    site.go(result)
+    assert result.get(timeout=TIMEOUT_S) == 1
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
+
+
+def test_without_a_store_the_call_fails_or_publishes_as_is_set(site: Site) -> None:
+    from celery_sidejob import StoreUnavailableError
+
+    nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
+    strict = site.client(sidejob_database_url=nowhere)
+    with pytest.raises(StoreUnavailableError):
+        strict.send_task(f"{APP}.noted", (1,))
+    assert site.queued() == 0
+
+    loose = site.client(sidejob_database_url=nowhere, sidejob_on_store_down="publish")
+    result = loose.send_task(f"{APP}.noted", (1,))
+    assert (site.queued(), site.rows()) == (1, [])
+    site.worker()
+    assert result.get(timeout=TIMEOUT_S) == 1
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
+
+
+def test_a_message_of_a_client_without_the_package_is_adopted(site: Site) -> None:
+    stranger = Celery("stranger", broker=site.broker_url, backend=site.broker_url, set_as_current=False)
+    stranger.conf.task_default_queue = "durable"
+    first = site.worker()
+    result = stranger.send_task(f"{APP}.repeatable", (7,), compression="zlib", priority=3)
+    site.holding(result)
+    (row,) = site.rows()
+    assert (row.task_id, row.task, row.generation) == (result.id, f"{APP}.repeatable", 1)
+    site.worker()
+
+    first.kill_group()
+
+    site.holding(result, count=2)
+    site.go(result)
+    assert result.get(timeout=TIMEOUT_S) == 7
+    site.wait_quiet()
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+    stranger.close()
+
+
+# -- runs that are cut off -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_s_repeatable_tasks_run_again_and_the_others_are_dead(site: Site) -> None:
+    first = site.worker(concurrency=2)
+    repeated, once = site.call("repeatable", 1), site.call("holder", 2)
+    site.holding(repeated)
+    site.holding(once)
+    site.worker()
+
+    first.kill_group()
+
+    site.holding(repeated, count=2)
+    site.go(repeated)
+    site.wait_quiet()
+    (entry,) = site.dead()
+    assert (entry.task_id, entry.reason, entry.job_id) == (once.id, "lost", None)
+    assert repeated.get(timeout=TIMEOUT_S) == 1
+    assert len(site.record.of("holding", id=once.id)) == 1
+    with pytest.raises(Exception, match="worker of this run died"):
+        once.get(timeout=TIMEOUT_S)
+
+
+def test_a_killed_pool_process_counts_once(site: Site) -> None:
+    worker = site.worker()
+    repeated = site.call("suicide", 1)
+    assert repeated.get(timeout=TIMEOUT_S) == "alive"
+    once = site.call("holder")
+    assert len(site.ran(repeated)) == 2
+    os.kill(site.holding(once)["pid"], signal.SIGKILL)
+
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(once.id, "lost")]
+    assert once.state == "FAILURE"
+    assert worker.alive
+
+
+def test_a_task_that_kills_its_process_too_often_is_dead(site: Site) -> None:
+    site.worker(env={"SIDEJOB_MAX_LOSSES": "2"})
+    result = site.call("suicide", 99)
+
+    site.wait_quiet()
+    (entry,) = site.dead()
+    assert (entry.reason, len(site.ran(result))) == ("lost", 2)
+    assert "2 runs were lost" in entry.error
+
+
+def test_a_cold_stop_gives_back_what_may_be_repeated(site: Site) -> None:
+    first = site.worker()
+    result = site.call("repeatable", 5)
+    site.holding(result)
+    site.worker()
+
+    first.send_signal(signal.SIGQUIT)
+
+    site.holding(result, count=2)
+    site.go(result)
+    site.wait_quiet()
+    assert site.dead() == []
+    assert result.get(timeout=TIMEOUT_S) == 5
+
+
+# -- how tasks end ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_in_the_dead_set_with_its_traceback(site: Site) -> None:
+    site.worker()
+    result = site.call("failing", link_error=site.s("errback"))
+
+    site.wait_quiet()
+    (entry,) = site.dead()
+    assert (entry.reason, entry.error, entry.task_id) == ("failed", "ValueError: for good", result.id)
+    assert "raise ValueError" in entry.traceback
+    assert len(site.ran(result)) == 1
+    assert result.state == "FAILURE"
+    site.record.wait_for("errback", timeout=TIMEOUT_S)
+
+
+def test_a_retry_moves_the_row(site: Site) -> None:
+    site.worker()
+    good, bad = site.call("retrying", 2), site.call("retrying", 9)
+
+    assert good.get(timeout=TIMEOUT_S) == 2
+    site.wait_quiet()
+    assert [line["retries"] for line in site.ran(good)] == [0, 1, 2]
+    (entry,) = site.dead()
+    assert (entry.task_id, entry.retries, len(site.ran(bad))) == (bad.id, 2, 3)
+
+
+@pytest.mark.parametrize(("task", "kind"), [("slow", "TimeLimitExceeded"), ("softly", "SoftTimeLimitExceeded")])
+def test_a_time_limit_is_a_failure_and_no_loss(site: Site, task: str, kind: str) -> None:
+    site.worker()
+    result = site.call(task)
+
+    site.wait_quiet()
+    (entry,) = site.dead()
+    assert (entry.reason, entry.error.partition(":")[0].partition("(")[0]) == ("failed", kind)
+    assert len(site.ran(result)) == 1
+
+
+def test_ignored_and_rejected_tasks(site: Site) -> None:
+    site.worker()
+    ignored, dropped, again = site.call("ignoring"), site.call("rejecting", False), site.call("rejecting", True)
+
+    assert again.get(timeout=TIMEOUT_S) == "taken"
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(dropped.id, "failed")]
+    assert [len(site.ran(one)) for one in (ignored, dropped, again)] == [1, 1, 2]
+
+
+def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> None:
+    worker = site.worker()
+    running = site.call("holder")
+    site.holding(running)
+    waiting = site.call("noted")
+    site.app.control.revoke(waiting.id)
+    worker.wait_for_log(waiting.id, TIMEOUT_S)
+    site.app.control.revoke(running.id, terminate=True, signal="SIGKILL")
+
+    site.wait_quiet()
+    assert {(entry.task_id, entry.reason) for entry in site.dead()} == {
+        (running.id, "revoked"), (waiting.id, "revoked"),
+    }  # fmt: skip
+    assert site.ran(waiting) == []
+
+
+def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
+    in_broker, in_store = site.call("noted", 1, expires=0.1), site.call("noted", 2, expires=0.1)
+    with redis.Redis.from_url(site.broker_url) as client:
+        client.rpop("durable")
+
+    site.worker()
+
+    site.wait_quiet()
+    assert {(entry.task_id, entry.reason) for entry in site.dead()} == {
+        (in_broker.id, "expired"), (in_store.id, "expired"),
+    }  # fmt: skip
+    assert (in_store.state, site.ran(in_store)) == ("REVOKED", [])
+
+
+def test_an_unknown_task_is_dead(site: Site) -> None:
+    site.worker()
+    site.app.send_task(f"{APP}.nobody_knows_it")
+
+    site.wait_quiet()
+    (entry,) = site.dead()
+    assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "NotRegistered")
+
+
+def test_a_retried_entry_of_the_dead_set_runs(site: Site) -> None:
+    first = site.worker()
+    result = site.call("holder", 4)
+    os.kill(site.holding(result)["pid"], signal.SIGKILL)
+    site.wait_quiet()
+
+    (entry,) = site.app.sidejob.dead
+    site.app.sidejob.dead.retry(entry.id)
+
+    site.holding(result, count=2)
+    site.go(result)
+    site.wait_quiet()
+    assert site.dead() == []
+    assert len(site.ran(result, value=4)) == 1
+    assert first.alive
+
+
+# -- canvas ----------------------------------------------------------------------------------------------------------
+
+
+def test_chains_groups_chords_callbacks_and_what_replaces_a_task(site: Site) -> None:
+    site.worker(concurrency=2)
+    plus = lambda *args: site.s("plus", *args)  # noqa: E731
+
+    results = {
+        "chain": (chain(plus(1), plus(), plus()).apply_async(), 4),
+        "link": (site.call("plus", 1, link=plus()), 2),
+        "chord": (chord([plus(1), plus(2)])(plus()), 6),
+        "replaced": (site.call("replaced", 5), 6),
+        "group": (group(plus(number) for number in range(3)).apply_async(), [1, 2, 3]),
+        "nested": (site.call("nesting", 1), None),
+    }
+
+    for name, (result, wanted) in results.items():
+        assert wanted is None or result.get(timeout=TIMEOUT_S) == wanted, name
+    nested = results["nested"][0].get(timeout=TIMEOUT_S)
+    site.record.wait_for("ran", id=nested, timeout=TIMEOUT_S)
+    site.wait_quiet()
+    assert site.dead() == []
+    assert len(site.record.of("ran")) == 3 + 2 + 3 + 2 + 3 + 2
+
+
+# -- crash points ----------------------------------------------------------------------------------------------------
+
+RUNS_AFTER_A_DEATH = {
+    "durable-begin:before-commit": 1,  # nobody holds it: struck twice, then published again
+    "durable-begin:after-commit": 1,  # locked, so it counts as begun; the body was not
+    "durable-end:before": 2,  # the result is stored, and what follows is not published
+    "durable-end:before-commit": 2,
+    "durable-end:after-commit": 1,  # what follows is a row
+    "durable-end:after": 1,
+}
+
+
+@pytest.mark.parametrize("point", RUNS_AFTER_A_DEATH)
+def test_a_process_dies_in_each_gap_of_a_run(site: Site, tmp_path: Path, point: str) -> None:
+    """What may be repeated runs again and ends well; what follows it runs once."""
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env)
+    (first, last) = (site.s("step", 1), site.s("noted_late"))
+    result = chain(first, last).apply_async()
+
+    assert result.get(timeout=TIMEOUT_S) == 1
+    site.wait_quiet()
+    assert (tmp_path / "once").exists()
+    assert len(site.record.of("ran", task=f"{APP}.step")) == RUNS_AFTER_A_DEATH[point]
+    assert len(site.ran(result)) == 1
+    assert site.dead() == []
+    assert worker.alive
+
+
+@pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:before-commit"])
+def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, point: str) -> None:
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    site.worker(env=env)
+    result = site.call("noted", 1)
+
+    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    site.wait_quiet()
+    if point == "durable-end:before-commit":
+        assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, []), "it had ended, and nothing follows it"
+    else:
+        assert [entry.reason for entry in site.dead()] == ["lost"]
+        assert site.ran(result) == []
+
+
+@pytest.mark.parametrize("point", ["durable-move:before-commit", "durable-move:after-commit"])
+def test_a_process_dies_around_a_retry(site: Site, tmp_path: Path, point: str) -> None:
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    site.worker(env=env)
+    result = site.call("retrying", 1)
+
+    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    site.wait_quiet()
+    if point == "durable-move:before-commit":
+        assert [entry.reason for entry in site.dead()] == ["lost"]
+    else:
+        assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, [])
+
+
+@pytest.mark.parametrize("point", [f"durable-{name}:after-commit" for name in ("begin", "end", "keep", "move", "bury")])
+def test_an_answer_is_lost(site: Site, tmp_path: Path, point: str) -> None:
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=lost", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    site.worker(env=env)
+    results = [site.call("nesting", 1), site.call("retrying", 1), site.call("failing")]
+
+    site.wait_quiet()
+    assert (tmp_path / "once").exists()
+    assert [len(site.ran(result)) for result in results] == [1, 2, 1]
+    assert len(site.record.of("ran", task=f"{APP}.noted")) == 1
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(results[2].id, "failed")]
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_other_pools(site: Site, pool: str) -> None:
+    first = site.worker(pool=pool, concurrency=2)
+    good = [site.call("plus", number, link=site.s("plus", 1)) for number in range(5)]
+    bad = site.call("failing")
+    again = site.call("retrying", 2)
+    assert [result.get(timeout=TIMEOUT_S) for result in good] == [1, 2, 3, 4, 5]
+    assert again.get(timeout=TIMEOUT_S) == 2
+    site.wait_quiet()
+    assert [entry.task_id for entry in site.dead()] == [bad.id]
+
+    held = site.call("repeatable", 1)
+    site.holding(held)
+    site.worker()
+    first.kill_group()
+    site.holding(held, count=2)
+    site.go(held)
+    site.wait_quiet()
+    assert len(site.dead()) == 1
