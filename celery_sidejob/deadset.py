@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from .job import Job
-from .model.errors import JobNotFoundError
+from .model.errors import InvalidValueError, JobNotFoundError
+from .model.status import Status
 from .operations import durable as operations
+from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
 from .store import dead
 
 PAGE = 200
+DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +56,22 @@ class DeadSet:
 
     def __iter__(self) -> Iterator[DeadEntry]:
         """Iterate over all entries, oldest first, a page at a time."""
-        after = 0
-        while rows := dead.page(self._runtime.connections, after=after, limit=PAGE):
-            yield from map(self._entry, rows)
-            after = rows[-1].id
+        return self._all()
+
+    def list(
+        self, *, group: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 100,
+        after: int = 0,
+    ) -> Sequence[DeadEntry]:  # fmt: skip
+        """Return up to `limit` entries that match, oldest first, from the id `after` (exclusive) on."""
+        _count("limit", limit)
+        rows = dead.page(
+            self._runtime.connections, after=after, limit=limit, task_group=group, task=task, queue=queue
+        )  # fmt: skip
+        return [self._entry(row) for row in rows]
+
+    def groups(self) -> dict[str, int]:
+        """Count all entries by task and kind of error, the largest group first."""
+        return dead.groups(self._runtime.connections)
 
     def get(self, entry_id: int) -> DeadEntry:
         """Return one entry; raises JobNotFoundError if it is not there (any more)."""
@@ -73,11 +88,72 @@ class DeadSet:
         """
         entry = self.get(entry_id)
         if entry.job_id is None:
-            operations.revive(self._runtime, entry_id, entry.task_id)
+            if not operations.revive(self._runtime, [entry_id]):
+                raise operations.not_revived(entry_id, entry.task_id)
             return self._runtime.tasks.result(str(entry.task_id))
-        job = Job(entry.job_id, runtime=self._runtime)
+        return self._force(entry.job_id)
+
+    def retry_all(self, *, group: str | None = None, task: str | None = None, limit: int | None = None) -> int:
+        """Have all entries that match tried again, oldest first, at most `limit`; returns how many left the dead set.
+
+        Messages of ordinary tasks a page at a time, each in one statement. An entry that was buried after this was
+        called is left alone, so that what fails again is not tried for ever.
+        """
+        if limit is not None:
+            _count("limit", limit)
+        retried, after, last = 0, 0, dead.last_id(self._runtime.connections)
+        while after < last and (limit is None or retried < limit):
+            page = PAGE if limit is None else min(PAGE, limit - retried)
+            entries = self.list(group=group, task=task, limit=page, after=after)
+            if not entries:
+                break
+            after = entries[-1].id
+            entries = [entry for entry in entries if entry.id <= last]
+            messages = [entry.id for entry in entries if entry.job_id is None]
+            if messages:
+                retried += operations.revive(self._runtime, messages)
+            for entry in entries:
+                if entry.job_id is not None:
+                    self._force(entry.job_id)
+                    retried += 1
+        return retried
+
+    def delete(self, entry_id: int) -> bool:
+        """Remove an entry for good, a job with everything below it; False if something below is not finished."""
+        return self._delete(self.get(entry_id))
+
+    def purge(self, *, older_than: timedelta | float | None = None, keep: int | None = None) -> int:
+        """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many."""
+        if older_than is None and keep is None:
+            raise InvalidValueError("purge() takes older_than= or keep=: what is to go?")
+        if keep is not None:
+            _count("keep", keep, least=0)
+        age_s = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        connections = self._runtime.connections
+        below = dead.id_before_the_newest(connections, keep) if keep is not None else 0
+        purged, after = 0, 0
+        while rows := dead.old_page(connections, after=after, age_s=age_s, below=below, limit=PAGE):
+            after = rows[-1].id
+            purged += sum(self._delete(self._entry(row)) for row in rows)
+        return purged
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> Iterator[DeadEntry]:
+        after = 0
+        while rows := dead.page(self._runtime.connections, after=after, limit=PAGE):
+            yield from map(self._entry, rows)
+            after = rows[-1].id
+
+    def _force(self, job_id: int) -> Job:
+        job = Job(job_id, runtime=self._runtime)
         asked = job.run(force=True)
         return asked if asked is not None else job
+
+    def _delete(self, entry: DeadEntry) -> bool:
+        if entry.job_id is None:
+            return dead.delete_message(self._runtime.connections, entry.id)
+        return delete_finished(self._runtime, entry.job_id, DELETABLE)
 
     def _entry(self, row: Any) -> DeadEntry:
         hide = self._runtime.settings.redacted
@@ -86,3 +162,8 @@ class DeadSet:
             error=str(hide(row.error or "")), traceback=None if row.traceback is None else str(hide(row.traceback)),
             died_at=row.died_at, retries=row.retries,
         )  # fmt: skip
+
+
+def _count(name: str, number: int, *, least: int = 1) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        raise InvalidValueError(f"{name} is a number of entries, at least {least}, not {number!r}.")

@@ -79,6 +79,7 @@ class SideJob:
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
         durable.install(app)
         durable_task.install()
+        durable_task.mark_later_ones(app)
         durable_request.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()

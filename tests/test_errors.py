@@ -120,7 +120,8 @@ UNWRITTEN: dict[str, Case] = {
     "a durable task's `task_id=` reads as a row of another kind": lambda s: durable(s).apply_async(
         task_id="continuation:1"
     ),
-    "`transaction=` for a durable task": lambda s: durable(s).apply_async(transaction=s.stage),
+    "`purge` of the dead set without saying what": lambda s: s.sidejob.dead.purge(),
+    "a number of entries of the dead set is none": lambda s: s.sidejob.dead.list(limit=0),
     "an option of a durable task is no JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),

@@ -9,6 +9,7 @@ import click
 
 from .asking import run, terminate
 from .database import db
+from .dead import dead
 from .doctor import doctor
 from .drain import drain
 from .jobs import jobs
@@ -23,5 +24,5 @@ def sidejob() -> None:
     """Look at durable jobs and their store, and set them going."""
 
 
-for _command in (jobs, show, tree, run, terminate, poll, stats, doctor, drain, db):
+for _command in (jobs, show, tree, run, terminate, poll, stats, doctor, drain, dead, db):
     sidejob.add_command(_command)

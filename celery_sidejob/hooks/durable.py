@@ -252,9 +252,10 @@ class KeepingProducer:
         headers = options["headers"]
         for ours in (HEADER, REPUBLISHED):
             headers.pop(ours, None)  # a retry brings those of the delivery that is retried
+        transaction = options.pop("transaction", None)
         message = self._message(body, **options)
         try:
-            self._keep(message)
+            self._keep(message, transaction)
         except StoreUnavailableError as error:
             if self._runtime.settings.on_store_down != "publish":
                 raise
@@ -262,9 +263,12 @@ class KeepingProducer:
             return self._producer.publish(body, **options)
         return None
 
-    def _keep(self, message: Message) -> None:
+    def _keep(self, message: Message, transaction: Any) -> None:
         parent = self._app.current_worker_task
         run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+        if transaction is not None:
+            durable.lend(self._runtime, message, transaction)
+            return
         if run is not None and run.key[0] == message.task_id and not run.moved:
             durable.go_on(self._runtime, run, message)
             return
@@ -284,10 +288,6 @@ class KeepingProducer:
         task_id = headers.get("id")
         if task_id is None:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
-        if "transaction" in properties:
-            raise InvalidValueError(
-                f"transaction= is not supported for durable tasks yet ({self._task}); a sidejob task takes it."
-            )
         if task_id.startswith(RESERVED):
             raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
         content_type, content_encoding, data = dumps(body, serializer=serializer)

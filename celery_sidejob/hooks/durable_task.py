@@ -11,6 +11,7 @@ import os
 import random
 import time
 import traceback as tracebacks
+from contextlib import suppress
 from typing import Any, NoReturn, cast
 
 from celery import Celery, signals, states
@@ -18,7 +19,7 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, Reject
 
 from ..model.durable import HEADER, Message, key_of
-from ..model.errors import LeaseLostError, SettingsError, StoreUnavailableError
+from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
@@ -58,6 +59,27 @@ class DurableTask(Task):
         """What becomes of a run whose worker died."""
         return self.on_lost or ("requeue" if self.acks_late and self.reject_on_worker_lost else "dead")
 
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task in Django's transaction: `apply_async_on_commit`, for Celery's task of Django."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Call the task as part of Django's transaction, if that is in the store's database; returns its result.
+
+        Where Django's default database is another one, it is called just after the commit, as Celery does.
+        """
+        above = super()
+        if not hasattr(above, "apply_async_on_commit"):
+            raise AttributeError(
+                f"{self.name}.apply_async_on_commit() is for tasks of Django; use apply_async(transaction=...)."
+            )
+        from django.db import connection
+
+        if connection.vendor == "postgresql" and not self._get_app().conf.task_always_eager:
+            with suppress(SchemaError):
+                return self.apply_async(args, kwargs, transaction=connection, **options)
+        return above.apply_async_on_commit(args, kwargs, **options)
+
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Lock the task's row; a copy of what runs or was finished goes no further than this."""
         request = self.request
@@ -86,20 +108,42 @@ class DurableTask(Task):
 def mark(app: Celery) -> None:
     """Make a `DurableTask` of each task of the app that is durable, and was not made so before."""
     for task in list(app._tasks.values()):
-        cls = type(task)
-        if isinstance(task, DurableTask):
-            if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
-                task.__class__ = type(cls.__name__, (cls, app.Task), {"__module__": cls.__module__})
-            continue
-        if not is_durable(app, task.name):
-            continue
-        options = {name: getattr(task, name) for name in ("durable", "on_lost", "max_losses") if hasattr(task, name)}
-        # A custom Request of the task's own class would not be told what a row needs.
-        if task.Request != Task.Request:
-            raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
-        marked = type(cls.__name__, (DurableTask, cls), {**options, "__module__": cls.__module__, "abstract": True})
-        check_options(marked)
-        task.__class__ = marked
+        if isinstance(task, DurableTask) or is_durable(app, task.name):
+            _mark(app, task)
+
+
+def mark_later_ones(app: Celery) -> None:
+    """Have tasks marked too that are made once the app is finalized, as modules that are imported late make them."""
+    make, register = app._task_from_fun, app.register_task
+
+    def make_and_mark(*args: Any, **options: Any) -> Any:
+        return _mark_if_final(app, make(*args, **options))
+
+    def register_and_mark(task: Any, **options: Any) -> Any:
+        return _mark_if_final(app, register(task, **options))
+
+    app._task_from_fun, app.register_task = make_and_mark, register_and_mark
+
+
+def _mark_if_final(app: Celery, task: Any) -> Any:
+    if app.finalized and is_durable(app, task.name):
+        _mark(app, task)
+    return task
+
+
+def _mark(app: Celery, task: Any) -> None:
+    cls = type(task)
+    if isinstance(task, DurableTask):
+        if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
+            task.__class__ = type(cls.__name__, (cls, app.Task), {"__module__": cls.__module__})
+        return
+    options = {name: getattr(task, name) for name in ("durable", "on_lost", "max_losses") if hasattr(task, name)}
+    # A custom Request of the task's own class would not be told what a row needs.
+    if task.Request != Task.Request:
+        raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
+    marked = type(cls.__name__, (DurableTask, cls), {**options, "__module__": cls.__module__, "abstract": True})
+    check_options(marked)
+    task.__class__ = marked
 
 
 def check_pool(app: Celery, *, is_green: bool) -> None:

@@ -10,13 +10,15 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..model.crash_points import reach
 from ..model.durable import Key, Message
 from ..model.errors import IllegalMoveError, InvalidValueError, LeaseLostError, StoreUnavailableError
 from ..store import durable
+from ..store.borrowed import Borrowed
 from ..store.connection import OutcomeUnknown
+from ..store.durable import Kept, Waits
 from ..store.statement import Executor
 from .endings import storable
 from .hold import PAUSE_S
@@ -51,46 +53,67 @@ def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
     """Keep a message and give it to the broker. Once this returns it runs or is in the dead set.
 
     Raises StoreUnavailableError, or InvalidValueError if another message of this task id is not finished; not with
-    `repeated`, which is how a run that was begun again publishes what its first try had published already.
-    Dying between commit and publication only means that the sweeper publishes.
+    `repeated`, which is how a run that was begun again publishes what its first try had published already. What is not
+    due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means that the
+    sweeper publishes.
     """
-    look_after_s = runtime.settings.lost_after
 
-    def work(executor: Executor) -> bool:
-        return durable.keep(executor, message, look_after_s=look_after_s)
+    def work(executor: Executor) -> Kept | None:
+        return durable.keep(executor, message, _waits(runtime))
 
-    if not _repeat(lambda: runtime.connections.transact("durable-keep", work, single=True)):
+    kept = _repeat(lambda: runtime.connections.transact("durable-keep", work, single=True))
+    if kept is None:
         if repeated or durable.is_kept(runtime.connections, message):
             return
-        raise InvalidValueError(
-            f"task_id={message.task_id!r} is taken: a durable task of this id waits or runs. Give each call an id of "
-            "its own, or none."
-        )
-    dispatch(runtime, [message])
+        raise _taken(message)
+    if not kept.waits:
+        dispatch(runtime, [message])
+
+
+def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
+    """Keep a message in the caller's transaction, and give it to the broker once that is committed.
+
+    Where nobody tells of the commit, and if this process dies before, the sweeper does.
+    """
+    borrowed: Borrowed = runtime.connections.borrow(transaction)
+    with borrowed.atomic():
+        if durable.keep(borrowed, message, _waits(runtime)) is None:
+            raise _taken(message)
+
+    def committed() -> None:
+        try:
+            row = durable.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
+            if row is not None and row.unpublished:
+                dispatch(runtime, [message])
+        except StoreUnavailableError as error:
+            logger.warning("The transaction is committed; the sweeper will publish its tasks: %s", error)
+        except Exception:  # the caller's commit is done, and must not seem to have failed
+            logger.exception("The transaction is committed; the sweeper will publish its tasks")
+
+    borrowed.after_commit(committed)
 
 
 def go_on(runtime: Runtime, run: Run, message: Message) -> None:
-    """Turn the row of a run into that of the message by which it goes on, and publish that.
+    """Turn the row of a run into that of the message by which it goes on, and publish that when it is due.
 
     Raises LeaseLostError if the row was taken from this run.
     """
 
-    def work(executor: Executor) -> int | None:
-        return durable.move(
-            executor, message, run.key, worker_id=run.worker_id, look_after_s=runtime.settings.lost_after
-        )
+    def work(executor: Executor) -> Kept | None:
+        return durable.move(executor, message, run.key, _waits(runtime), worker_id=run.worker_id)
 
     try:
-        generation = runtime.connections.transact("durable-move", work, single=True)
+        kept = runtime.connections.transact("durable-move", work, single=True)
     except OutcomeUnknown:
-        generation = _repeat(lambda: runtime.connections.transact("durable-move", work, single=True))
-        row = None if generation else durable.read(runtime.connections, run.key[0])
+        kept = _repeat(lambda: runtime.connections.transact("durable-move", work, single=True))
+        row = None if kept else durable.read(runtime.connections, run.key[0])
         if row is not None and row.generation == run.key[1] + 1:
-            generation = row.generation
-    if generation is None:
+            kept = Kept(waits=not row.unpublished, generation=row.generation)
+    if kept is None:
         raise _lease_lost(run)
     run.moved = True
-    dispatch(runtime, [replace(message, generation=generation)])
+    if not kept.waits:
+        dispatch(runtime, [replace(message, generation=kept.generation)])
 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
@@ -147,12 +170,16 @@ def end(runtime: Runtime, run: Run) -> None:
     Raises LeaseLostError if the row was taken from this run: then nothing that follows it is published.
     """
     unknown = False
+    due: list[Message] = []
 
     def work(executor: Executor) -> bool:
+        due.clear()
         if not durable.remove(executor, run.key, worker_id=run.worker_id):
             return False
         for message in run.follows:
-            durable.keep(executor, message, look_after_s=runtime.settings.lost_after)
+            kept = durable.keep(executor, message, _waits(runtime))
+            if kept is not None and not kept.waits:
+                due.append(message)
         return True
 
     def once() -> bool:
@@ -167,7 +194,7 @@ def end(runtime: Runtime, run: Run) -> None:
     if not _patiently(runtime, once) and not unknown:
         raise _lease_lost(run)
     reach("durable-end:after")
-    dispatch(runtime, run.follows)
+    dispatch(runtime, due)
 
 
 def fail(
@@ -234,19 +261,23 @@ def take_from_the_dead(runtime: Runtime, limit: int) -> int:
     return len(taken)
 
 
-def revive(runtime: Runtime, entry_id: int, task_id: str | None) -> None:
-    """Take an entry out of the dead set and publish its message again, in a new generation."""
+def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
+    """Take entries out of the dead set and publish their messages again, in new generations; returns how many."""
 
-    def work(executor: Executor) -> Message | None:
-        return durable.revive(executor, entry_id, look_after_s=runtime.settings.lost_after)
+    def work(executor: Executor) -> Sequence[Message]:
+        return durable.revive(executor, entry_ids, look_after_s=runtime.settings.lost_after)
 
-    message = runtime.connections.transact("durable-revive", work, single=True)
-    if message is None:
-        raise IllegalMoveError(
-            f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
-            "has just retried it."
-        )
-    dispatch(runtime, [message])
+    messages = runtime.connections.transact("durable-revive", work, single=True)
+    dispatch(runtime, messages)
+    return len(messages)
+
+
+def not_revived(entry_id: int, task_id: str | None) -> IllegalMoveError:
+    """Return why an entry that there is did not leave the dead set."""
+    return IllegalMoveError(
+        f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
+        "has just retried it."
+    )
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -270,6 +301,17 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
+
+
+def _waits(runtime: Runtime) -> Waits:
+    return Waits(runtime.settings.lost_after, runtime.settings.timer_horizon)
+
+
+def _taken(message: Message) -> InvalidValueError:
+    return InvalidValueError(
+        f"task_id={message.task_id!r} is taken: a durable task of this id waits or runs. Give each call an id of "
+        "its own, or none."
+    )
 
 
 def _lease_lost(run: Run) -> LeaseLostError:

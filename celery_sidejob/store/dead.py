@@ -36,7 +36,20 @@ def bury(
 
 
 _COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
-_PAGE = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s")
+_GROUP = "task || ': ' || split_part(coalesce(error, ''), ':', 1)"
+_PAGE = Statement(f"""
+SELECT {_COLUMNS} FROM {{dead}}
+WHERE id > %(after)s AND (%(task)s::text IS NULL OR task = %(task)s) AND (%(queue)s::text IS NULL OR queue = %(queue)s)
+  AND (%(task_group)s::text IS NULL OR {_GROUP} = %(task_group)s)
+ORDER BY id LIMIT %(limit)s""")
+_GROUPS = Statement(f'SELECT {_GROUP} AS "group", count(*) AS entries FROM {{dead}} GROUP BY 1 ORDER BY 2 DESC, 1')
+_LAST = Statement("SELECT coalesce(max(id), 0) AS last FROM {dead}")
+_BEFORE = Statement("SELECT id FROM {dead} ORDER BY id DESC OFFSET %(keep)s LIMIT 1")
+_OLD_PAGE = Statement(f"""
+SELECT {_COLUMNS} FROM {{dead}}
+WHERE id > %(after)s AND (id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s::double precision))
+ORDER BY id LIMIT %(limit)s""")
+_DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
@@ -53,9 +66,39 @@ def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> li
     return [row.job_id for row in executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)]
 
 
-def page(executor: Executor, *, after: int, limit: int) -> Sequence[Any]:
-    """Read the next entries by id."""
-    return executor.run(_PAGE, after=after, limit=limit)
+def page(
+    executor: Executor, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
+    queue: str | None = None,
+) -> Sequence[Any]:  # fmt: skip
+    """Read the next entries by id, those that match; walks the primary key until `limit` do."""
+    return executor.run(_PAGE, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
+
+
+def groups(executor: Executor) -> dict[str, int]:
+    """Count all entries by task and kind of error; reads the whole dead set."""
+    return {row.group: row.entries for row in executor.run(_GROUPS)}
+
+
+def last_id(executor: Executor) -> int:
+    """Read the id of the newest entry; 0 without any."""
+    last: int = executor.run(_LAST)[0].last
+    return last
+
+
+def id_before_the_newest(executor: Executor, keep: int) -> int:
+    """Read the id of the newest entry behind the `keep` newest; 0 if there is none."""
+    found = executor.run(_BEFORE, keep=keep)
+    return found[0].id if found else 0
+
+
+def old_page(executor: Executor, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
+    """Read the next entries that are older than `age_s`, or whose id is not above `below`."""
+    return executor.run(_OLD_PAGE, after=after, age_s=age_s, below=below, limit=limit)
+
+
+def delete_message(executor: Executor, entry_id: int) -> bool:
+    """Remove the entry of an ordinary task, which has nothing but that."""
+    return bool(executor.run(_DELETE_MESSAGE, id=entry_id))
 
 
 def get(executor: Executor, entry_id: int) -> Any | None:

@@ -7,6 +7,7 @@ to the dead set, and nothing runs it any more. Every change names the generation
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..model.durable import Key, Message
@@ -17,27 +18,52 @@ from .statement import Executor, Statement
 SINCE = "0003"
 FIRST_LOOK_S = 2.0
 """When the sweeper looks for a message whose publisher did not say that the broker has it."""
+EARLY_S = 2.0
+"""How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
+
+_FIRST_LOOK = """CASE WHEN %(eta)s::timestamptz > now() + make_interval(secs => %(horizon_s)s)
+    THEN %(eta)s::timestamptz - make_interval(secs => %(early_s)s)
+    ELSE now() + make_interval(secs => %(first_look_s)s) END"""
+_WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
 
 _KEEP = Statement(
-    """
-INSERT INTO {messages} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+    f"""
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
 VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
-  %(expires_at)s::timestamptz, now() + make_interval(secs => %(first_look_s)s),
-  make_interval(secs => %(look_after_s)s))
-ON CONFLICT (task_id) DO NOTHING RETURNING task_id""",
+  %(expires_at)s::timestamptz, {_FIRST_LOOK}, make_interval(secs => %(look_after_s)s))
+ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
     since=SINCE,
 )
 
 
-def keep(executor: Executor, message: Message, *, look_after_s: float) -> bool:
-    """Keep a message that is about to be published; False if there is one of this task id already."""
-    return bool(
-        executor.run(
-            _KEEP, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
-            body=message.body, eta=message.eta, expires_at=message.expires_at, look_after_s=look_after_s,
-            first_look_s=FIRST_LOOK_S,
-        )
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """When a message is looked at: so long after its publication; what is due beyond the horizon waits here."""
+
+    look_after_s: float
+    horizon_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A message that was kept. `waits`: not for the broker just now, but in the store for its eta."""
+
+    waits: bool
+    generation: int = 1
+
+
+def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
+    """Keep a message that is about to be published; None if there is one of this task id already."""
+    found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
+    return Kept(found[0].waits) if found else None
+
+
+def _columns(message: Message, waits: Waits) -> dict[str, Any]:
+    return {
+        "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
+        "eta": message.eta, "expires_at": message.expires_at, "look_after_s": waits.look_after_s,
+        "horizon_s": waits.horizon_s, "first_look_s": FIRST_LOOK_S, "early_s": EARLY_S,
+    }  # fmt: skip
 
 
 _IS_KEPT = Statement(
@@ -74,29 +100,27 @@ def mark_published(executor: Executor, published: Iterable[Key]) -> None:
 
 
 _MOVE = Statement(
-    """
-UPDATE {messages} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
+    f"""
+UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
   generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
-  look_at = now() + make_interval(secs => %(first_look_s)s), look_after = make_interval(secs => %(look_after_s)s),
+  look_at = {_FIRST_LOOK}, look_after = make_interval(secs => %(look_after_s)s),
   published_at = NULL, missing_at = NULL, locked_by = NULL, locked_at = NULL, locked_pid = NULL, on_lost = NULL,
   max_losses = NULL, losses = 0
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
-RETURNING generation""",
+RETURNING generation, {_WAITS}""",
     since=SINCE,
 )
 
 
-def move(executor: Executor, message: Message, key: Key, *, worker_id: int, look_after_s: float) -> int | None:
+def move(executor: Executor, message: Message, key: Key, waits: Waits, *, worker_id: int) -> Kept | None:
     """Turn the row that a run holds into that of the message by which it goes on: a retry, or what replaces it.
 
-    Returns its generation; None if the run does not hold it any more.
+    None if the run does not hold it any more.
     """
     found = executor.run(
-        _MOVE, task_id=key[0], generation=key[1], worker_id=worker_id, task=message.task, queue=message.queue,
-        publication=message.publication, body=message.body, eta=message.eta, expires_at=message.expires_at,
-        look_after_s=look_after_s, first_look_s=FIRST_LOOK_S,
+        _MOVE, task_id=key[0], generation=key[1], worker_id=worker_id, **_columns(message, waits)
     )  # fmt: skip
-    return found[0].generation if found else None
+    return Kept(found[0].waits, found[0].generation) if found else None
 
 
 _BEGIN = Statement(
@@ -148,14 +172,17 @@ def adopt(
 
 _READ = Statement(
     """
-SELECT generation, locked_by, locked_pid, doom FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""",
+SELECT generation, locked_by, locked_pid, doom,
+  published_at IS NULL AND locked_by IS NULL AND doom IS NULL
+    AND look_at < now() + make_interval(secs => %(first_look_s)s) AS unpublished
+FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""",
     since=SINCE,
 )
 
 
 def read(executor: Executor, task_id: str) -> Any | None:
     """Read how the row of a task id stands; None if there is none: it was finished."""
-    found = executor.run(_READ, task_id=task_id)
+    found = executor.run(_READ, task_id=task_id, first_look_s=FIRST_LOOK_S)
     return found[0] if found else None
 
 
@@ -367,20 +394,23 @@ def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
 _REVIVE = Statement(
     """
 WITH gone AS (
-  DELETE FROM {dead} d WHERE d.id = %(id)s AND d.body IS NOT NULL
+  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
 INSERT INTO {messages} (task_id, task, queue, publication, body, generation, look_at, look_after)
-SELECT task_id, task, queue, payload->>'publication', body, (payload->>'generation')::int + 1,
-  now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s) FROM gone
+SELECT task_id, task, queue, payload->>'publication', body,
+  (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_look_s)s),
+  make_interval(secs => %(look_after_s)s)
+FROM gone
 RETURNING task_id, task, queue, publication, body, generation, expires_at""",
     since=SINCE,
 )
 
 
-def revive(executor: Executor, entry_id: int, *, look_after_s: float) -> Message | None:
-    """Take an entry out of the dead set and keep its message as a new generation; None if it is not there any more."""
-    found = executor.run(_REVIVE, id=entry_id, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
-    return Message.of_row(found[0]) if found else None
+def revive(executor: Executor, entry_ids: Sequence[int], *, look_after_s: float) -> list[Message]:
+    """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
+    rows = executor.run(_REVIVE, ids=list(entry_ids), look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+    return [Message.of_row(row) for row in rows]
 
 
 _OLD_ENTRIES = Statement(

@@ -112,6 +112,15 @@ def retrying(self: Any, times: int) -> Any:
     return self.request.retries
 
 
+@app.task(bind=True, durable=True)
+def patiently(self: Any) -> Any:
+    """Is retried once, after a while."""
+    note(self, retries=self.request.retries)
+    if not self.request.retries:
+        raise self.retry(countdown=4)
+    return self.request.retries
+
+
 @app.task(bind=True, durable=True, time_limit=1)
 def slow(self: Any) -> None:
     """Is stopped by its hard limit."""
@@ -160,3 +169,6 @@ def nesting(self: Any, value: int) -> str:
 def errback(self: Any, *args: Any) -> None:
     """Is told of a failure."""
     note(self, event="errback")
+
+
+app.conf.beat_schedule = {"durable": {"task": f"{__name__}.noted", "schedule": 0.3, "args": ("beat",)}}

@@ -540,3 +540,32 @@ def test_other_pools(site: Site, pool: str) -> None:
     site.go(held)
     site.wait_quiet()
     assert len(site.dead()) == 1
+
+
+# -- later, and from beat --------------------------------------------------------------------------------------------
+
+
+def test_a_retry_and_a_call_far_ahead_wait_in_the_store(site: Site) -> None:
+    site.worker(env={"SIDEJOB_TIMER_HORIZON": "1"})
+    site.app.close()
+    result = site.call("patiently")
+    site.record.wait_for("ran", timeout=TIMEOUT_S, id=result.id)
+
+    (row,) = wait_until(lambda: [one for one in site.rows() if one.generation == 2], timeout=TIMEOUT_S)
+    assert (row.task_id, row.published_at, site.queued()) == (result.id, None, 0)
+    assert result.get(timeout=TIMEOUT_S) == 1
+    site.wait_quiet()
+
+
+def test_what_beat_sends_is_kept_when_beat_is_killed(site: Site) -> None:
+    beat = site.processes.start_beat(APP, env=site.env)
+    wait_until(lambda: len(site.rows()) >= 2, timeout=TIMEOUT_S)
+    beat.kill_group()
+    ids = {row.task_id for row in site.rows() if row.task.endswith(".noted")}
+    site.empty_broker()
+
+    site.worker()
+
+    site.wait_quiet()
+    assert {line["id"] for line in site.record.of("ran") if line["value"] == "beat"} == ids
+    assert site.dead() == []

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from celery import Celery, signals
+from sqlalchemy import create_engine
 
-from celery_sidejob import DurableTask, SideJob
+from celery_sidejob import DurableTask, IllegalMoveError, InvalidValueError, JobNotFoundError, SideJob
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
+from celery_sidejob.store.statement import Statement
+from tests.tools.waiting import wait_until
 
 
 @pytest.fixture
@@ -69,8 +74,6 @@ def test_what_the_store_publishes_again_are_the_same_bytes_without_a_signal(app:
 
 
 def _due() -> Any:
-    from celery_sidejob.store.statement import Statement
-
     return Statement("UPDATE {messages} SET look_at = now() - interval '1 s'")
 
 
@@ -151,3 +154,158 @@ def test_the_project_s_own_class_stays_in_place(app: Celery) -> None:
     assert isinstance(task, Own)
     assert task.apply().get() == "done"
     assert called == ["before", "around"]
+
+
+# -- transactions, and what waits in the store -----------------------------------------------------------------------
+
+
+def kept(app: Celery) -> list[tuple[Any, ...]]:
+    """The messages in the store: (task id, published, held back for its eta)."""
+    rows = app.sidejob.runtime.connections.run(
+        Statement(
+            "SELECT task_id, published_at IS NOT NULL AS sent, look_at > now() + interval '1 min' AS waits"
+            " FROM {messages}"
+        )
+    )
+    return sorted(tuple(row) for row in rows)
+
+
+@pytest.fixture
+def mail(app: Celery) -> Any:
+    """A durable task."""
+
+    @app.task(name="shop.mail", durable=True, shared=False)
+    def mail(to: str) -> None:
+        pass
+
+    app.conf.sidejob_lost_after = 30
+    app.sidejob.poll()  # its first look at a new broker takes it for an emptied one
+    return app.tasks["shop.mail"]
+
+
+def test_a_task_shares_the_fate_of_the_transaction_it_is_called_in(app: Celery, mail: Any, database_url: str) -> None:
+    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        mail.apply_async(("kept",), task_id="kept", transaction=connection)
+        inner = connection.begin_nested()
+        mail.apply_async(("inner",), task_id="inner", transaction=connection)
+        inner.rollback()
+        assert (kept(app), published(app)) == ([], [])
+    with engine.connect() as connection:
+        mail.apply_async(("gone",), task_id="gone", transaction=connection)
+        connection.rollback()
+    engine.dispose()
+
+    wait_until(
+        lambda: kept(app) == [("kept", True, False)], message="the committed task, and no other, to be published"
+    )
+    assert [message["headers"]["id"] for message in published(app)] == ["kept"]
+
+
+def test_a_commit_that_nobody_tells_of_is_published_by_the_sweeper(app: Celery, mail: Any, database_url: str) -> None:
+    with psycopg.connect(database_url) as connection:
+        mail.apply_async(("me",), task_id="one", transaction=connection)
+        connection.commit()
+    assert (kept(app), published(app)) == ([("one", False, False)], [])
+
+    app.sidejob.runtime.connections.run(_due())
+    app.sidejob.poll()
+
+    assert kept(app) == [("one", True, False)]
+    assert len(published(app)) == 1
+
+
+def test_what_is_due_beyond_the_horizon_waits_in_the_store(app: Celery, mail: Any) -> None:
+    mail.apply_async(("far",), task_id="far", countdown=365 * 86400)
+    mail.apply_async(("near",), task_id="near", countdown=5)
+    assert kept(app) == [("far", False, True), ("near", True, False)]
+    app.sidejob.poll()
+    assert [message["headers"]["id"] for message in published(app)] == ["near"]
+
+    app.sidejob.runtime.connections.run(_due())
+    app.sidejob.poll()
+
+    assert {message["headers"]["id"] for message in published(app)} == {"near", "far"}
+
+
+def test_what_expires_while_it_waits_in_the_store_is_dead(app: Celery, mail: Any) -> None:
+    mail.apply_async(("far",), task_id="far", countdown=3600, expires=60)
+    app.sidejob.runtime.connections.run(_due())
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET expires_at = now() - interval '1 s'"))
+
+    app.sidejob.poll()
+
+    assert published(app) == []
+    assert [(entry.task_id, entry.reason) for entry in app.sidejob.dead] == [("far", "expired")]
+
+
+def test_tasks_that_are_made_later_are_durable_too(app: Celery) -> None:
+    app.finalize()
+
+    @app.task(name="shop.late", shared=False)
+    def late() -> None:
+        pass
+
+    assert isinstance(app.tasks["shop.late"], DurableTask)
+
+
+# -- the dead set ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def buried(app: Celery, mail: Any) -> Celery:
+    """An app in whose dead set there are three mails that expired and two that were lost."""
+    for number in range(5):
+        mail.apply_async((number,), task_id=f"mail{number}", expires=600)
+    app.sidejob.runtime.connections.run(
+        Statement(
+            "UPDATE {messages} SET published_at = NULL, look_at = now(),"
+            " doom = CASE WHEN task_id < 'mail3' THEN 'expired' ELSE 'lost' END"
+        )
+    )
+    app.sidejob.poll()
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        client.flushdb()
+    return app
+
+
+def test_entries_are_listed_grouped_and_retried_by_group(buried: Celery) -> None:
+    dead = buried.sidejob.dead
+    assert dead.groups() == {"shop.mail: TaskRevokedError": 3, "shop.mail: WorkerLostError": 2}
+    assert [entry.task_id for entry in dead.list(group="shop.mail: WorkerLostError")] == ["mail3", "mail4"]
+    assert [entry.task_id for entry in dead.list(limit=2, after=dead.list(limit=1)[0].id)] == ["mail1", "mail2"]
+    assert dead.list(task="other") == dead.list(queue="other") == []
+
+    assert dead.retry_all(group="shop.mail: TaskRevokedError", limit=2) == 2
+
+    assert [entry.task_id for entry in dead] == ["mail2", "mail3", "mail4"]
+    again = {message["headers"]["id"]: message["headers"] for message in published(buried)}
+    assert set(again) == {"mail0", "mail1"}
+    assert again["mail0"]["expires"] is None, "a person wants it in spite of its age"
+    assert again["mail0"]["sidejob_durable"] == {"v": 1, "n": 2}
+    assert dead.retry_all() == 3
+    assert len(dead) == 0
+
+
+def test_what_waits_again_is_not_retried_twice(buried: Celery, mail: Any) -> None:
+    (first, *_) = buried.sidejob.dead.list(limit=1)
+    mail.apply_async(("me",), task_id=first.task_id)
+
+    with pytest.raises(IllegalMoveError, match="waits or runs already"):
+        buried.sidejob.dead.retry(first.id)
+    assert buried.sidejob.dead.retry_all() == 4
+    assert [entry.id for entry in buried.sidejob.dead] == [first.id]
+
+
+def test_entries_are_deleted_and_purged(buried: Celery) -> None:
+    dead = buried.sidejob.dead
+    (first, *_) = dead.list(limit=1)
+    assert dead.delete(first.id) is True
+    with pytest.raises(JobNotFoundError):
+        dead.delete(first.id)
+    assert dead.purge(older_than=60) == 0
+    assert dead.purge(keep=3) == 1
+    assert [entry.task_id for entry in dead] == ["mail2", "mail3", "mail4"]
+    assert dead.purge(older_than=timedelta(0)) == 3
+    with pytest.raises(InvalidValueError, match="older_than= or keep="):
+        dead.purge()

@@ -33,6 +33,7 @@ MODULES = (aliases, askings, asks, claims, counters, dead, durable, jobs, messag
 
 READS_ALL = {
     "dead._COUNT": "counts",
+    "dead._GROUPS": "counts",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "durable._LOOK_NOW": "pages through everything after a broker was emptied",

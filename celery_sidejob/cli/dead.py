@@ -1,0 +1,133 @@
+"""`dead`: the dead set, and what a person does about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.text import Text
+
+from ..deadset import DeadEntry
+from .command import Failed, as_json, largest_id, load_modules, with_sidejob
+from .output import Output, facts, table
+
+entry_argument = click.argument("entry_id", metavar="ID", type=click.IntRange(1, largest_id))
+group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
+task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
+LONGEST_S = 1e10
+
+
+@click.group()
+def dead() -> None:
+    """Look at what failed for good, was lost or expired, and decide about it."""
+
+
+@dead.command("list")
+@group_option
+@task_option
+@click.option("--queue", metavar="NAME", help="Only those of this queue.")
+@click.option("--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many.")
+@click.option("--after", metavar="ID", type=click.IntRange(0, largest_id), default=0, help="Only those after this id.")
+@as_json
+@with_sidejob
+def list_entries(
+    sidejob: Any, output: Output, group: str | None, task: str | None, queue: str | None, limit: int, after: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """List entries, oldest first."""
+    found: list[DeadEntry] = sidejob.dead.list(group=group, task=task, queue=queue, limit=limit, after=after)
+    if as_json:
+        output.json([document(entry) for entry in found])
+        return
+    rows = [(one.id, one.died_at, one.reason, one.task, one.job_id or one.task_id, one.error) for one in found]
+    output.show(table("Entry", "Died", "Reason", "Task", "Job or task id", "Error", rows=rows))
+    if len(found) == limit:
+        output.note(f"There may be more: --after {found[-1].id}")
+
+
+@dead.command()
+@as_json
+@with_sidejob
+def groups(sidejob: Any, output: Output, as_json: bool) -> None:
+    """Count entries by task and kind of error."""
+    found: dict[str, int] = sidejob.dead.groups()
+    if as_json:
+        output.json(found)
+        return
+    output.show(table("Entries", "Group", rows=[(count, group) for group, count in found.items()]))
+
+
+@dead.command()
+@entry_argument
+@as_json
+@with_sidejob
+def show(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
+    """Show one entry with its traceback."""
+    found: DeadEntry = sidejob.dead.get(entry_id)
+    if as_json:
+        output.json(document(found))
+        return
+    shown = document(found)
+    traceback = shown.pop("traceback")
+    output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
+
+
+@dead.command()
+@click.argument("entry_id", metavar="[ID]", type=click.IntRange(1, largest_id), required=False)
+@click.option("--all", "everything", is_flag=True, help="All there are.")
+@group_option
+@task_option
+@click.option("--limit", type=click.IntRange(1, largest_id), help="At most so many.")
+@as_json
+@with_sidejob
+def retry(
+    sidejob: Any, output: Output, entry_id: int | None, everything: bool, group: str | None, task: str | None,
+    limit: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Have one entry tried again, those of a group or a task, or all."""
+    chosen = [entry_id is not None, everything, group is not None or task is not None]
+    if chosen.count(True) != 1:
+        raise Failed("Name one entry by its ID, or choose by --group or --task, or all with --all.", code=2)
+    load_modules(sidejob)
+    if entry_id is not None:
+        sidejob.dead.retry(entry_id)
+        retried = 1
+    else:
+        retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
+    _said(output, as_json, "retried", retried)
+
+
+@dead.command()
+@entry_argument
+@as_json
+@with_sidejob
+def delete(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
+    """Remove one entry for good, a job with everything below it."""
+    if not sidejob.dead.delete(entry_id):
+        raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
+    _said(output, as_json, "deleted", 1)
+
+
+@dead.command()
+@click.option("--older-than", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S), help="Those that died before.")
+@click.option("--keep", metavar="N", type=click.IntRange(0, largest_id), help="All but the newest N.")
+@as_json
+@with_sidejob
+def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, as_json: bool) -> None:
+    """Remove entries for good, by age or by number."""
+    if older_than is None and keep is None:
+        raise Failed("Say what is to go: --older-than SECONDS, or --keep N.", code=2)
+    _said(output, as_json, "purged", sidejob.dead.purge(older_than=older_than, keep=keep))
+
+
+def document(entry: DeadEntry) -> dict[str, Any]:
+    """Return an entry as a document."""
+    return {**asdict(entry), "group": entry.group}
+
+
+def _said(output: Output, as_json: bool, what: str, number: int) -> None:
+    if as_json:
+        output.json({what: number})
+    else:
+        output.show(Text(f"{number} {'entry' if number == 1 else 'entries'} {what}."))

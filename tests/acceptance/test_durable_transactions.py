@@ -1,0 +1,108 @@
+"""Durable tasks that are called in the caller's own transaction, of each kind that may be lent to us."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.acceptance.lenders import LENDERS
+from tests.acceptance.test_borrowed_transactions import Rolled, Shop, django_database
+from tests.tools.waiting import wait_until
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def shop(database_url: str, redis_url: str) -> Iterator[Shop]:
+    """A client with a store and a broker of its own."""
+    made = Shop(database_url, redis_url)
+    yield made
+    made.close()
+
+
+def durable(shop: Shop) -> Any:
+    """A durable task of a shop."""
+
+    @shop.app.task(name="shop.mail", durable=True, shared=False)
+    def mail(to: str) -> None:
+        pass
+
+    shop.app.finalize()
+    return shop.app.tasks["shop.mail"]
+
+
+@pytest.mark.parametrize("name", LENDERS)
+def test_a_task_shares_the_fate_of_its_transaction(shop: Shop, name: str) -> None:
+    mail = durable(shop)
+    with LENDERS[name](shop.url) as lender:
+        mail.apply_async(("gone",), transaction=lender.transaction)
+        lender.sql("INSERT INTO orders VALUES (1)")
+        lender.rollback()
+        assert (shop.count("messages"), shop.orders()) == (0, [])
+
+        with suppress(Rolled), lender.savepoint():
+            mail.apply_async(("inner",), task_id="inner", transaction=lender.transaction)
+            raise Rolled
+        result = mail.apply_async(("kept",), transaction=lender.transaction)
+        lender.sql("INSERT INTO orders VALUES (2)")
+        assert (shop.count("messages"), shop.rung()) == (0, 0)
+        lender.commit()
+
+        assert shop.outside.execute("SELECT task_id FROM sidejob.messages").fetchall() == [(result.id,)]
+        assert shop.orders() == [2]
+        if lender.tells_of_commits:
+            wait_until(lambda: shop.rung() == 1, timeout=TIMEOUT_S, message="the message to be published")
+        else:
+            shop.outside.execute("UPDATE sidejob.messages SET look_at = now()")
+            shop.sidejob.poll()
+        assert shop.rung() == 1
+
+
+def test_a_taken_task_id_leaves_the_transaction_as_it_was(shop: Shop) -> None:
+    mail = durable(shop)
+    mail.apply_async(("one",), task_id="one")
+    with LENDERS["connection-psycopg"](shop.url) as lender:
+        lender.sql("INSERT INTO orders VALUES (1)")
+        with pytest.raises(ValueError, match="is taken"):
+            mail.apply_async(("two",), task_id="one", transaction=lender.transaction)
+        lender.commit()
+    assert shop.orders() == [1]
+
+
+def test_on_commit_of_celerys_task_for_django(database_url: str, redis_url: str) -> None:
+    from django.db import transaction
+
+    made = Shop(database_url, redis_url, task_cls="celery.contrib.django.task:DjangoTask")
+    mail = durable(made)
+    with django_database(database_url):
+        with suppress(Rolled), transaction.atomic():
+            mail.delay_on_commit("gone")
+            raise Rolled
+        with transaction.atomic():
+            result = mail.apply_async_on_commit(("kept",), task_id="kept")
+            assert (made.count("messages"), made.rung(), result.id) == (0, 0, "kept")
+        assert (made.count("messages"), made.rung()) == (1, 1)
+    made.close()
+
+
+def test_on_commit_where_djangos_database_is_not_the_store(
+    database_url: str, empty_database_url: str, redis_url: str
+) -> None:
+    from django.db import transaction
+
+    made = Shop(database_url, redis_url, task_cls="celery.contrib.django.task:DjangoTask")
+    mail = durable(made)
+    with django_database(empty_database_url):
+        with transaction.atomic():
+            mail.delay_on_commit("me")
+            assert made.count("messages") == 0
+        assert (made.count("messages"), made.rung()) == (1, 1)
+    made.close()
+
+
+def test_on_commit_is_for_tasks_of_django(shop: Shop) -> None:
+    with pytest.raises(AttributeError, match="Django"):
+        durable(shop).delay_on_commit("me")

@@ -1,0 +1,90 @@
+"""The commands about the dead set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from celery_sidejob import Job, RunningJob
+from tests.cli.test_commands import Said, ask
+from tests.tools.in_process import Stage
+
+Command = Callable[..., Said]
+
+
+@pytest.fixture
+def command(stage: Stage) -> Command:
+    """Gives a command about the dead set to the stage's app; the code it ends with must be `code`."""
+
+    def command(*words: object, code: int = 0) -> Said:
+        said = ask(stage.app, "dead", *words)
+        assert said.code == code, said
+        return said
+
+    return command
+
+
+def fail(job: RunningJob) -> None:
+    raise ValueError("no money")
+
+
+@pytest.fixture
+def failed(stage: Stage) -> Job:
+    """A job in the dead set, and after it three ordinary tasks that were lost."""
+    job = stage.job(fail)
+    with pytest.raises(ValueError, match="no money"):
+        stage.run(job)
+    stage.sql("""
+        INSERT INTO dead (task_id, task, queue, reason, error, traceback, payload, body)
+        SELECT 't' || n, 'mail', 'q', 'lost', 'WorkerLostError: gone', 'the way', json_build_object(
+          'publication', '{"v": 2, "about": "{}"}', 'generation', 1), 'x' FROM generate_series(1, 3) n""")
+    return job
+
+
+def test_an_empty_dead_set(command: Command) -> None:
+    assert command("list", "--json").document == []
+    assert command("groups", "--json").document == {}
+    assert "no entry 7" in command("show", 7, code=1).err
+
+
+def test_entries_are_shown(failed: Job, command: Command) -> None:
+    listed = command("list")
+    assert any("stage.call" in line and "ValueError: no money" in line for line in listed.lines)
+    assert any("mail t1 WorkerLostError: gone" in line for line in listed.lines)
+    found = command("list", "--task", "mail", "--limit", 2, "--json").document
+    assert [(entry["task_id"], entry["job_id"], entry["group"]) for entry in found] == [
+        ("t1", None, "mail: WorkerLostError"), ("t2", None, "mail: WorkerLostError"),
+    ]  # fmt: skip
+    assert command("list", "--task", "mail", "--limit", 2).err == f"There may be more: --after {found[-1]['id']}\n"
+    assert command("groups", "--json").document == {"mail: WorkerLostError": 3, "stage.call: ValueError": 1}
+    assert "3 mail: WorkerLostError" in command("groups").lines
+    shown = command("show", found[0]["id"])
+    assert "task id t1" in shown.lines
+    assert "the way" in shown.lines
+
+
+def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> None:
+    (entry, *_) = stage.sidejob.dead
+    assert command("retry", code=2).err
+    assert command("retry", entry.id, "--all", code=2).err
+
+    assert command("retry", entry.id).lines == ["1 entry retried."]
+    assert str(failed.refresh().status) == "queued"
+    assert command("retry", "--group", "mail: WorkerLostError", "--limit", 2, "--json").document == {"retried": 2}
+    assert stage.sql("SELECT task_id, generation FROM messages WHERE body IS NOT NULL ORDER BY 1") == [
+        ("t1", 2), ("t2", 2),
+    ]  # fmt: skip
+    assert command("retry", "--all").lines == ["1 entry retried."]
+
+
+def test_entries_are_deleted_and_purged(stage: Stage, failed: Job, command: Command) -> None:
+    (entry, *others) = stage.sidejob.dead
+    assert command("delete", others[0].id).lines == ["1 entry deleted."]
+    assert command("purge", code=2).err
+    assert command("purge", "--older-than", 3600).lines == ["0 entries purged."]
+    assert command("purge", "--keep", 2, "--json").document == {"purged": 1}
+    assert not failed.exists
+    assert command("delete", entry.id, code=1).err.startswith("Error: ")
+    assert command("purge", "--older-than", 0).lines == ["2 entries purged."]
+    assert len(stage.sidejob.dead) == 0
