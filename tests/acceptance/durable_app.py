@@ -11,11 +11,17 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject
 
 from celery_sidejob import SideJob
+from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 
-app = Celery("durable", broker=os.environ["BROKER_URL"], backend=os.environ["BROKER_URL"])
-app.conf.update(task_default_queue="durable", sidejob_durable_tasks=["named.*"], worker_prefetch_multiplier=1)
+app = Celery("durable")
+app.conf.update(
+    **Broker.from_env().configuration,
+    task_default_queue="durable",
+    sidejob_durable_tasks=["named.*"],
+    worker_prefetch_multiplier=1,
+)
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import psycopg
 import pytest
 import redis
 from celery import Celery, chain, chord, group
+from kombu import Connection
 
 from celery_sidejob import SideJob
+from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
@@ -28,19 +31,21 @@ TIMEOUT_S = 30.0
 class Site:
     """A store, a broker, a record, a client that knows the tasks by name, and what starts workers."""
 
-    def __init__(self, database_url: str, broker_url: str, record: Record, processes: Processes) -> None:
+    def __init__(self, database_url: str, broker: Broker, record: Record, processes: Processes) -> None:
         self.database_url = database_url
-        self.broker_url = broker_url
+        self.broker = broker
+        self.broker_url = broker.url
         self.record = record
         self.processes = processes
-        self.env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": broker_url, **record.env, **QUICK}
+        self.env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, **QUICK}
         self._clients: list[Celery] = []
         self.app = self.client(sidejob_database_url=database_url)
 
     def client(self, **settings: Any) -> Celery:
         """An app with the extension, without the tasks."""
-        app = Celery("client", broker=self.broker_url, backend=self.broker_url, set_as_current=False)
+        app = Celery("client", set_as_current=False)
         app.conf.update(
+            **self.broker.configuration,
             task_default_queue="durable",
             sidejob_lost_after=1,
             sidejob_durable_tasks=[f"{APP}.*", "named.*"],
@@ -108,19 +113,31 @@ class Site:
 
     def queued(self) -> int:
         """How many messages wait in the broker."""
-        with redis.Redis.from_url(self.broker_url) as client:
-            return int(client.llen("durable"))
+        if self.broker.is_redis:
+            with redis.Redis.from_url(self.broker_url) as client:
+                return int(client.llen("durable"))
+        with Connection(self.broker_url) as connection, suppress(connection.channel_errors):
+            return int(connection.default_channel.queue_declare("durable", passive=True).message_count)
+        return 0
 
     def empty_broker(self) -> None:
         """Empty the broker, and whatever else there is in that Redis."""
-        with redis.Redis.from_url(self.broker_url) as client:
-            client.flushdb()
+        if self.broker.is_redis:
+            with redis.Redis.from_url(self.broker_url) as client:
+                client.flushdb()
+            return
+        with Connection(self.broker_url) as connection:
+            connection.default_channel.queue_delete("durable")
+
+
+ON_REDIS = pytest.mark.brokers(only=("redis",))
+"""It looks into a Redis broker, or needs one that is away."""
 
 
 @pytest.fixture
-def site(database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Site]:
+def site(database_url: str, broker: Broker, record: Record, processes: Processes) -> Iterator[Site]:
     """A store, a broker and a record of this test's own, and what starts workers on them."""
-    made = Site(database_url, redis_url, record, processes)
+    made = Site(database_url, broker, record, processes)
     yield made
     made.close()
 
@@ -171,6 +188,7 @@ def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
     assert sorted(result.get(timeout=TIMEOUT_S) for result in results) == list(range(20))
 
 
+@ON_REDIS
 def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
     away = Celery("away", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/0", set_as_current=False)
     away.conf.update(
@@ -188,6 +206,7 @@ def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
     assert [len(site.ran(result)) for result in results] == [1] * 3
 
 
+@ON_REDIS
 def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     result = site.call("noted", 1)
     with redis.Redis.from_url(site.broker_url) as client:
@@ -203,6 +222,7 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     assert worker.alive
 
 
+@ON_REDIS
 def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
     result = site.call("holder", 1)
     with redis.Redis.from_url(site.broker_url) as client:
@@ -240,8 +260,8 @@ def test_without_a_store_the_call_fails_or_publishes_as_is_set(site: Site) -> No
 
 
 def test_a_message_of_a_client_without_the_package_is_adopted(site: Site) -> None:
-    stranger = Celery("stranger", broker=site.broker_url, backend=site.broker_url, set_as_current=False)
-    stranger.conf.task_default_queue = "durable"
+    stranger = Celery("stranger", set_as_current=False)
+    stranger.conf.update(**site.broker.configuration, task_default_queue="durable")
     first = site.worker()
     result = stranger.send_task(f"{APP}.repeatable", (7,), compression="zlib", priority=3)
     site.holding(result)
@@ -385,6 +405,7 @@ def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> N
     assert site.ran(waiting) == []
 
 
+@ON_REDIS
 def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
     in_broker, in_store = site.call("noted", 1, expires=0.1), site.call("noted", 2, expires=0.1)
     with redis.Redis.from_url(site.broker_url) as client:
