@@ -70,7 +70,8 @@ def test_counts_are_complete_and_by_label() -> None:
     found = counts({("runs_lost", ""): 3.0, ("status_changes", "queued"): 2.0, ("of a later version", ""): 1.0})
 
     assert found == {
-        **dict.fromkeys(COUNTED, 0), "runs_lost": 3, "jobs_buried": {}, "status_changes": {"queued": 2},
+        **dict.fromkeys(COUNTED, 0), "runs_lost": 3, "jobs_buried": {}, "tasks_buried": {},
+        "status_changes": {"queued": 2},
     }  # fmt: skip
 
 
