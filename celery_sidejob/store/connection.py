@@ -340,6 +340,10 @@ _BACKEND = Statement("SELECT pg_backend_pid() AS pid")
 _BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
 # A process that is stopped or cut off in the middle would else keep its jobs locked, and all who ask them waiting.
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
+# Statements with arrays look cheaper to Postgres with the values known, and it plans them anew each time; to plan a
+# join it looks at the ends of the indexes, past whatever vacuum has not removed there: that took three times as long as to
+# execute them. Their plans do not depend on values (tests/protocol/test_plans.py looks at the generic ones).
+_PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
 class OwnExecutor:
@@ -350,7 +354,7 @@ class OwnExecutor:
     ) -> None:
         self.connection = connection
         self.used = False
-        self._begin = "BEGIN"
+        self._begin = _PLANNED_ONCE
         if longest_pause_s is not None:
             self._begin += _PAUSES.format(round(longest_pause_s * 1000))
         self._schema = schema
@@ -375,7 +379,7 @@ class OwnExecutor:
         if single:
             return self._as_one_statement(name, work)
         begin = self._begin + _BOUNDED if bounded else self._begin
-        self._cursor.execute(begin, prepare=None if begin == "BEGIN" else False)
+        self._cursor.execute(begin, prepare=False)
         try:
             result = work(self)
             reach(f"{name}:before-commit")
