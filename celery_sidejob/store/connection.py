@@ -341,8 +341,8 @@ _BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
 # A process that is stopped or cut off in the middle would else keep its jobs locked, and all who ask them waiting.
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # Statements with arrays look cheaper to Postgres with the values known, and it plans them anew each time; to plan a
-# join it looks at the ends of the indexes, past whatever vacuum has not removed there: that took three times as long as to
-# execute them. Their plans do not depend on values (tests/protocol/test_plans.py looks at the generic ones).
+# join it looks at the ends of the indexes, past whatever vacuum has not removed there: that took three times as long as
+# to execute them. Their plans do not depend on values (tests/protocol/test_plans.py looks at the generic ones).
 _PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
