@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Concatenate, overload
 
-from celery import Celery
+from celery import Celery, signals
 from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
 from .hooks import beat, configuration, durable, durable_request, durable_task, logs, pool_process, recording
-from .hooks import task as tasks
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
 from .hooks.consumer_step import DisconnectionStep
@@ -73,6 +72,7 @@ class SideJob:
             return
         self._app = app
         app.sidejob = self
+        app.fixups = {*app.fixups, f"{__name__}:{extend_copy.__name__}"}
         app.steps["worker"].add(SideJobStep)
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
@@ -325,4 +325,13 @@ def _several(status: str | Iterable[str]) -> Iterable[str]:
     return [status] if isinstance(status, str) else status
 
 
-tasks.extend_copy = SideJob
+def extend_copy(app: Celery) -> None:
+    """Give the copy of an app that a spawned process was sent what the original has, before it imports its modules.
+
+    One of the app's fixups, which a copy is made with.
+    """
+    signals.import_modules.connect(_extend, sender=app, weak=False)
+
+
+def _extend(sender: Celery, **_: Any) -> None:
+    SideJob(sender)

@@ -226,13 +226,6 @@ def failover(scene: Scene) -> None:
     _ = SideJob(app).settings
 
 
-def spawning(scene: Scene) -> None:
-    """A worker's pool would spawn."""
-    durable(scene)
-    scene.stage.app.conf.worker_pool_start_method = "spawn"
-    durable_task.check_pool(scene.stage.app, is_green=False)
-
-
 def lost_on_the_way(scene: Scene) -> None:
     """A run goes on whose row is gone."""
     run = operations.Run(("gone", 1), "durable", 1)
@@ -248,7 +241,6 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
     "`sidejob_failover_urls` is set": failover,
-    "a worker with durable tasks starts with gevent or spawn": spawning,
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
     "nobody listens at the store's address": without_store,

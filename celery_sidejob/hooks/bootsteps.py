@@ -9,7 +9,6 @@ from typing import Any
 
 from celery import bootsteps, signals
 
-from ..model import native
 from ..model.settings import Settings
 from ..services import stop_flag
 from ..services.heartbeat import Heartbeat
@@ -37,7 +36,6 @@ class SideJobStep(bootsteps.StartStopStep):
         self._bell = PoolBell()
         stop_flag.share()  # before the pool forks
         durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
-        durable_task.check_pool(worker.app, is_green=native.is_patched())
 
     def include_if(self, worker: Any) -> bool:
         """Only where there is a store; an app that merely imports us may run workers for its other tasks."""

@@ -6,21 +6,18 @@ heartbeat, and judged once by its row.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, Reject, Retry, WorkerTerminate
-from celery.platforms import EX_OK
-from celery.worker.request import Request
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
 from ..model.durable import HEADER, Key, key_of
-from ..services.runs_here import ENDED, RELEASED, Delivery
+from ..services.runs_here import ENDED, RunsHere
+from .delivered import Delivered
 from .durable import received
 from .durable_task import ADOPTED
-from .run import WORKER
 
 
 def install() -> None:
@@ -38,60 +35,34 @@ def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None 
         heartbeat.errands.soon(lambda: heartbeat.tasks.fail(key, reason="failed", error=error))
 
 
-class DurableRequest(Request):
+class DurableRequest(Delivered):
     """Celery's request, for messages of durable tasks."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap `on_success`: Celery's generated subclass redefines it, so that an override here is never called."""
-        super().__init_subclass__(**kwargs)
-        on_success = cls.__dict__.get("on_success")
-        if on_success is not None:
-
-            def on_success_then_over(self: DurableRequest, *args: Any, **options: Any) -> Any:
-                try:
-                    return on_success(self, *args, **options)
-                finally:
-                    self._over()
-
-            cls.on_success = on_success_then_over
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._kept: Key | None = key_of(self.id, self._request_dict.get(HEADER))
         self._key: Key = self._kept or (self.id, 1)
-        self._is_being_accepted = False
         self._failed = False
         heartbeat = self._heartbeat
-        self._delivery: Delivery[Key] | None = None
         if heartbeat is not None:
             self._delivery = heartbeat.tasks.runs.received(self._key)
 
     @property
+    def _has_row(self) -> bool:
+        return self._kept is not None
+
+    @property
+    def _runs(self) -> RunsHere[Key]:
+        runs: RunsHere[Key] = self._heartbeat.tasks.runs
+        return runs
+
+    @property
     def request_dict(self) -> dict[str, Any]:
         """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
-        heartbeat = self._heartbeat
-        if heartbeat is not None and heartbeat.may_claim:
-            self._request_dict[WORKER] = heartbeat.worker_id
-        if self._kept is None and HEADER not in self._request_dict:
-            self._request_dict[ADOPTED] = received(self._app, self.task_name, self._message)
-        given: dict[str, Any] = self._request_dict
+        given = super().request_dict
+        if self._kept is None and HEADER not in given:
+            given[ADOPTED] = received(self._app, self.task_name, self._message)
         return given
-
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Note which process runs it."""
-        if self._heartbeat is not None and self._delivery is not None:
-            # gevent gives the greenlet's number, which is no process
-            self._heartbeat.tasks.runs.accepted(self._delivery, pid if self._heartbeat.has_processes else os.getpid())
-        self._is_being_accepted = True
-        try:
-            super().on_accepted(pid, time_accepted)
-        finally:
-            self._is_being_accepted = False
-
-    def acknowledge(self) -> None:
-        """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
-        if self._kept is not None or not self._is_being_accepted:
-            super().acknowledge()
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
@@ -110,14 +81,6 @@ class DurableRequest(Request):
             super().terminate(pool, signal)
         except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
             self._announce_revoked("terminated", True, signal, False)
-
-    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
-        """Cut off by a cold stop; where bodies run in this process, it ends now and gives back what it holds."""
-        self._plan(RELEASED)
-        if self._heartbeat is None or self._heartbeat.has_processes:
-            super().cancel(pool, *args, **options)
-            return
-        raise WorkerTerminate(EX_OK)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
@@ -171,11 +134,6 @@ class DurableRequest(Request):
             self._heartbeat.tasks.runs.planned(self._key, plan)
 
     def _over(self) -> None:
-        if self._heartbeat is not None and self._delivery is not None:
-            self._heartbeat.tasks.runs.over(self._delivery)
+        super()._over()
         if self._kept is None and not self.acknowledged:
             self.acknowledge()
-
-    @property
-    def _heartbeat(self) -> Any:
-        return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)

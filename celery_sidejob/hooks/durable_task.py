@@ -18,12 +18,12 @@ from celery import Celery, signals, states
 from celery.app.task import Context, Task
 from celery.exceptions import Ignore, Reject
 
-from ..model.durable import HEADER, Message, key_of
+from ..model.durable import HEADER, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
-from . import recording
+from . import own_process, recording
 from .durable import RUNS, check_options, is_durable
 from .publishing import PAUSE_S
 from .run import WORKER
@@ -93,7 +93,12 @@ class DurableTask(Task):
         if run is None or run.body_is_over or run.in_body:
             return super().__call__(*args, **kwargs)
         run.in_body = True
-        value = self._body(*args, **kwargs)
+        try:
+            value = self._body(*args, **kwargs)
+        except BaseException as error:
+            if own_process.is_left(self.app, run.key, error):
+                _lose(_runtime(self), run, error)
+            raise
         run.body_is_over = True
         return value
 
@@ -146,17 +151,6 @@ def _mark(app: Celery, task: Any) -> None:
     task.__class__ = marked
 
 
-def check_pool(app: Celery, *, is_green: bool) -> None:
-    """Refuse a pool whose processes would run durable tasks without their rows; SettingsError says which to take."""
-    found = sorted(task.name for task in app._tasks.values() if isinstance(task, DurableTask))
-    kind = "gevent" if is_green else app.conf.get("worker_pool_start_method")
-    if found and kind in ("gevent", "spawn", "forkserver"):
-        raise SettingsError(
-            f"Durable tasks ({found[0]} is one) do not run with {kind} yet. Start this worker with --pool=threads, or "
-            "with prefork whose processes are forked."
-        )
-
-
 def install() -> None:
     """Listen to what Celery tells of a task's end; twice does no harm."""
     signals.task_success.connect(_succeeded, weak=False, dispatch_uid="celery_sidejob.durable")
@@ -180,6 +174,8 @@ def _begin(task: DurableTask, request: Context) -> None:
     key = key_of(request.id, request.get(HEADER))
     if worker_id is None:
         _back(request, "this worker has no identity in the store yet")
+    if key is not None and own_process.is_revoked(task.app, request.id):
+        _revoked(task, request, key, worker_id)
     adopted = request.get(ADOPTED) if key is None else None
     run = Run(key or (request.id, 1), task.name, worker_id)
     policy: dict[str, Any] = {
@@ -201,10 +197,29 @@ def _begin(task: DurableTask, request: Context) -> None:
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in another thread
 
 
+def _revoked(task: DurableTask, request: Context, key: Key, worker_id: int) -> NoReturn:
+    """Bury what was revoked while it waited for a thread, unless the worker does."""
+    error = "TaskRevokedError: the task was revoked"
+    if not own_process.is_ended(task.app, key) and durable.fail(
+        _runtime(task), key, by="worker", worker_id=worker_id, reason="revoked", error=error
+    ):
+        task.backend.mark_as_revoked(request.id, "revoked", request=request)
+    raise Ignore(f"task {request.id} was revoked")
+
+
 def _back(request: Context, why: str) -> NoReturn:
     """Have the message given back to the broker; what was acknowledged already is found by the sweeper."""
     logger.warning("Task %s does not begin and goes back to the broker: %s", request.id, why)
     raise Reject(why, requeue=True)
+
+
+def _lose(runtime: Runtime, run: Run, error: BaseException) -> NoReturn:
+    """A body has left a process that goes on: what it held is as good as lost with it."""
+    logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
+    run.is_lost = True
+    with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
+        durable.give_back(runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+    raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -238,7 +253,7 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
 
 
 def _end(runtime: Runtime, run: Run, request: Context, state: str | None, retval: Any) -> None:
-    if run.moved or state is None:
+    if run.moved or run.is_lost or state is None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
         durable.end(runtime, run)

@@ -12,6 +12,7 @@ from celery.worker import state
 
 from ..operations.hold import Hold
 from ..services.heartbeat import Heartbeat
+from ..services.runs_here import ENDED, RunsHere
 from ..services.stop_flag import worker_is_stopping
 
 
@@ -24,22 +25,27 @@ def is_to_stop(app: Celery, hold: Hold) -> bool:
     return worker_is_stopping() or (heartbeat is not None and heartbeat.runs.is_over((hold.job_id, hold.run_no)))
 
 
-def is_left(app: Celery, hold: Hold, error: BaseException) -> bool:
+def is_left(app: Celery, key: tuple[Any, int], error: BaseException) -> bool:
     """Whether the body has left its process, by `sys.exit()` for one, which yet goes on and gives nothing back.
 
     Not if the worker made it leave, because it stops or the run was revoked: then the worker sees to the run.
     """
-    heartbeat = _heartbeat(app)
-    if heartbeat is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
+    runs = _runs(app, key)
+    if runs is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
         return False
-    key = (hold.job_id, hold.run_no)
-    unasked = heartbeat.runs.plan_of(key) is None and not heartbeat.runs.is_over(key)
+    unasked = runs.plan_of(key) is None and not runs.is_over(key)
     return unasked and (isinstance(error, SystemExit) or is_kill(error))
 
 
 def is_revoked(app: Celery, task_id: str | None) -> bool:
     """Whether the asking was revoked while its delivery waited for a thread, where Celery no longer looks."""
     return _heartbeat(app) is not None and task_id in state.revoked
+
+
+def is_ended(app: Celery, key: tuple[Any, int]) -> bool:
+    """Whether this worker has ended the run already, before it began."""
+    runs = _runs(app, key)
+    return runs is not None and runs.plan_of(key) == ENDED
 
 
 def is_kill(error: BaseException) -> bool:
@@ -59,6 +65,14 @@ def _heartbeat(app: Celery) -> Heartbeat | None:
     """Return this worker's heartbeat, if bodies run beside it."""
     found: Heartbeat | None = app.sidejob.heartbeat
     return None if found is None or found.has_processes else found
+
+
+def _runs(app: Celery, key: tuple[Any, int]) -> RunsHere[Any] | None:
+    """Return what runs here of the kind of a run's key: a job's number, or a task's id."""
+    heartbeat = _heartbeat(app)
+    if heartbeat is None:
+        return None
+    return heartbeat.tasks.runs if isinstance(key[0], str) else heartbeat.runs
 
 
 def _is_a(error: BaseException, module: str, name: str) -> bool:

@@ -147,7 +147,7 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
         raise Ignore(str(error)) from None
     except BaseException as error:
-        if not own_process.is_left(task.app, hold, error):
+        if not own_process.is_left(task.app, (hold.job_id, hold.run_no), error):
             raise
         logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
         recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)

@@ -8,7 +8,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery
-from celery.app import base as celery_app
 from celery.app.task import Task
 from celery.exceptions import MaxRetriesExceededError
 
@@ -223,13 +222,6 @@ class SideJobTask(Task):
     def _runtime(self) -> Runtime:
         app = self._get_app()
         sidejob = getattr(app, "sidejob", None)
-        if sidejob is None and celery_app.USING_EXECV:
-            sidejob = extend_copy(app)
         if sidejob is None:
             raise SettingsError(f"{self.name} is a sidejob task, but its app has no SideJob: call SideJob(app).")
         return cast("Runtime", sidejob.runtime)
-
-
-def extend_copy(app: Celery) -> Any:
-    """Give the copy of an app that a spawned process was sent what the original has; set by the extension."""
-    return None

@@ -10,11 +10,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from ..model.crash_points import reach
 from ..model.durable import Key, Message
 from ..model.errors import IllegalMoveError, InvalidValueError, LeaseLostError, StoreUnavailableError
+from ..model.protocols import Observer
 from ..store import durable
 from ..store.borrowed import Borrowed
 from ..store.connection import OutcomeUnknown
@@ -22,7 +24,7 @@ from ..store.durable import Kept, Waits
 from ..store.statement import Executor
 from .endings import storable
 from .hold import PAUSE_S
-from .runtime import Runtime
+from .runtime import Aftermath, Runtime
 
 T = TypeVar("T")
 
@@ -40,6 +42,8 @@ class Run:
     body_is_over: bool = False
     moved: bool = False
     """The row goes on as another message: a retry, or what replaces this task."""
+    is_lost: bool = False
+    """Its body has left, and the row was given back."""
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
     """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
@@ -216,7 +220,8 @@ def fail(
     buried = _patiently(runtime, once) if patient else _repeat(once)
     if buried is None:
         return False
-    runtime.observer.task_buried(buried[0], key[0], buried[1], reason)
+    entry_id, task = buried
+    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, reason)]))
     return True
 
 
@@ -244,8 +249,8 @@ def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss
         return [(row.task_id, row.task) for row in rows]
 
     taken = runtime.connections.transact("durable-lose", work, single=True)
-    for task_id, task in taken if loss else ():
-        runtime.observer.task_lost(task_id, task)
+    if loss:
+        _tell_of_losses(runtime, taken)
     return len(taken)
 
 
@@ -256,8 +261,7 @@ def take_from_the_dead(runtime: Runtime, limit: int) -> int:
         return [(row.task_id, row.task) for row in durable.take_from_the_dead(executor, limit)]
 
     taken = runtime.connections.transact("durable-lose", work, single=True)
-    for task_id, task in taken:
-        runtime.observer.task_lost(task_id, task)
+    _tell_of_losses(runtime, taken)
     return len(taken)
 
 
@@ -281,6 +285,14 @@ def not_revived(entry_id: int, task_id: str | None) -> IllegalMoveError:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _tell_of_losses(runtime: Runtime, lost: Iterable[tuple[str, str]]) -> None:
+    runtime.follow(Aftermath(calls=[partial(_tell_of_loss, task_id=task_id, task=task) for task_id, task in lost]))
+
+
+def _tell_of_loss(observer: Observer, *, task_id: str, task: str) -> None:
+    observer.task_lost(task_id, task)
 
 
 def _repeat(once: Callable[[], T]) -> T:

@@ -67,7 +67,7 @@ class Heartbeat:
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._waiting = WaitingRuns(runtime, self.runs)
-        self.tasks = HeldTasks(runtime, worker_id=lambda: self.worker_id)
+        self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -22,6 +23,8 @@ app.conf.update(
     sidejob_durable_tasks=["named.*"],
     worker_prefetch_multiplier=1,
 )
+if "START_METHOD" in os.environ:
+    app.conf.worker_pool_start_method = os.environ["START_METHOD"]
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 
@@ -100,6 +103,22 @@ def suicide(self: Any, times: int) -> Any:
     if len(Record.from_env().of("ran", id=self.request.id)) <= times:
         os.kill(os.getpid(), signal.SIGKILL)
     return "alive"
+
+
+@app.task(bind=True, **REPEATABLE)
+def leaver(self: Any, times: int) -> Any:
+    """Leaves the first `times` times."""
+    note(self)
+    if len(Record.from_env().of("ran", id=self.request.id)) <= times:
+        sys.exit(3)
+    return "stayed"
+
+
+@app.task(bind=True, durable=True)
+def leaver_once(self: Any) -> None:
+    """Leaves, and must not be repeated unseen."""
+    note(self)
+    sys.exit(3)
 
 
 @app.task(bind=True, durable=True)

@@ -66,6 +66,14 @@ class Site:
         env = {**self.env, **options.pop("env", {})}
         return self.processes.start_worker(APP, env=env, **options)
 
+    def outlive(self, worker: WorkerProcess) -> None:
+        """Have somebody go on after a process died: where bodies run in the worker's own, that was the worker."""
+        if self.processes.pool == "prefork":
+            assert worker.alive
+        else:
+            worker.wait(TIMEOUT_S)
+            self.worker()
+
     def s(self, task: str, *args: Any, **options: Any) -> Any:
         """A signature of one of the tasks."""
         name = task if "." in task else f"{APP}.{task}"
@@ -130,6 +138,8 @@ class Site:
             connection.default_channel.queue_delete("durable")
 
 
+SEVERAL = pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+PROCESSES = pytest.mark.pools("prefork", reason="a process of the pool is killed")
 ON_REDIS = pytest.mark.brokers(only=("redis",))
 """It looks into a Redis broker, or needs one that is away."""
 
@@ -222,6 +232,7 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     assert worker.alive
 
 
+@SEVERAL
 @ON_REDIS
 def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
     result = site.call("holder", 1)
@@ -282,6 +293,7 @@ def test_a_message_of_a_client_without_the_package_is_adopted(site: Site) -> Non
 # -- runs that are cut off -------------------------------------------------------------------------------------------
 
 
+@SEVERAL
 def test_a_killed_worker_s_repeatable_tasks_run_again_and_the_others_are_dead(site: Site) -> None:
     first = site.worker(concurrency=2)
     repeated, once = site.call("repeatable", 1), site.call("holder", 2)
@@ -302,6 +314,7 @@ def test_a_killed_worker_s_repeatable_tasks_run_again_and_the_others_are_dead(si
         once.get(timeout=TIMEOUT_S)
 
 
+@PROCESSES
 def test_a_killed_pool_process_counts_once(site: Site) -> None:
     worker = site.worker()
     repeated = site.call("suicide", 1)
@@ -316,6 +329,7 @@ def test_a_killed_pool_process_counts_once(site: Site) -> None:
     assert worker.alive
 
 
+@PROCESSES
 def test_a_task_that_kills_its_process_too_often_is_dead(site: Site) -> None:
     site.worker(env={"SIDEJOB_MAX_LOSSES": "2"})
     result = site.call("suicide", 99)
@@ -326,6 +340,7 @@ def test_a_task_that_kills_its_process_too_often_is_dead(site: Site) -> None:
     assert "2 runs were lost" in entry.error
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_a_cold_stop_gives_back_what_may_be_repeated(site: Site) -> None:
     first = site.worker()
     result = site.call("repeatable", 5)
@@ -368,7 +383,17 @@ def test_a_retry_moves_the_row(site: Site) -> None:
     assert (entry.task_id, entry.retries, len(site.ran(bad))) == (bad.id, 2, 3)
 
 
-@pytest.mark.parametrize(("task", "kind"), [("slow", "TimeLimitExceeded"), ("softly", "SoftTimeLimitExceeded")])
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [
+        pytest.param(
+            "slow", "TimeLimitExceeded", marks=pytest.mark.pools("prefork", "gevent", reason="has no time limits")
+        ),
+        pytest.param(
+            "softly", "SoftTimeLimitExceeded", marks=pytest.mark.pools("prefork", reason="has no soft time limits")
+        ),
+    ],
+)
 def test_a_time_limit_is_a_failure_and_no_loss(site: Site, task: str, kind: str) -> None:
     site.worker()
     result = site.call(task)
@@ -389,6 +414,7 @@ def test_ignored_and_rejected_tasks(site: Site) -> None:
     assert [len(site.ran(one)) for one in (ignored, dropped, again)] == [1, 1, 2]
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> None:
     worker = site.worker()
     running = site.call("holder")
@@ -397,6 +423,8 @@ def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> N
     site.app.control.revoke(waiting.id)
     worker.wait_for_log(waiting.id, TIMEOUT_S)
     site.app.control.revoke(running.id, terminate=True, signal="SIGKILL")
+    wait_until(lambda: running.id in {entry.task_id for entry in site.dead()}, timeout=TIMEOUT_S)
+    site.go(running)  # a body in a thread cannot be ended
 
     site.wait_quiet()
     assert {(entry.task_id, entry.reason) for entry in site.dead()} == {
@@ -429,6 +457,7 @@ def test_an_unknown_task_is_dead(site: Site) -> None:
     assert (entry.reason, entry.error.partition(":")[0]) == ("failed", "NotRegistered")
 
 
+@PROCESSES
 def test_a_retried_entry_of_the_dead_set_runs(site: Site) -> None:
     first = site.worker()
     result = site.call("holder", 4)
@@ -490,23 +519,24 @@ def test_a_process_dies_in_each_gap_of_a_run(site: Site, tmp_path: Path, point: 
     worker = site.worker(env=env)
     (first, last) = (site.s("step", 1), site.s("noted_late"))
     result = chain(first, last).apply_async()
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.outlive(worker)
 
     assert result.get(timeout=TIMEOUT_S) == 1
     site.wait_quiet()
-    assert (tmp_path / "once").exists()
     assert len(site.record.of("ran", task=f"{APP}.step")) == RUNS_AFTER_A_DEATH[point]
     assert len(site.ran(result)) == 1
     assert site.dead() == []
-    assert worker.alive
 
 
 @pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:before-commit"])
 def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    site.worker(env=env)
+    worker = site.worker(env=env)
     result = site.call("noted", 1)
 
-    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.outlive(worker)
     site.wait_quiet()
     if point == "durable-end:before-commit":
         assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, []), "it had ended, and nothing follows it"
@@ -518,10 +548,11 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, p
 @pytest.mark.parametrize("point", ["durable-move:before-commit", "durable-move:after-commit"])
 def test_a_process_dies_around_a_retry(site: Site, tmp_path: Path, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    site.worker(env=env)
+    worker = site.worker(env=env)
     result = site.call("retrying", 1)
 
-    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.outlive(worker)
     site.wait_quiet()
     if point == "durable-move:before-commit":
         assert [entry.reason for entry in site.dead()] == ["lost"]
@@ -542,14 +573,23 @@ def test_an_answer_is_lost(site: Site, tmp_path: Path, point: str) -> None:
     assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(results[2].id, "failed")]
 
 
-@pytest.mark.parametrize("pool", ["solo", "threads"])
+POOLS = {
+    "solo": {"pool": "solo"},
+    "threads": {"pool": "threads"},
+    "gevent": {"pool": "gevent"},
+    "spawn": {"env": {"START_METHOD": "spawn"}},
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_other_pools(site: Site, pool: str) -> None:
-    first = site.worker(pool=pool, concurrency=2)
+    first = site.worker(concurrency=2, **POOLS[pool])
     good = [site.call("plus", number, link=site.s("plus", 1)) for number in range(5)]
     bad = site.call("failing")
-    again = site.call("retrying", 2)
+    again, nesting, by_name = site.call("retrying", 2), site.call("nesting", 1), site.call("named.by_its_name", 3)
     assert [result.get(timeout=TIMEOUT_S) for result in good] == [1, 2, 3, 4, 5]
-    assert again.get(timeout=TIMEOUT_S) == 2
+    assert (again.get(timeout=TIMEOUT_S), by_name.get(timeout=TIMEOUT_S)) == (2, 3)
+    site.record.wait_for("ran", timeout=TIMEOUT_S, id=nesting.get(timeout=TIMEOUT_S))
     site.wait_quiet()
     assert [entry.task_id for entry in site.dead()] == [bad.id]
 
@@ -561,6 +601,34 @@ def test_other_pools(site: Site, pool: str) -> None:
     site.go(held)
     site.wait_quiet()
     assert len(site.dead()) == 1
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_a_body_that_leaves_is_lost_at_once(site: Site, pool: str) -> None:
+    worker = site.worker(pool=pool, env={"SIDEJOB_LEASE": "600"})
+    repeated, once = site.call("leaver", 1), site.call("leaver_once")
+
+    assert repeated.get(timeout=TIMEOUT_S) == "stayed"
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(once.id, "lost")]
+    assert (len(site.ran(repeated)), len(site.ran(once))) == (2, 1)
+    assert worker.alive
+
+
+@pytest.mark.parametrize("terminate", [False, True])
+def test_what_is_revoked_while_it_waits_for_a_thread_does_not_run(site: Site, terminate: bool) -> None:
+    worker = site.worker(pool="threads")
+    running, waiting = site.call("holder"), site.call("noted")
+    site.holding(running)
+    worker.wait_for_log(f"{waiting.id}] received", TIMEOUT_S)
+
+    site.app.control.revoke(waiting.id, terminate=terminate)
+    worker.wait_for_log(waiting.id, TIMEOUT_S, count=2)
+    site.go(running)
+
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(waiting.id, "revoked")]
+    assert (waiting.state, site.ran(waiting)) == ("REVOKED", [])
 
 
 # -- later, and from beat --------------------------------------------------------------------------------------------

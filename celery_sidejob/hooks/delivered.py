@@ -1,0 +1,138 @@
+"""A delivery in the worker's parent process, of a job or of a durable task: what both tell the worker of it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as Solo
+from celery.exceptions import WorkerTerminate
+from celery.platforms import EX_OK
+from celery.worker.request import Request
+from celery.worker.state import active_requests, task_ready
+
+from ..services.runs_here import RELEASED, Delivery, RunsHere
+from .run import WORKER
+
+
+class Delivered(Request):
+    """Celery's request, with a row behind it (`_has_row`), or none yet: then the message is all there is."""
+
+    _solo_is_busy = False
+    """Whether the one process of a solo worker is running a body."""
+
+    _delivery: Delivery[Any] | None = None
+    _is_being_accepted = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""
+        super().__init_subclass__(**kwargs)
+        if "execute_using_pool" in cls.__dict__:
+            cls.execute_using_pool = _one_at_a_time(cls.__dict__["execute_using_pool"])
+        if "on_success" in cls.__dict__:
+            cls.on_success = _then_over(cls.__dict__["on_success"])
+
+    @property
+    def _has_row(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def _runs(self) -> RunsHere[Any]:
+        """What runs in this worker of its kind; only where there is a heartbeat."""
+        raise NotImplementedError
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the pool's process is given: with the identity under which this worker claims just now."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None and heartbeat.may_claim:
+            self._request_dict[WORKER] = heartbeat.worker_id
+        given: dict[str, Any] = self._request_dict
+        return given
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """Send a monitoring event, without what is not to be shown."""
+        shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
+        super().send_event(type, **{**fields, **shown})
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Note which process runs it."""
+        if self._heartbeat is not None and self._delivery is not None:
+            # gevent gives the greenlet's number, which is no process
+            self._runs.accepted(self._delivery, pid if self._heartbeat.has_processes else os.getpid())
+        self._is_being_accepted = True
+        try:
+            super().on_accepted(pid, time_accepted)
+        finally:
+            self._is_being_accepted = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
+        if self._has_row or not self._is_being_accepted:
+            super().acknowledge()
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """Cut off by a cold stop: the death of its process is then no loss.
+
+        Where bodies run in the worker's own process, the whole worker ends now, and gives back what it holds. Solo and
+        threads cannot stop a task; with gevent Celery would wait for bodies that do not heed it.
+        """
+        self._plan(RELEASED)
+        if self._heartbeat is None or self._heartbeat.has_processes:
+            super().cancel(pool, *args, **options)
+            return
+        with suppress(NotImplementedError):
+            for request in list(active_requests):
+                pool.terminate_job(request.worker_pid)
+        raise WorkerTerminate(EX_OK)
+
+    def _give_back(self) -> None:
+        """Return a message that must not be begun here now.
+
+        A cold stop asks RabbitMQ, in the midst of a solo worker's run, to send nothing more. What it has sent already
+        is received while Celery waits for the answer, and would run to its end within the other run.
+        """
+        task_ready(self)
+        self.reject(requeue=True)
+        self._over()
+
+    def _plan(self, plan: str) -> None:
+        raise NotImplementedError
+
+    def _over(self) -> None:
+        if self._heartbeat is not None and self._delivery is not None:
+            self._runs.over(self._delivery)
+
+    def _redacted(self, value: Any) -> Any:
+        sidejob = getattr(self._app, "sidejob", None)
+        return value if sidejob is None else sidejob.settings.redacted(value)
+
+    @property
+    def _heartbeat(self) -> Any:
+        return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)
+
+
+def _one_at_a_time(execute: Any) -> Any:
+    def execute_one_at_a_time(self: Delivered, pool: Any, **options: Any) -> Any:
+        if not isinstance(pool, Solo):
+            return execute(self, pool, **options)
+        if Delivered._solo_is_busy:
+            return self._give_back()
+        Delivered._solo_is_busy = True
+        try:
+            return execute(self, pool, **options)
+        finally:
+            Delivered._solo_is_busy = False
+
+    return execute_one_at_a_time
+
+
+def _then_over(on_success: Any) -> Any:
+    def on_success_then_over(self: Delivered, *args: Any, **options: Any) -> Any:
+        try:
+            return on_success(self, *args, **options)
+        finally:
+            self._over()
+
+    return on_success_then_over
