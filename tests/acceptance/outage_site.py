@@ -40,6 +40,11 @@ class Site:
         self.sidejob = self.app.sidejob
 
     @property
+    def database_url(self) -> str:
+        """By which it reaches its store."""
+        return str(self.configuration["sidejob_database_url"])
+
+    @property
     def env(self) -> dict[str, str]:
         """What a process needs to be part of this."""
         return {CONFIGURATION: json.dumps(self.configuration), GATES: str(self._gates), **self.record.env}
@@ -70,16 +75,14 @@ class Site:
     def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
         """Ask the store directly, on a connection of our own."""
         with psycopg.connect(
-            direct(self.configuration["sidejob_database_url"]), row_factory=dict_row, options="-c search_path=sidejob"
+            direct(self.database_url), row_factory=dict_row, options="-c search_path=sidejob"
         ) as connection:
             return connection.execute(query, parameters).fetchall()
 
     @contextmanager
     def locked(self, job: Job) -> Iterator[Callable[[], bool]]:
         """Hold the lock on a job's row within the block; yields what tells whether somebody of ours waits for it."""
-        with psycopg.connect(
-            direct(self.configuration["sidejob_database_url"]), options="-c search_path=sidejob"
-        ) as connection:
+        with psycopg.connect(direct(self.database_url), options="-c search_path=sidejob") as connection:
             connection.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", [job.id])
             pid = connection.info.backend_pid
 

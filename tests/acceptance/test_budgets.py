@@ -15,14 +15,16 @@ from celery_sidejob.store.connection import IDLE_S
 from tests.acceptance import checker
 from tests.acceptance.outage_site import Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.acceptance.scene import QUICK, Scene, Workload
+from tests.tools.pgbouncer import client_ports
 from tests.tools.waiting import wait_until
 
 PARENT = 3
 """Liveness lock, heartbeat, services."""
 
-OURS = """
+OPEN_FOR_LONG = """
 SELECT pid, state, xact_start, state_change, query FROM pg_stat_activity
-WHERE application_name = 'celery_sidejob' AND datname = current_database()"""
+WHERE application_name = 'celery_sidejob' AND datname = current_database()
+  AND clock_timestamp() - xact_start > interval '0.5 s'"""
 
 
 @pytest.mark.parametrize(("pool", "concurrency"), [("prefork", 2), ("solo", 1), ("threads", 2)])
@@ -35,13 +37,16 @@ def test_connections_of_a_busy_and_of_an_idle_worker(site: Site, pool: str, conc
 
     def all_completed() -> bool:
         nonlocal most
-        most = max(most, len(ours(site)))
+        most = max(most, len(client_ports(site.database_url)))
         return site.rows("SELECT count(*) n FROM jobs WHERE status = 'completed'")[0]["n"] == len(jobs)
 
     wait_until(all_completed, timeout=30)
     assert most <= PARENT + concurrency
 
-    wait_until(lambda: len(ours(site)) <= PARENT, timeout=2 * IDLE_S, message="idle connections to be closed")
+    wait_until(
+        lambda: len(client_ports(site.database_url)) <= PARENT,
+        timeout=2 * IDLE_S, message="idle connections to be closed",
+    )  # fmt: skip
 
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
@@ -56,8 +61,8 @@ def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
     samples: list[list[dict[str, Any]]] = []
 
     def only_the_parents() -> bool:
-        samples.append(site.rows(OURS + " AND clock_timestamp() - xact_start > interval '0.5 s'"))
-        return len(ours(site)) <= PARENT
+        samples.append(site.rows(OPEN_FOR_LONG))
+        return len(client_ports(site.database_url)) <= PARENT
 
     wait_until(only_the_parents, timeout=2 * IDLE_S, message="the connections of both processes to be closed")
     assert [rows for rows in samples if rows] == []
@@ -68,6 +73,7 @@ def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
         assert site.wait_for(job, "completed")["run_no"] == 1
 
 
+@pytest.mark.pooled_too
 @pytest.mark.pools("prefork", reason="has no processes of its own")
 def test_each_process_has_its_share(scene: Scene) -> None:
     """At most three for the parent and one for each process of the pool, whatever they do at once."""
@@ -109,9 +115,7 @@ class Sockets:
 
     def __call__(self) -> Counter[int]:
         """Return how many each has: of those the store knows as ours, the process that has the other end."""
-        ports = {row.client_port for row in self._scene.sql("""
-            SELECT client_port FROM pg_stat_activity
-            WHERE application_name = 'celery_sidejob' AND datname = current_database()""")}  # fmt: skip
+        ports = set(client_ports(self._scene.database_url))
         counted: Counter[int] = Counter()
         for process in [self._parent, *self._parent.children()]:
             try:
@@ -122,8 +126,3 @@ class Sockets:
             counted[process.pid] = len(own)
             ports -= own  # in the first moment after a fork a child has its parent's too
         return counted
-
-
-def ours(site: Site) -> list[dict[str, Any]]:
-    """Return what the store knows of our connections."""
-    return site.rows(OURS)

@@ -1,6 +1,6 @@
 """The store behind a PgBouncer in transaction mode: nothing relies on a session, and nothing is lost with the proxy.
 
-Of the rest, the tests of the protocol and of the migrations run both ways; all do with SIDEJOB_TEST_PGBOUNCER=1.
+Of the rest, those marked `pooled_too` run both ways; with SIDEJOB_TEST_PGBOUNCER=1 all go through one.
 """
 
 from __future__ import annotations

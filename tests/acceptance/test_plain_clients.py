@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from celery import Celery
 
 from tests.acceptance.scene import QUICK, Scene
+from tests.tools.databases import only_reading
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
@@ -49,27 +51,26 @@ def test_the_store_is_away_when_the_message_comes(scene: Scene, stranger: Celery
         scene.settle(TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    ("trouble", "end"),
-    [
-        ("ALTER DATABASE {name} SET default_transaction_read_only = on",
-         "ALTER DATABASE {name} RESET default_transaction_read_only"),
-        ("ALTER TABLE askings RENAME TO hidden", "ALTER TABLE hidden RENAME TO askings"),
-    ],
-    ids=["reads only", "incomplete"],
-)  # fmt: skip
+@contextmanager
+def incomplete(url: str) -> Iterator[None]:
+    """Within the block a table of the store is missing."""
+    with psycopg.connect(direct(url), autocommit=True, options="-c search_path=sidejob") as connection:
+        connection.execute("ALTER TABLE askings RENAME TO hidden")
+        try:
+            yield
+        finally:
+            connection.execute("ALTER TABLE hidden RENAME TO askings")
+
+
+@pytest.mark.parametrize("of_no_use", [only_reading, incomplete], ids=["reads only", "incomplete"])
 def test_the_store_is_there_but_of_no_use_when_the_message_comes(
-    scene: Scene, stranger: Celery, trouble: str, end: str
+    scene: Scene, stranger: Celery, of_no_use: Callable[[str], AbstractContextManager[None]]
 ) -> None:
-    name = scene.sql("SELECT current_database() AS name")[0].name
     worker = scene.worker(**QUICK)
     task_id = str(uuid.uuid4())
-    scene.sql(trouble.format(name=f'"{name}"'))
-    stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
-    worker.wait_for_log("goes back to the broker", timeout=TIMEOUT_S)
-    writing = "-c default_transaction_read_only=off -c search_path=sidejob"
-    with psycopg.connect(direct(scene.database_url), autocommit=True, options=writing) as connection:
-        connection.execute(end.format(name=f'"{name}"'))
+    with of_no_use(scene.database_url):
+        stranger.send_task("acceptance.stepper", (1,), task_id=task_id)
+        worker.wait_for_log("goes back to the broker", timeout=TIMEOUT_S)
 
     assert str(the_job(scene, task_id).status) == "completed"
     scene.settle(TIMEOUT_S)

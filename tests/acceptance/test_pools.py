@@ -8,6 +8,7 @@ import pytest
 
 from celery_sidejob.store.connection import GREENLETS_SHARE, IDLE_S
 from tests.acceptance.scene import QUICK, Scene, Workload
+from tests.tools.pgbouncer import client_ports
 from tests.tools.waiting import wait_until
 
 LEASE_S = 3
@@ -140,20 +141,15 @@ def test_greenlets_share_connections(scene: Scene) -> None:
 
     def all_completed() -> bool:
         nonlocal seen
-        seen = max(seen, ours(scene))
+        seen = max(seen, len(client_ports(scene.database_url)))
         return scene.sql("SELECT count(*) n FROM jobs WHERE status = 'completed'")[0].n == len(jobs)
 
     wait_until(all_completed, timeout=40)
     assert GREENLETS_SHARE // 2 < seen <= PARENT + GREENLETS_SHARE
-    wait_until(lambda: ours(scene) <= PARENT, timeout=2 * IDLE_S, message="idle connections to be closed")
-
-
-def ours(scene: Scene) -> int:
-    """How many connections of ours the store has."""
-    found: int = scene.sql("""
-        SELECT count(*) n FROM pg_stat_activity
-        WHERE application_name = 'celery_sidejob' AND datname = current_database()""")[0].n
-    return found
+    wait_until(
+        lambda: len(client_ports(scene.database_url)) <= PARENT,
+        timeout=2 * IDLE_S, message="idle connections to be closed",
+    )  # fmt: skip
 
 
 # -- limits, revocations, exits ----------------------------------------------------------------------------------------

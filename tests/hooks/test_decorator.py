@@ -293,7 +293,7 @@ def test_a_task_is_not_decorated_twice() -> None:
 # -- other people's task classes --------------------------------------------------------------------------------------
 
 
-def test_djangos_task_class_stays(database_url: str) -> None:
+def test_djangos_task_class_stays() -> None:
     app = Celery("d", broker="memory://", set_as_current=False, task_cls="celery.contrib.django.task:DjangoTask")
     SideJob(app)
     made = app.tasks["decorated.add"]

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -20,8 +20,11 @@ from celery_sidejob.services import sweeper
 from celery_sidejob.services.pruner import Pruner
 from celery_sidejob.store import connection as connections
 from celery_sidejob.store import ports
+from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
+
+pytestmark = pytest.mark.pooled_too
 
 
 def raised_in_thread(context: contextvars.Context, call: Callable[[], Any]) -> BaseException | None:
@@ -162,36 +165,26 @@ def test_a_commit_that_goes_on_behind_a_broken_connection_is_waited_for(
 
 
 def test_a_store_that_only_reads_is_a_store_that_is_away(stage: Stage) -> None:
-    name = stage.sql("SELECT current_database()")[0][0]
     stage.sidejob.close()
-    stage.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    try:
-        with pytest.raises(StoreUnavailableError):
-            stage.sidejob.enqueue(stage.idle)
-    finally:
-        stage.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
+    with only_reading(stage.database_url), pytest.raises(StoreUnavailableError):
+        stage.sidejob.enqueue(stage.idle)
     assert stage.sidejob.enqueue(stage.idle).exists
 
 
 def test_a_run_whose_store_only_reads_for_a_while_is_not_failed(stage: Stage) -> None:
-    name = stage.sql("SELECT current_database()")[0][0]
+    reading = ExitStack()
+    timer = threading.Timer(1.0, reading.close)
 
     def body(job: RunningJob) -> None:
         stage.sidejob.close()
-        stage.sql(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+        reading.enter_context(only_reading(stage.database_url))
         timer.start()
         job.set(x=1)
 
-    def writable_again() -> None:
-        stage.sql(f'ALTER DATABASE "{name}" RESET default_transaction_read_only')
-
-    timer = threading.Timer(1.0, writable_again)
     job = stage.job(body)
-    try:
+    with reading:
         stage.run(job)
-    finally:
         timer.join()
-        writable_again()
     assert (job.refresh().status, job.get("x")) == (Status.COMPLETED, 1)
 
 

@@ -25,6 +25,8 @@ from celery_sidejob.store import claims
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 REFUSED = "is no longer its current run"
 UNITS = 1
 """How many units the zombie has committed: a heir who has committed as many differs by nothing else."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_sidejob import Job, RunningJob
 from tests.tools.in_process import Stage
+
+pytestmark = pytest.mark.pooled_too
 
 
 def lose(stage: Stage, job: Job) -> None:

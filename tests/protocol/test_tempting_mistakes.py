@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_sidejob import RunningJob
 from celery_sidejob.store import messages
 from tests.tools.in_process import Stage
+
+pytestmark = pytest.mark.pooled_too
 
 
 def test_an_accepted_timer_still_asks_a_job_that_has_failed_since(stage: Stage) -> None:

@@ -12,6 +12,8 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.sweeper import Sweeper
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 BAD = "stage.bad"
 
 

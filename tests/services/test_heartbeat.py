@@ -17,6 +17,8 @@ from celery_sidejob.services.runs_here import ENDED, RELEASED
 from celery_sidejob.services.stopped_runs import end_from_outside
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 DEAD_PID = 2**22 + 1
 """No process has this id: it is above what Linux gives."""
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_sidejob.services.heartbeat import Heartbeat
 from celery_sidejob.services.sweeper import Sweeper
 from tests.tools.in_process import Stage
+
+pytestmark = pytest.mark.pooled_too
 
 
 def test_a_job_that_is_locked_when_its_worker_leaves_counts_no_loss(stage: Stage) -> None:

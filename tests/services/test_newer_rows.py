@@ -11,6 +11,8 @@ from celery_sidejob.services.sweeper import Sweeper
 from celery_sidejob.store import messages
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 
 def test_a_continuation_of_a_newer_format_waits_for_a_newer_sweeper(
     stage: Stage, caplog: pytest.LogCaptureFixture

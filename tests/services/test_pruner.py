@@ -8,6 +8,8 @@ from celery_sidejob import Job, RunningJob
 from celery_sidejob.services.pruner import Pruned, Pruner
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 
 def soon_forgotten(stage: Stage) -> Job:
     """A job of a task whose finished jobs are kept for no time."""

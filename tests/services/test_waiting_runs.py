@@ -11,6 +11,8 @@ from celery_sidejob.services.waiting_runs import WaitingRuns
 from celery_sidejob.store import messages
 from tests.tools.in_process import Stage
 
+pytestmark = pytest.mark.pooled_too
+
 
 def publish(stage: Stage, *jobs: Job, ago_s: float = 60, look_in_s: float = 1) -> None:
     """Have the jobs' messages published so long ago, to be looked at in so many seconds."""

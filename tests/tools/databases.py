@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
+from tests.tools.pgbouncer import direct, pooling
+
 SCHEMA = "sidejob"
 
 
@@ -18,6 +20,25 @@ def prepare_template(url: str) -> None:
     from celery_sidejob.store.migrate import upgrade  # here, for tests that need no database of ours
 
     upgrade(url, schema=SCHEMA)
+
+
+@contextmanager
+def only_reading(url: str) -> Iterator[None]:
+    """Within the block sessions that begin in the database of `url` take no writes: what a failover may lead to."""
+    proxy = pooling(url)
+    with psycopg.connect(direct(url), autocommit=True, options="-c default_transaction_read_only=off") as connection:
+        name = connection.info.dbname
+
+        def change(how: str) -> None:
+            connection.execute(sql.SQL(f"ALTER DATABASE {{}} {how}").format(sql.Identifier(name)))
+            if proxy is not None:
+                proxy.reconnect(name)
+
+        change("SET default_transaction_read_only = on")
+        try:
+            yield
+        finally:
+            change("RESET default_transaction_read_only")
 
 
 class Databases:

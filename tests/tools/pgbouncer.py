@@ -24,7 +24,8 @@ MISSING = "there is no PgBouncer on this machine (Debian's package `pgbouncer`):
 SETTINGS = {
     "listen_addr": HOST,
     "unix_socket_dir": "",
-    "auth_type": "any",  # everybody becomes the user of the [databases] line, and may look at the console
+    "auth_type": "any",  # everybody becomes the user of the [databases] line
+    "admin_users": "anybody",
     "pool_mode": "transaction",
     "server_round_robin": "1",
     "min_pool_size": "3",
@@ -58,14 +59,30 @@ class PgBouncer(Server):
     def url_of(self, url: str) -> str:
         """Return the URL by which the database that `url` names is reached through this."""
         pooled = urlsplit(url)._replace(netloc=f"{self._target['user']}@{HOST}:{self.port}", query="").geturl()
-        _direct[self.port] = self._target
+        _behind[self.port] = self
         return pooled
+
+    def url_past(self, url: str) -> str:
+        """Return the URL by which the database that `url` names is reached past this."""
+        target = self._target
+        password = f":{target['password']}" if "password" in target else ""
+        server = f"{target.get('host', HOST)}:{target.get('port', '5432')}"
+        return urlsplit(url)._replace(netloc=f"{target['user']}{password}@{server}").geturl()
 
     def show(self, what: str) -> list[dict[str, Any]]:
         """Ask the console."""
         with psycopg.connect(self.url, autocommit=True, row_factory=psycopg.rows.dict_row) as console:
             # The console takes simple queries alone.
             return psycopg.ClientCursor(console, row_factory=psycopg.rows.dict_row).execute(f"SHOW {what}").fetchall()
+
+    def reconnect(self, database: str) -> None:
+        """Have it open new connections to a database and close those it has; returns when they are closed.
+
+        So does an operator after a failover: what its clients close are their own connections to it, and not these.
+        """
+        with psycopg.connect(self.url, autocommit=True, cursor_factory=psycopg.ClientCursor) as console:
+            console.execute(f"RECONNECT {database}")
+            console.execute(f"WAIT_CLOSE {database}")
 
     def _prepare(self, home: Path) -> None:
         """Nothing is made before its port is known."""
@@ -88,15 +105,37 @@ class PgBouncer(Server):
             return False
 
 
-_direct: dict[int, dict[str, Any]] = {}
+_behind: dict[int, PgBouncer] = {}
+
+
+def pooling(url: str) -> PgBouncer | None:
+    """Return the PgBouncer of ours that the URL leads through, if any."""
+    return _behind.get(urlsplit(url).port or 0)
 
 
 def direct(url: str) -> str:
     """Return the URL past the PgBouncer, if it leads through one of ours: for whoever looks on from outside."""
-    parts = urlsplit(url)
-    target = _direct.get(parts.port or 0)
-    if target is None:
-        return url
-    password = f":{target['password']}" if "password" in target else ""
-    host, port = target.get("host", HOST), target.get("port", "5432")
-    return parts._replace(netloc=f"{target['user']}{password}@{host}:{port}").geturl()
+    proxy = pooling(url)
+    return url if proxy is None else proxy.url_past(url)
+
+
+def client_ports(url: str) -> list[int]:
+    """From which ports this package is connected to the database of `url`, through a PgBouncer of ours or past it."""
+    proxy, name = pooling(url), urlsplit(url).path[1:]
+    with psycopg.connect(direct(url)) as connection:
+        ports = [port for (port,) in connection.execute(_OURS)]
+    if proxy is None:
+        return ports
+    its_own = {server["local_port"] for server in proxy.show("SERVERS") if server["database"] == name}
+    through = [
+        client["port"]
+        for client in proxy.show("CLIENTS")
+        if client["database"] == name and client["application_name"] == APPLICATION
+    ]
+    return through + [port for port in ports if port not in its_own]
+
+
+APPLICATION = "celery_sidejob"
+_OURS = f"""
+    SELECT client_port FROM pg_stat_activity
+    WHERE application_name = '{APPLICATION}' AND datname = current_database()"""
