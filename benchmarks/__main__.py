@@ -7,6 +7,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "throughput": "how many messages and jobs per second, against bare Celery",
+    "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "scale": "what statements cost on large tables",
     "recovery": "how soon runs begin again after kills",
     "idle": "what workers that have nothing to do cost the store",

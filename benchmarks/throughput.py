@@ -9,7 +9,6 @@ import argparse
 import os
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -19,6 +18,7 @@ from typing import Any
 
 import redis
 
+from benchmarks.turns import take_turns
 from celery_sidejob import embedded
 from celery_sidejob.store.migrate import upgrade
 from tests.tools.guard import Guard
@@ -34,7 +34,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--runs", type=int, default=1000, help="tasks, jobs and packets of each measurement")
     given = parser.parse_args(arguments)
-    with servers() as (database_url, broker_url):
+    with servers() as (postgres, broker_url):
+        database_url = postgres.url
         os.environ.update(DATABASE_URL=database_url, BROKER_URL=broker_url)
         app = import_module("benchmarks.app")
         bench = Bench(app, broker_url, given.runs)
@@ -49,11 +50,11 @@ def main(arguments: list[str]) -> None:
 
 
 @contextmanager
-def servers() -> Iterator[tuple[str, str]]:
-    """A Postgres with its default, durable settings and our schema, and a Valkey: the URLs of both."""
-    with embedded.Postgres(durable=True) as postgres, embedded.Valkey() as valkey:
+def servers(*, appendonly: bool = True) -> Iterator[tuple[embedded.Postgres, str]]:
+    """A Postgres with its default, durable settings and our schema, and the URL of a Valkey."""
+    with embedded.Postgres(durable=True) as postgres, embedded.Valkey(appendonly=appendonly) as valkey:
         upgrade(postgres.url)
-        yield postgres.url, valkey.url
+        yield postgres, valkey.url
 
 
 @contextmanager
@@ -79,8 +80,8 @@ class Bench:
         self._sidejob = app.sidejob
         self._redis = redis.Redis.from_url(broker_url)
         self._runs = runs
-        self._rates: dict[tuple[str, str], list[float]] = defaultdict(list)
-        self._ratios: dict[tuple[str, str], list[float]] = defaultdict(list)
+        self._rates: dict[tuple[str, str], list[float]] = {}
+        self._ratios: dict[tuple[str, str], list[float]] = {}
 
     def compare_runs(self, pool: str, rounds: int) -> None:
         """Drain queues that were filled while the worker did not listen."""
@@ -110,15 +111,11 @@ class Bench:
     # ------------------------------------------------------------------------------------------------------------
 
     def _take_turns(self, where: str, sides: dict[str, Callable[[], float]], rounds: int) -> None:
-        for number in range(rounds + 1):
-            order = list(sides) if number % 2 else list(reversed(sides))
-            rates = {what: sides[what]() for what in order}
-            if number == 0:
-                continue  # caches, connections, plans
-            base = rates[next(iter(sides))]
-            for what in sides:
-                self._rates[where, what].append(rates[what])
-                self._ratios[where, what].append(rates[what] / base)
+        found = take_turns(sides, rounds)
+        base = found[next(iter(sides))]
+        for what, rates in found.items():
+            self._rates[where, what] = rates
+            self._ratios[where, what] = [one / other for one, other in zip(rates, base, strict=True)]
 
     def _timed(self, count: int, work: Callable[[], Any]) -> float:
         begun = time.perf_counter()

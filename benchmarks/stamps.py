@@ -1,0 +1,44 @@
+"""A task that says when its body ran: eight bytes in a file, the same with and without us; for `durable.py`.
+
+With DATABASE_URL the app is one of ours, and the task is durable. Without, it is plain Celery, and nothing of this
+package is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+
+from celery import Celery
+
+
+def make_app(broker_url: str, database_url: str | None) -> Celery:
+    """Make an app with the task `stamp`."""
+    app = Celery("stamps", broker=broker_url, set_as_current=False)
+    app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=False)
+    if database_url is not None:
+        from celery_sidejob import SideJob
+
+        app.conf.sidejob_database_url = database_url
+        SideJob(app)
+
+    @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True}))
+    def stamp() -> None:
+        """Note the instant: one write, so that no two mix."""
+        os.write(_file(), struct.pack("q", time.monotonic_ns()))
+
+    return app
+
+
+def _file() -> int:
+    pid = os.getpid()
+    if pid not in _files:
+        _files[pid] = os.open(os.environ["STAMPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    return _files[pid]
+
+
+_files: dict[int, int] = {}
+
+if "STAMPS" in os.environ:  # a worker
+    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"))
