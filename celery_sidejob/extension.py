@@ -12,7 +12,7 @@ from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
-from .hooks import beat, configuration, durable, durable_request, durable_task, logs, pool_process, recording
+from .hooks import beat, configuration, durable, durable_request, durable_task, logs, pool_process, recording, sending
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
 from .hooks.consumer_step import DisconnectionStep
@@ -172,6 +172,14 @@ class SideJob:
                     f"items[{place}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
                 )
         return jobs_of.make(self.runtime, drafts, transaction)
+
+    def send_many(self, signatures: Iterable[Signature], *, transaction: Any = None) -> list[Any]:
+        """Call many durable tasks, all or none, in order: one commit for all; returns their results.
+
+        A signature is of one task, or a chain that begins with one. Raises InvalidValueError, before anything is
+        written, for what is no signature, is a group or a chord, is not durable, or has a task id that is taken.
+        """
+        return sending.send_many(self.app, signatures, transaction)
 
     # -- finding jobs --------------------------------------------------------------------------------------------
 

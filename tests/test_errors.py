@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, group
 from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
@@ -112,6 +112,15 @@ UNWRITTEN: dict[str, Case] = {
     "a countdown that is no time": lambda s: s.job.run(countdown=float("inf")),
     "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
     "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
+    "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),
+    "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
+    "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),
+    "`send_many` of a task of ours": lambda s: s.sidejob.send_many([durable(s).s(), s.stage.idle.s()]),
+    "a signature of another app in `send_many`": lambda s: s.sidejob.send_many([Celery().signature("durable")]),
+    "a signature of `send_many` with a transaction of its own": lambda s: s.sidejob.send_many(
+        [durable(s).s().set(transaction="default")]
+    ),
+    "one task id twice in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(task_id="one")] * 2),
     "an item of `enqueue_many` that makes no job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
     "`created_by=` or `queue=` cannot be kept": lambda s: s.stage.job(queue=""),
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),

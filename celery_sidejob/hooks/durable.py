@@ -10,9 +10,10 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -94,9 +95,9 @@ def publish(app: Celery, producer: Any, message: Message, *, timeout: float) -> 
 
     Raises ValueError for a row of a newer format: it is left to newer workers.
     """
-    about = _about(message)
+    about = message.about or _about(message)
     headers = {**about["headers"], HEADER: header_of(message.generation)}
-    properties = about["properties"]
+    properties = dict(about["properties"])
     if message.again:
         headers[REPUBLISHED] = True
         if message.expires_at is None:  # a person has taken it out of the dead set
@@ -143,14 +144,16 @@ def received(app: Celery, task: str, message: Any) -> Message:
     about = message.delivery_info
     headers = {key: value for key, value in message.headers.items() if key != "compression"}  # kombu has undone it
     properties = {key: value for key, value in message.properties.items() if key in PROPERTIES}
+    kept = {
+        "content_type": message.content_type, "content_encoding": message.content_encoding, "headers": headers,
+        "properties": properties, "exchange": about.get("exchange") or "", "routing_key": about.get("routing_key"),
+        "delivery_mode": None, "declare": [],
+    }  # fmt: skip
     return Message(
         task_id=headers["id"],
         task=task,
         queue=str(about.get("routing_key") or app.conf.task_default_queue),
-        publication=_publication(
-            message.content_type, message.content_encoding, headers, properties,
-            exchange=about.get("exchange") or "", routing_key=about.get("routing_key"), delivery_mode=None, declare=[],
-        ),
+        publication=_publication(kept),
         body=_as_bytes(message.body),
         expires_at=_time(headers.get("expires")),
     )  # fmt: skip
@@ -169,14 +172,16 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
     backend = app.backend
     if "on_task_call" not in vars(backend):
         backend.on_task_call = partial(_on_task_call, backend.on_task_call)
-    wanted: list[Callable[[], Any]] = []
+    together = _together.get()
+    wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
     token = _wanted.set(wanted)
     try:
         result = send(name, *args, **options)
     finally:
         _wanted.reset(token)
-    for want in wanted:
-        _quietly(app, want)
+    if together is None:
+        for want in wanted:
+            _quietly(app, want)
     return result
 
 
@@ -204,6 +209,31 @@ def _quietly(app: Celery, want: Callable[[], Any]) -> None:
         want()
     except Exception as error:
         logger.warning("The result backend does not answer; the task is kept all the same: %s", error)
+
+
+@dataclass
+class Together:
+    """Messages of one call that are kept together, and what is done once they are."""
+
+    messages: list[Message] = field(default_factory=list)
+    without_rows: list[Callable[[], Any]] = field(default_factory=list)
+    """How each is sent where the store is away and `sidejob_on_store_down` says so."""
+    events: list[Callable[[], Any]] = field(default_factory=list)
+    wanted: list[Callable[[], Any]] = field(default_factory=list)
+
+
+_together: ContextVar[Together | None] = ContextVar("celery_sidejob_together", default=None)
+
+
+@contextmanager
+def keeping_together() -> Iterator[Together]:
+    """Have what is sent within the block only collected: whoever asks for it keeps it."""
+    together = Together()
+    token = _together.set(together)
+    try:
+        yield together
+    finally:
+        _together.reset(token)
 
 
 class KeepingAMQP(AMQP):
@@ -243,8 +273,11 @@ class KeepingProducer:
 
     def publish(self, body: Any, **options: Any) -> Any:
         """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
+        together = _together.get()
         if self._kept:
-            if self._runtime.publisher.ready:
+            if together is not None:
+                together.events.append(partial(self._producer.publish, body, **options))
+            elif self._runtime.publisher.ready:
                 with suppress(Exception):
                     return self._producer.publish(body, **options)
             return None
@@ -254,6 +287,10 @@ class KeepingProducer:
             headers.pop(ours, None)  # a retry brings those of the delivery that is retried
         transaction = options.pop("transaction", None)
         message = self._message(body, **options)
+        if together is not None:
+            together.messages.append(message)
+            together.without_rows.append(partial(self._producer.publish, body, **options))
+            return None
         try:
             self._keep(message, transaction)
         except StoreUnavailableError as error:
@@ -295,14 +332,15 @@ class KeepingProducer:
         if compression:
             data, headers["compression"] = compress(data, compression)
         queue = getattr(self._queue, "name", self._queue) or routing_key or self._app.conf.task_default_queue
-        names = [one.name for one in maybe_list(declare) or () if isinstance(one, Queue)]
-        publication = _publication(
-            content_type, content_encoding, headers, properties, exchange=exchange, routing_key=routing_key,
-            delivery_mode=delivery_mode, declare=names,
-        )  # fmt: skip
+        about = {
+            "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
+            "properties": properties, "exchange": getattr(exchange, "name", exchange), "routing_key": routing_key,
+            "delivery_mode": delivery_mode,
+            "declare": [one.name for one in maybe_list(declare) or () if isinstance(one, Queue)],
+        }  # fmt: skip
         return Message(
-            task_id, self._task, str(queue), publication, data,
-            eta=_time(headers.get("eta")), expires_at=_time(headers.get("expires")),
+            task_id, self._task, str(queue), _publication(about), data,
+            eta=_time(headers.get("eta")), expires_at=_time(headers.get("expires")), about=about,
         )  # fmt: skip
 
     @property
@@ -314,15 +352,7 @@ class KeepingProducer:
         return runtime
 
 
-def _publication(
-    content_type: str, content_encoding: str, headers: Mapping[str, Any], properties: Mapping[str, Any], *,
-    exchange: Any, routing_key: Any, delivery_mode: Any, declare: list[str],
-) -> str:  # fmt: skip
-    about = {
-        "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
-        "properties": properties, "exchange": getattr(exchange, "name", exchange), "routing_key": routing_key,
-        "delivery_mode": delivery_mode, "declare": declare,
-    }  # fmt: skip
+def _publication(about: Mapping[str, Any]) -> str:
     try:
         return json.dumps({"v": FORMAT, "about": kombu_dumps(about)})
     except TypeError as error:

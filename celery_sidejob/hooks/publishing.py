@@ -38,6 +38,8 @@ ATTEMPT_S = 1.0
 PAUSE_S = (1.0, 5.0)
 """After a failure this process leaves the broker alone for a random time between these."""
 
+TOGETHER = 500
+"""How many messages are given to the broker at once."""
 
 INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", default=None)
 """In eager mode: the jobs that were asked for, which are run right here, so that no worker is to be told of them."""
@@ -82,27 +84,59 @@ class CeleryPublisher:
         if not messages or not self.ready:
             return sent
         with self._lock:
-            for message in messages:
-                if not self.ready:
+            ordinary = [message for message in messages if isinstance(message, Message)]
+            together = len(ordinary) == len(messages) > 1 and hasattr(Producer, "batch")  # of kombu 5.7
+            return sent + (self._publish_together(ordinary) if together else self._publish_each(messages))
+
+    def _publish_together(self, messages: Sequence[Message]) -> list[Publication]:
+        """Give the broker messages of ordinary tasks, those of a page at once.
+
+        A page that it did not take so is given one by one, to find out which it does not want: copies do no harm.
+        """
+        sent: list[Publication] = []
+        for first in range(0, len(messages), TOGETHER):
+            page = [message for message in messages[first : first + TOGETHER] if not self._refuses(message)]
+            reused = self._producer is not None
+            try:
+                reach("publish-together:before")
+                self._send_together(page)
+                reach("publish-together:after")
+                sent += page
+            except Exception as error:
+                cause = error.__cause__ or error
+                if (self._producer is None or self._is_connection_error(cause)) and not self._is_stale(cause, reused):
+                    self._pause(error)
                     break
-                if self._refusing.get(message.queue, 0.0) > time.monotonic():
-                    continue
-                try:
-                    reach("publish:before")
-                    self._send_anew_if_stale(message)
-                    reach("publish:after")
-                except Exception as error:
-                    if self._producer is None or self._is_connection_error(error):  # or it could not be opened
-                        self._pause(error)
-                    elif isinstance(message, Continuation) or _is_its_own(message, error):
-                        logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
-                    else:
-                        self._pass_over(message.queue, error)
-                except BaseException:  # a greenlet is killed in the middle of it, and half a message may be written
-                    self._drop_connection()
-                    raise
+                self._drop_connection()
+                sent += self._publish_each(page)
+            except BaseException:  # a greenlet is killed in the middle of it, and half a message may be written
+                self._drop_connection()
+                raise
+        return sent
+
+    def _publish_each(self, messages: Sequence[Publication]) -> list[Publication]:
+        sent: list[Publication] = []
+        for message in messages:
+            if not self.ready:
+                break
+            if self._refuses(message):
+                continue
+            try:
+                reach("publish:before")
+                self._send_anew_if_stale(message)
+                reach("publish:after")
+            except Exception as error:
+                if self._producer is None or self._is_connection_error(error):  # or it could not be opened
+                    self._pause(error)
+                elif isinstance(message, Continuation) or _is_its_own(message, error):
+                    logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
                 else:
-                    sent.append(message)
+                    self._pass_over(message.queue, error)
+            except BaseException:  # as above
+                self._drop_connection()
+                raise
+            else:
+                sent.append(message)
         return sent
 
     def close(self) -> None:
@@ -157,11 +191,20 @@ class CeleryPublisher:
         except Exception as error:
             # After a silence nothing more is tried: this caller has waited long enough. A Redis client connects again
             # by itself.
-            broken = isinstance(error, self._connection_errors) and not isinstance(error, TimeoutError)
-            if not reused or not broken or self._family != "amqp":
+            if not self._is_stale(error, reused):
                 raise
             self._drop_connection()
             self._send(message)
+
+    def _is_stale(self, error: BaseException, reused: bool) -> bool:
+        broken = isinstance(error, self._connection_errors) and not isinstance(error, TimeoutError)
+        return reused and broken and self._family == "amqp"
+
+    def _send_together(self, messages: Sequence[Message]) -> None:
+        producer = self._open()
+        with producer.batch(max_size=TOGETHER):
+            for message in messages:
+                durable.publish(self._app, producer, message, timeout=ATTEMPT_S)
 
     def _send(self, message: Publication) -> None:
         producer = self._open()
@@ -311,6 +354,9 @@ class CeleryPublisher:
                     transport.close_connection(transport)
             except Exception as closing:
                 logger.debug("Closing the broker connection failed: %s", closing)
+
+    def _refuses(self, message: Publication) -> bool:
+        return self._refusing.get(message.queue, 0.0) > time.monotonic()
 
     def _is_connection_error(self, error: BaseException) -> bool:
         if isinstance(error, OperationalError):  # what Celery makes of an error of the transport

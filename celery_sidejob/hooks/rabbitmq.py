@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from amqp.exceptions import AccessRefused, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 from kombu import Producer, Queue
 
 from ..model.messages import GONE
@@ -28,7 +30,12 @@ class ConfirmedProducer(Producer):
     def __init__(self, channel: Any) -> None:
         self._came_back: list[str] = []
         self._connection = channel.connection  # a channel that failed has none any more
+        self._last_tag = 0
+        self._outstanding: set[int] | None = None
+        self._nacked = False
         super().__init__(channel, on_return=self._note_return)
+        channel.events["basic_ack"].add(self._note_ack)
+        channel.events["basic_nack"].add(self._note_nack)
 
     def publish(self, body: Any, **options: Any) -> Any:
         """Publish within the bounds of the connection; raises what its errors are, and MessageNacked, UnroutableError.
@@ -36,6 +43,8 @@ class ConfirmedProducer(Producer):
         Whoever dies here has published or has not: the message's row is not marked, and goes out once more.
         """
         options["mandatory"] = any(isinstance(entity, Queue) for entity in options.get("declare") or ())
+        if self._outstanding is not None:
+            return super().publish(body, **options)
         published = self._publish_once(body, options)
         if self._came_back:
             # kombu declares once for each connection. What it declared is gone.
@@ -45,6 +54,39 @@ class ConfirmedProducer(Producer):
             raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
         return published
 
+    @contextmanager
+    def batch(self, max_size: int = 0) -> Iterator[None]:
+        """Have publishes in the block wait for no confirmation; at its end all must have come.
+
+        Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue.
+        """
+        channel = self.channel
+        if not channel._confirm_selected:  # as py-amqp does at the first message
+            channel._confirm_selected = True
+            channel.confirm_select()
+        confirming, outstanding = channel.basic_publish, set[int]()
+        self._came_back.clear()
+        self._nacked, self._outstanding = False, outstanding
+
+        def send(*args: Any, **options: Any) -> Any:
+            self._last_tag += 1
+            outstanding.add(self._last_tag)
+            return channel._basic_publish(*args, **options)
+
+        channel.basic_publish = send
+        try:
+            yield
+            while outstanding:
+                self._connection.drain_events()  # within the bounds of the connection
+        finally:
+            channel.basic_publish = confirming
+            self._outstanding = None
+        if self._nacked:
+            raise MessageNacked("RabbitMQ did not take one of many messages")
+        if self._came_back:
+            self._connection.client.declared_entities.clear()
+            raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
+
     def hang_up(self) -> None:
         """Close the connection without a word: the broker may be silent."""
         self._connection.collect()
@@ -53,6 +95,18 @@ class ConfirmedProducer(Producer):
     def _publish_once(self, body: Any, options: dict[str, Any]) -> Any:
         self._came_back.clear()
         return super().publish(body, **options)
+
+    def _note_ack(self, tag: int, multiple: bool) -> None:
+        if self._outstanding is None:
+            self._last_tag = max(self._last_tag, tag)
+        elif multiple:
+            self._outstanding -= {one for one in self._outstanding if one <= tag}
+        else:
+            self._outstanding.discard(tag)
+
+    def _note_nack(self, tag: int, multiple: bool) -> None:
+        self._nacked = True
+        self._note_ack(tag, multiple)
 
     def _note_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
         self._came_back.append(f"{error}, exchange {exchange!r}, routing key {routing_key!r}")

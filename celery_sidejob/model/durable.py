@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +37,8 @@ class Message:
     eta: datetime | None = None
     expires_at: datetime | None = None
     again: bool = False
+    about: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    """What `publication` says, where this process has just made it: it need not be read back."""
 
     @classmethod
     def of_row(cls, row: Any) -> Message:

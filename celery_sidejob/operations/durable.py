@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +29,12 @@ from .runtime import Aftermath, Runtime
 T = TypeVar("T")
 
 logger = logging.getLogger("celery_sidejob")
+
+PAGE = 1000
+PAGE_BYTES = 8_000_000
+"""How many messages one statement keeps at most, and how large they may be together, but for the last."""
+PAGE_TAKES_S = 1.0
+"""How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +75,7 @@ def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
     if kept is None:
         if repeated or durable.is_kept(runtime.connections, message):
             return
-        raise _taken(message)
+        raise _taken(message.task_id)
     if not kept.waits:
         dispatch(runtime, [message])
 
@@ -82,19 +88,55 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     with borrowed.atomic():
         if durable.keep(borrowed, message, _waits(runtime)) is None:
-            raise _taken(message)
+            raise _taken(message.task_id)
 
     def committed() -> None:
-        try:
-            row = durable.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
-            if row is not None and row.unpublished:
-                dispatch(runtime, [message])
-        except StoreUnavailableError as error:
-            logger.warning("The transaction is committed; the sweeper will publish its tasks: %s", error)
-        except Exception:  # the caller's commit is done, and must not seem to have failed
-            logger.exception("The transaction is committed; the sweeper will publish its tasks")
+        row = durable.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
+        if row is not None and row.unpublished:
+            dispatch(runtime, [message])
 
-    borrowed.after_commit(committed)
+    borrowed.after_commit(partial(_after_commit, committed))
+
+
+def keep_many(runtime: Runtime, messages: Sequence[Message], *, repeated: bool = False) -> None:
+    """Keep messages, all or none in one commit, and give them to the broker, all of a page at once.
+
+    Raises StoreUnavailableError, and InvalidValueError where the task id of one is taken; `repeated` as for `keep`.
+    """
+    _check_ids(messages)
+    pages = list(_pages(messages))
+
+    def work(executor: Executor) -> set[str]:
+        return _keep_pages(executor, pages, _waits(runtime), repeated=repeated)
+
+    try:
+        waiting = runtime.connections.transact("durable-keep", work)
+    except OutcomeUnknown:
+        if durable.is_kept(runtime.connections, messages[0]):
+            return  # then all are, and the sweeper publishes them
+        waiting = runtime.connections.transact("durable-keep", work)
+    for page in pages:
+        due = [message for message in page if message.task_id not in waiting]
+        if due and not dispatch(runtime, due) and not runtime.publisher.ready:
+            return  # the sweeper publishes the rest
+
+
+def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -> None:
+    """Keep messages in the caller's transaction, and give them to the broker once that is committed."""
+    _check_ids(messages)
+    pages = list(_pages(messages))
+    borrowed: Borrowed = runtime.connections.borrow(transaction)
+    with borrowed.atomic():
+        _keep_pages(borrowed, pages, _waits(runtime), repeated=False)
+
+    def committed() -> None:
+        for page in pages:
+            ids = [message.task_id for message in page]
+            # Its savepoint may have been rolled back, and the sweeper may have been quicker.
+            there = durable.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
+            dispatch(runtime, [message for message in page if message.task_id in there])
+
+    borrowed.after_commit(partial(_after_commit, committed))
 
 
 def go_on(runtime: Runtime, run: Run, message: Message) -> None:
@@ -315,13 +357,55 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             time.sleep(PAUSE_S)
 
 
+def _after_commit(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except StoreUnavailableError as error:
+        logger.warning("The transaction is committed; the sweeper will publish its tasks: %s", error)
+    except Exception:  # the caller's commit is done, and must not seem to have failed
+        logger.exception("The transaction is committed; the sweeper will publish its tasks")
+
+
+def _check_ids(messages: Sequence[Message]) -> None:
+    seen: set[str] = set()
+    for message in messages:
+        if message.task_id in seen:
+            raise InvalidValueError(f"task_id={message.task_id!r} is given to two tasks of one call: leave it out.")
+        seen.add(message.task_id)
+
+
+def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Yield messages in order, a statement's worth at a time: a thousand, or a few megabytes."""
+    page: list[Message] = []
+    size = 0
+    for message in messages:
+        page.append(message)
+        size += len(message.body) + len(message.publication)
+        if len(page) == PAGE or size >= PAGE_BYTES:
+            yield page
+            page, size = [], 0
+    if page:
+        yield page
+
+
+def _keep_pages(executor: Executor, pages: Iterable[list[Message]], waits: Waits, *, repeated: bool) -> set[str]:
+    """Keep all, or raise; returns the ids of those that wait in the store."""
+    waiting: set[str] = set()
+    for number, page in enumerate(pages):
+        held_back, taken = durable.keep_many(executor, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
+        if taken is not None and not repeated:
+            raise _taken(taken)
+        waiting.update(held_back)
+    return waiting
+
+
 def _waits(runtime: Runtime) -> Waits:
     return Waits(runtime.settings.lost_after, runtime.settings.timer_horizon)
 
 
-def _taken(message: Message) -> InvalidValueError:
+def _taken(task_id: str) -> InvalidValueError:
     return InvalidValueError(
-        f"task_id={message.task_id!r} is taken: a durable task of this id waits or runs. Give each call an id of "
+        f"task_id={task_id!r} is taken: a durable task of this id waits or runs. Give each call an id of "
         "its own, or none."
     )
 
