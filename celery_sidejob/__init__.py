@@ -32,7 +32,7 @@ from .model.errors import (
 from .model.port import NO_DATA
 from .model.status import FINISHED, Status
 from .port import Packet, Port
-from .running import RunningJob, Suspend, current_job, heartbeat
+from .running import RunningJob, Suspend, current_job, heartbeat, stopping
 from .services.sweeper import PollReport
 
 __all__ = [
@@ -75,6 +75,7 @@ __all__ = [
     "heartbeat",
     "job_status_changed",
     "sidejob_task",
+    "stopping",
     "task_buried",
     "task_lost",
     "task_recovered",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,6 +35,12 @@ class DeadEntry:
     traceback: str | None
     died_at: datetime
     retries: int
+    losses: int = 0
+    """Of an ordinary task: how many of its runs were lost with their workers."""
+    arguments: str | None = None
+    """Of an ordinary task: its arguments as Celery shows them; those of a job are in `Job.info`."""
+    history: tuple[Mapping[str, Any], ...] = ()
+    """Of an ordinary task that was taken out of the dead set before: `at`, `reason` and `error` of each death."""
 
     @property
     def group(self) -> str:
@@ -160,8 +167,24 @@ class DeadSet:
         return DeadEntry(
             id=row.id, job_id=row.job_id, task_id=row.task_id, task=row.task, queue=row.queue, reason=row.reason,
             error=str(hide(row.error or "")), traceback=None if row.traceback is None else str(hide(row.traceback)),
-            died_at=row.died_at, retries=row.retries,
+            died_at=row.died_at, retries=row.retries, **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
+
+
+def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return what is shown of a kept message; its body is not decoded. Nothing of one that this version cannot read."""
+    try:
+        kept = json.loads(payload)
+        publication = json.loads(kept["publication"])
+        headers = json.loads(publication["about"]).get("headers", {})
+    except (ValueError, LookupError, TypeError):
+        return {}
+    shown = [str(hide(text)) for text in (headers.get("argsrepr"), headers.get("kwargsrepr")) if text]
+    return {
+        "losses": kept.get("losses", 0),
+        "arguments": " ".join(shown) or None,
+        "history": tuple(publication.get("deaths") or ()),
+    }
 
 
 def _count(name: str, number: int, *, least: int = 1) -> None:

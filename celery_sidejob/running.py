@@ -13,6 +13,7 @@ from .model.changes import RememberInputs
 from .model.errors import IllegalMoveError, InvalidValueError, LeaseLostError
 from .model.port import NO_DATA
 from .open_unit import ACTIVE, OpenUnit, active
+from .operations import durable
 from .operations.creation import when
 from .port import Port
 from .scopes import port_options
@@ -213,17 +214,30 @@ current_job: Any = _CurrentJob()
 
 
 def heartbeat(strict: bool = False) -> bool:
-    """Renew the lease of the run in progress here, and tell whether it is still the job's current one.
+    """Renew the lease of the run in progress here, and tell whether it is still the current one.
 
-    Outside of runs nothing happens and the answer is True. With `strict` a lost lease raises LeaseLostError.
+    In the body of an ordinary durable task it only tells: such a task's lease is renewed by its worker. Outside of runs
+    nothing happens and the answer is True. With `strict` a lost lease raises LeaseLostError.
     """
     unit = active()
-    if unit is None or unit.job is None:
-        return True
     try:
-        unit.job.heartbeat()
+        if unit is None:
+            durable.check_hold()
+        elif unit.job is not None:
+            unit.job.heartbeat()
     except LeaseLostError:
         if strict:
             raise
         return False
     return True
+
+
+def stopping() -> bool:
+    """Tell whether the worker of the run in progress here wants to stop: what `job.stopping` tells, for any task.
+
+    False outside of runs. A durable task that ends early by ``raise self.retry(countdown=0)`` goes on elsewhere.
+    """
+    unit = active()
+    if unit is not None:
+        return unit.stopping()
+    return durable.is_to_stop()

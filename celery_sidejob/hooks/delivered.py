@@ -12,8 +12,8 @@ from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, task_ready
 
+from ..model.durable import WORKER
 from ..services.runs_here import RELEASED, Delivery, RunsHere
-from .run import WORKER
 
 
 class Delivered(Request):

@@ -33,7 +33,7 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
-from ..model.durable import FORMAT, HEADER, ON_LOST, REPUBLISHED, Message, header_of
+from ..model.durable import ADOPTED, DEATHS, FORMAT, HEADER, ON_LOST, REPUBLISHED, WORKER, Message, header_of
 from ..model.errors import InvalidValueError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
@@ -46,6 +46,11 @@ RUNS: dict[str, Run] = {}
 
 PROPERTIES = frozenset({"correlation_id", "reply_to", "priority", "expiration", "type", "app_id", "message_id"})
 """Properties of a delivery that its publisher has set."""
+
+ABOUT = frozenset(
+    {"content_type", "content_encoding", "headers", "properties", "exchange", "routing_key", "delivery_mode", "declare"}
+)
+"""What goes around a body."""
 
 RESERVED = "continuation:"
 """How keys of rows begin that are no messages of tasks."""
@@ -97,6 +102,8 @@ def publish(app: Celery, producer: Any, message: Message, *, timeout: float) -> 
     """
     about = message.about or _about(message)
     headers = {**about["headers"], HEADER: header_of(message.generation)}
+    if about.get("deaths"):
+        headers[DEATHS] = about["deaths"]
     properties = dict(about["properties"])
     if message.again:
         headers[REPUBLISHED] = True
@@ -283,10 +290,11 @@ class KeepingProducer:
             return None
         self._kept = True
         headers = options["headers"]
-        for ours in (HEADER, REPUBLISHED):
-            headers.pop(ours, None)  # a retry brings those of the delivery that is retried
+        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED):
+            headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
+        deaths = headers.pop(DEATHS, None)
         transaction = options.pop("transaction", None)
-        message = self._message(body, **options)
+        message = self._message(body, deaths, **options)
         if together is not None:
             together.messages.append(message)
             together.without_rows.append(partial(self._producer.publish, body, **options))
@@ -316,7 +324,7 @@ class KeepingProducer:
         durable.keep(self._runtime, message, repeated=after_the_body)
 
     def _message(
-        self, body: Any, *, headers: dict[str, Any], exchange: Any = "", routing_key: Any = None,
+        self, body: Any, deaths: Any, /, *, headers: dict[str, Any], exchange: Any = "", routing_key: Any = None,
         serializer: Any = None, compression: Any = None, delivery_mode: Any = None, declare: Any = None,
         retry: Any = None, retry_policy: Any = None, timeout: Any = None, confirm_timeout: Any = None,
         **properties: Any,
@@ -339,8 +347,8 @@ class KeepingProducer:
             "declare": [one.name for one in maybe_list(declare) or () if isinstance(one, Queue)],
         }  # fmt: skip
         return Message(
-            task_id, self._task, str(queue), _publication(about), data,
-            eta=_time(headers.get("eta")), expires_at=_time(headers.get("expires")), about=about,
+            task_id, self._task, str(queue), _publication(about, deaths), data,
+            eta=_time(headers.get("eta")), expires_at=_time(headers.get("expires")), about={**about, "deaths": deaths},
         )  # fmt: skip
 
     @property
@@ -352,9 +360,10 @@ class KeepingProducer:
         return runtime
 
 
-def _publication(about: Mapping[str, Any]) -> str:
+def _publication(about: Mapping[str, Any], deaths: Any = None) -> str:
     try:
-        return json.dumps({"v": FORMAT, "about": kombu_dumps(about)})
+        kept = {"v": FORMAT, "about": kombu_dumps(about)}
+        return json.dumps({**kept, "deaths": deaths} if deaths else kept)
     except TypeError as error:
         raise InvalidValueError(f"The headers and options of a durable task must be JSON values: {error}") from error
 
@@ -362,9 +371,12 @@ def _publication(about: Mapping[str, Any]) -> str:
 def _about(message: Message) -> dict[str, Any]:
     """Return what goes around the body: content type, headers, properties, routing."""
     kept = json.loads(message.publication)
-    if kept["v"] != FORMAT:
-        raise ValueError(f"message {message.task_id} is of format {kept['v']}, which this version does not read")
-    about: dict[str, Any] = kombu_loads(kept["about"])
+    if kept.get("v") != FORMAT:
+        raise ValueError(f"message {message.task_id} is of format {kept.get('v')}, which this version does not read")
+    about: dict[str, Any] = {**kombu_loads(kept.get("about", "{}")), "deaths": kept.get("deaths")}
+    missing = ABOUT - about.keys()
+    if missing:
+        raise ValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
     return about
 
 

@@ -13,11 +13,10 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import HEADER, Key, key_of
+from ..model.durable import ADOPTED, HEADER, Key, key_of
 from ..services.runs_here import ENDED, RunsHere
 from .delivered import Delivered
 from .durable import received
-from .durable_task import ADOPTED
 
 
 def install() -> None:
@@ -40,6 +39,8 @@ class DurableRequest(Delivered):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._argsrepr: str = self._redacted(self._argsrepr)
+        self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._kept: Key | None = key_of(self.id, self._request_dict.get(HEADER))
         self._key: Key = self._kept or (self.id, 1)
         self._failed = False
@@ -81,6 +82,8 @@ class DurableRequest(Delivered):
             super().terminate(pool, signal)
         except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
             self._announce_revoked("terminated", True, signal, False)
+            if self._heartbeat is not None:
+                self._heartbeat.tasks.runs.stopped(self._key)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""

@@ -12,13 +12,15 @@ import random
 import time
 import traceback as tracebacks
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, cast
 
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore, InvalidTaskError, Reject
+from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import HEADER, Key, Message, key_of
+from ..model.durable import ADOPTED, HEADER, WORKER, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
@@ -26,12 +28,8 @@ from ..operations.runtime import Runtime
 from . import own_process, recording
 from .durable import RUNS, check_options, is_durable
 from .publishing import PAUSE_S
-from .run import WORKER
 
 logger = logging.getLogger("celery_sidejob")
-
-ADOPTED = "sidejob_adopted"
-"""The request's key for the whole message of a publisher without this package; set by the parent."""
 
 
 class DurableTask(Task):
@@ -58,6 +56,19 @@ class DurableTask(Task):
     def lost_policy(self) -> str:
         """What becomes of a run whose worker died."""
         return self.on_lost or ("requeue" if self.acks_late and self.reject_on_worker_lost else "dead")
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Return what takes the task's messages in a worker's parent process; those that nobody can read are buried."""
+        take = super().start_strategy(app, consumer, **options)
+
+        def take_or_bury(message: Any, *args: Any, **given: Any) -> Any:
+            try:
+                return take(message, *args, **given)
+            except (InvalidTaskError, ContentDisallowed, DecodeError) as error:
+                _bury_unread(app, message, error)
+                raise  # Celery tells of it and drops the message
+
+        return take_or_bury
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
         """Call the task in Django's transaction: `apply_async_on_commit`, for Celery's task of Django."""
@@ -94,7 +105,8 @@ class DurableTask(Task):
             return super().__call__(*args, **kwargs)
         run.in_body = True
         try:
-            value = self._body(*args, **kwargs)
+            with durable.in_body(_runtime(self), run):
+                value = self._body(*args, **kwargs)
         except BaseException as error:
             if own_process.is_left(self.app, run.key, error):
                 _lose(_runtime(self), run, error)
@@ -193,6 +205,9 @@ def _begin(task: DurableTask, request: Context) -> None:
         _back(request, str(error))
     if not begun:
         raise Ignore(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
+    run.stopping = partial(own_process.is_to_stop, task.app, run.key)
+    for ours in (HEADER, WORKER, ADOPTED):  # a body may give its headers to what it calls
+        (request.headers or {}).pop(ours, None)
     RUNS[request.id] = run
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in another thread
 
@@ -222,6 +237,21 @@ def _lose(runtime: Runtime, run: Run, error: BaseException) -> NoReturn:
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
+def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
+    """Bury a message that cannot be read here: it would come again for ever. Who waits for its result is told."""
+    heartbeat = getattr(getattr(app, "sidejob", None), "heartbeat", None)
+    headers = message.headers
+    key = key_of(str(headers.get("id")), headers.get(HEADER))
+    if heartbeat is None or key is None:
+        return
+    try:
+        if not headers.get("ignore_result"):
+            app.backend.mark_as_failure(key[0], error, request=Context({**headers, **message.properties}))
+    except Exception as trouble:
+        logger.warning("The end of %s could not be stored: %s", key[0], trouble)
+    heartbeat.errands.soon(lambda: heartbeat.tasks.fail(key, reason="failed", error=_shown(error, "")))
+
+
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
@@ -240,6 +270,7 @@ def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:
 def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_: Any) -> None:
     run = run_of(sender)
     if run is None:
+        _end_without_lock(sender, state, retval)
         return
     try:
         _end(_runtime(sender), run, sender.request, state, retval)
@@ -265,6 +296,41 @@ def _end(runtime: Runtime, run: Run, request: Context, state: str | None, retval
             runtime, run.key, by="run", worker_id=run.worker_id, reason="failed", retries=request.retries or 0,
             error=_shown(error, state), traceback=run.traceback or _trace(error), patient=True,
         )  # fmt: skip
+
+
+def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:
+    """End the row of a task that is durable for its publisher and not for this worker, which so has not locked it.
+
+    Left alone the row would be published again, and the task run, for ever.
+    """
+    request, app = task.request, task.app
+    header = request.get(HEADER)
+    if header is None or isinstance(task, DurableTask) or getattr(app, "sidejob", None) is None:
+        return
+    key = key_of(request.id, header)
+    if key is None or state not in states.READY_STATES | {states.IGNORED}:
+        return
+    if task.name not in _unequal:
+        _unequal.add(task.name)
+        logger.warning(
+            "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
+            "the task is made, or name it in sidejob_durable_tasks here too.", task.name,
+        )  # fmt: skip
+    runtime = _runtime(task)
+    try:
+        if state == states.FAILURE:
+            durable.fail(
+                runtime, key, by="sweeper", worker_id=None, reason="failed", retries=request.retries or 0,
+                error=_shown(retval, states.FAILURE), traceback=_trace(retval),
+            )  # fmt: skip
+        else:
+            durable.forget(runtime, key)
+    except StoreUnavailableError as error:
+        logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
+
+
+_unequal: set[str] = set()
+"""Tasks of which it was told that they are durable elsewhere alone."""
 
 
 def _shown(error: BaseException | None, state: str) -> str:

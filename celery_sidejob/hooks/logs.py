@@ -12,6 +12,7 @@ from typing import Any
 from celery import signals
 
 from ..open_unit import active
+from .durable_task import DurableTask
 
 
 class RunFilter(logging.Filter):
@@ -111,5 +112,6 @@ def _redacting(task: object, logger: str) -> Iterator[Any]:
         runtime = sidejob._runtime
         if runtime is None or runtime.settings.redact is None:
             continue
-        if logger == "celery_sidejob" or getattr(sidejob.app.tasks.get(task), "sidejob", False):
+        known = sidejob.app.tasks.get(task)
+        if logger == "celery_sidejob" or getattr(known, "sidejob", False) or isinstance(known, DurableTask):
             yield runtime.settings

@@ -10,19 +10,18 @@ from celery.app.task import Context
 from celery.exceptions import WorkerShutdown, WorkerTerminate
 from celery.worker import state
 
-from ..operations.hold import Hold
 from ..services.heartbeat import Heartbeat
 from ..services.runs_here import ENDED, RunsHere
 from ..services.stop_flag import worker_is_stopping
 
 
-def is_to_stop(app: Celery, hold: Hold) -> bool:
+def is_to_stop(app: Celery, key: tuple[Any, int]) -> bool:
     """Whether a body should come to its end: its worker stops, or its run was ended or lost, as far as is known here.
 
     A body in a thread cannot be stopped from outside; it can only look.
     """
-    heartbeat = _heartbeat(app)
-    return worker_is_stopping() or (heartbeat is not None and heartbeat.runs.is_over((hold.job_id, hold.run_no)))
+    runs = _runs(app, key)
+    return worker_is_stopping() or (runs is not None and runs.is_over(key))
 
 
 def is_left(app: Celery, key: tuple[Any, int], error: BaseException) -> bool:

@@ -21,6 +21,7 @@ from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 from ..job import enqueue
 from ..model import values
 from ..model.changes import Terminate
+from ..model.durable import WORKER
 from ..model.errors import (
     InvalidValueError,
     LeaseLostError,
@@ -50,9 +51,6 @@ if TYPE_CHECKING:
     from .task import SideJobTask
 
 logger = logging.getLogger("celery_sidejob")
-
-WORKER = "sidejob_worker"
-"""The request's key for the identity under which the worker claims; set by the parent for each delivery."""
 
 
 def run_delivery(task: SideJobTask, request: Context) -> Any:
@@ -116,7 +114,7 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     row = hold.row
     task = task.app.tasks.get(row.task, task)  # a doorbell left over from another schema may name another task
     unit = OpenUnit(runtime, hold)
-    unit.stopping = partial(own_process.is_to_stop, task.app, hold)
+    unit.stopping = partial(own_process.is_to_stop, task.app, (hold.job_id, hold.run_no))
     job = RunningJob(unit, row)
     unit.job = job
     if hold.kind == "run":

@@ -60,13 +60,14 @@ class SignalObserver:
         logger.log(
             logging.ERROR if reason == "lost" else logging.WARNING,
             "Task %s (%s) was entered in the dead set: %s", task_id, task, reason,
+            extra={"task_id": task_id, "task": task, "reason": reason},
         )  # fmt: skip
         self._measures.count("tasks_buried", reason)
         task_buried.send(sender=task, entry_id=entry_id, job_id=None, task_id=task_id, task=task, reason=reason)
 
     def task_lost(self, task_id: str, task: str) -> None:
         """Send `task_lost` for an ordinary task."""
-        logger.warning("Task %s (%s) was lost with its worker", task_id, task)
+        logger.warning("Task %s (%s) was lost with its worker", task_id, task, extra={"task_id": task_id, "task": task})
         self._measures.count("tasks_lost")
         task_lost.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
 

@@ -11,6 +11,12 @@ HEADER = "sidejob_durable"
 """The message's header: ``{"v": 1, "n": generation}``. A message without it has no row."""
 REPUBLISHED = "sidejob_republished"
 """A header of copies: the store published it again, because the first was not heard of."""
+WORKER = "sidejob_worker"
+"""The request's key for the identity under which the worker claims; set by the parent for each delivery."""
+ADOPTED = "sidejob_adopted"
+"""The request's key for the whole message of a publisher without this package; set by the parent."""
+DEATHS = "sidejob_deaths"
+"""A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
 FORMAT = 2
 """The version of a publication. Code that knows continuations only, format 1, leaves such a row to others."""
 HEADER_FORMAT = 1

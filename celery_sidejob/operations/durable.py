@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -54,6 +56,21 @@ class Run:
     follows: list[Message] = field(default_factory=list)
     """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
     traceback: str | None = None
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the worker wants to stop, or has ended this run."""
+
+
+_IN_BODY: ContextVar[tuple[Runtime, Run] | None] = ContextVar("celery_sidejob_durable", default=None)
+
+
+@contextmanager
+def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
+    """Make this the durable task that runs here, also for threads that are given the context."""
+    token = _IN_BODY.set((runtime, run))
+    try:
+        yield
+    finally:
+        _IN_BODY.reset(token)
 
 
 # -- publishing ------------------------------------------------------------------------------------------------------
@@ -198,6 +215,23 @@ def begin(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int
         return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
 
 
+def check_hold() -> None:
+    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; nothing outside of one."""
+    found = _IN_BODY.get()
+    if found is None or found[1].moved:
+        return
+    runtime, run = found
+    row = durable.read(runtime.connections, run.key[0])
+    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
+        raise _lease_lost(run)
+
+
+def is_to_stop() -> bool:
+    """Tell whether the durable task whose body runs here should come to its end; False outside of one."""
+    found = _IN_BODY.get()
+    return found is not None and found[1].stopping()
+
+
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
     """Keep a message of a publisher without this package, locked for its run; False if another delivery did."""
 
@@ -268,7 +302,7 @@ def fail(
 
 
 def forget(runtime: Runtime, key: Key) -> None:
-    """Remove a doomed row whose run had ended well after all."""
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
     runtime.connections.transact("durable-end", lambda executor: durable.forget(executor, key), single=True)
 
 

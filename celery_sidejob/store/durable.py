@@ -256,13 +256,13 @@ def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
 
 _FORGET = Statement(
     """
-DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND doom IS NOT NULL""",
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL""",
     since=SINCE,
 )
 
 
 def forget(executor: Executor, key: Key) -> None:
-    """Remove a doomed row."""
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
     executor.run(_FORGET, task_id=key[0], generation=key[1])
 
 
@@ -446,6 +446,9 @@ def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
     return last
 
 
+MOST_DEATHS = 10
+"""How many earlier deaths of a task are remembered; they travel with its message."""
+
 _REVIVE = Statement(
     """
 WITH gone AS (
@@ -453,10 +456,14 @@ WITH gone AS (
       SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
 INSERT INTO {messages} (task_id, task, queue, publication, body, generation, look_at, look_after)
-SELECT task_id, task, queue, payload->>'publication', body,
+SELECT task_id, task, queue,
+  (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
+   FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
+         UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
+         ORDER BY no DESC LIMIT %(most_deaths)s) d), body,
   (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_look_s)s),
   make_interval(secs => %(look_after_s)s)
-FROM gone
+FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
 RETURNING task_id, task, queue, publication, body, generation, expires_at""",
     since=SINCE,
 )
@@ -464,7 +471,9 @@ RETURNING task_id, task, queue, publication, body, generation, expires_at""",
 
 def revive(executor: Executor, entry_ids: Sequence[int], *, look_after_s: float) -> list[Message]:
     """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
-    rows = executor.run(_REVIVE, ids=list(entry_ids), look_after_s=look_after_s, first_look_s=FIRST_LOOK_S)
+    rows = executor.run(
+        _REVIVE, ids=list(entry_ids), look_after_s=look_after_s, first_look_s=FIRST_LOOK_S, most_deaths=MOST_DEATHS
+    )
     return [Message.of_row(row) for row in rows]
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, group
 from celery.exceptions import Ignore, Reject
 
-from celery_sidejob import SideJob
+from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -20,13 +22,34 @@ app = Celery("durable")
 app.conf.update(
     **Broker.from_env().configuration,
     task_default_queue="durable",
-    sidejob_durable_tasks=["named.*"],
+    sidejob_durable_tasks=["named.*", "celery.chord_unlock"],
+    sidejob_redact=lambda value: value.replace("hunter2", "[hidden]") if isinstance(value, str) else value,
+    accept_content=["json", "yaml"],
     worker_prefetch_multiplier=1,
+    result_chord_retry_interval=0.2,
 )
 if "START_METHOD" in os.environ:
     app.conf.worker_pool_start_method = os.environ["START_METHOD"]
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
+
+
+@task_buried.connect(weak=False)
+def broken(**_: Any) -> None:
+    """A receiver that fails, and is in nobody's way."""
+    raise RuntimeError("the pager is down")
+
+
+@task_buried.connect(weak=False)
+def buried(task_id: str, reason: str, entry_id: int, **_: Any) -> None:
+    """Write down of what the dead set was told."""
+    Record.from_env().note("buried", id=task_id, reason=reason, entry=entry_id)
+
+
+@task_lost.connect(weak=False)
+def lost(task_id: str, **_: Any) -> None:
+    """Write down what was lost with its worker."""
+    Record.from_env().note("lost", id=task_id)
 
 
 def note(task: Any, event: str = "ran", **data: Any) -> None:
@@ -87,6 +110,93 @@ def holder(self: Any, value: Any = None) -> Any:
 def repeatable(self: Any, value: Any = None) -> Any:
     """May be repeated."""
     return held(self, value)
+
+
+@app.task(bind=True, durable=True)
+def beating(self: Any) -> Any:
+    """Says of its lease and of its worker what it knows, before and after the test says go."""
+    told: list[bool] = []
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(lambda: told.append(heartbeat(strict=True)),)
+    )
+    thread.start()
+    thread.join()
+    note(self, "beat", held=heartbeat(), in_a_thread=told, stopping=stopping())
+    wait_until(lambda: stopping() or Record.from_env().of("go", id=self.request.id), timeout=60)
+    try:
+        heartbeat(strict=True)
+    except LeaseLostError as error:
+        note(self, "refused", error=str(error))
+    note(self, held=heartbeat(), stopping=stopping())
+    if stopping() and heartbeat():
+        raise self.retry(countdown=0)
+    return heartbeat()
+
+
+@app.task(bind=True, durable=True)
+def inline(self: Any) -> Any:
+    """Has other durable tasks run inside its own run, then holds on."""
+    values = [plus(1), plus.apply((2,)).result, plus.apply((3,), link=plus.s()).result]
+    return held(self, [*values, heartbeat()])
+
+
+@app.task(bind=True, durable=True)
+def leaving(self: Any, how: str) -> None:
+    """Leaves its process, in a way that is no ordinary error."""
+    note(self)
+    if how == "exit":
+        sys.exit(3)
+    raise OutOfTheOrdinary(how)
+
+
+class OutOfTheOrdinary(BaseException):
+    """Not an Exception."""
+
+
+@app.task(
+    bind=True, durable=True, autoretry_for=(ValueError,), max_retries=1, retry_backoff=False, default_retry_delay=0
+)
+def again(self: Any, fails: int) -> Any:
+    """Is retried by Celery for its errors."""
+    note(self, retries=self.request.retries, headers=self.request.headers)
+    if self.request.retries < fails:
+        raise ValueError("not yet")
+    return self.request.retries
+
+
+@app.task(bind=True, durable=True)
+def telling(self: Any, secret: str) -> None:
+    """Fails with what it was given."""
+    note(self)
+    raise ValueError(f"cannot use {secret}")
+
+
+@app.task(bind=True)
+def plain_failing(self: Any) -> None:
+    """Not durable, and fails."""
+    note(self)
+    raise ValueError("for good")
+
+
+@app.task(bind=True)
+def calling(self: Any, value: Any) -> str:
+    """Not durable, and calls a task that is."""
+    note(self)
+    return str(noted.delay(value).id)
+
+
+@app.task(bind=True, durable=True)
+def replaced_by_many(self: Any, *values: int) -> Any:
+    """Goes on as a group."""
+    note(self)
+    raise self.replace(group(plus.s(value) for value in values))
+
+
+@app.task(bind=True, durable=True)
+def replaced_by_plain(self: Any, value: int) -> Any:
+    """Goes on as a task that is not durable."""
+    note(self)
+    raise self.replace(plain.s(value))
 
 
 @app.task(bind=True, **REPEATABLE)
@@ -193,7 +303,7 @@ def nesting(self: Any, value: int) -> str:
 @app.task(bind=True, durable=True)
 def errback(self: Any, *args: Any) -> None:
     """Is told of a failure."""
-    note(self, event="errback")
+    note(self, event="errback", of=str(getattr(args[0], "id", args[0])) if args else None)
 
 
 app.conf.beat_schedule = {"durable": {"task": f"{__name__}.noted", "schedule": 0.3, "args": ("beat",)}}

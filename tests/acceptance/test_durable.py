@@ -48,7 +48,7 @@ class Site:
             **self.broker.configuration,
             task_default_queue="durable",
             sidejob_lost_after=1,
-            sidejob_durable_tasks=[f"{APP}.*", "named.*"],
+            sidejob_durable_tasks=[f"{APP}.*", "named.*", "celery.chord_unlock"],
             **settings,
         )
         SideJob(app)
@@ -58,7 +58,8 @@ class Site:
     def close(self) -> None:
         """Close what the clients have open."""
         for app in self._clients:
-            app.sidejob.close()
+            if hasattr(app, "sidejob"):
+                app.sidejob.close()
             app.close()
 
     def worker(self, **options: Any) -> WorkerProcess:

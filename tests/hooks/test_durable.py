@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
+import logging
+import pickle
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import pytest
 import redis
 from celery import Celery, signals
+from kombu import Exchange, Queue
+from kombu.serialization import register, unregister
 from sqlalchemy import create_engine
 
-from celery_sidejob import DurableTask, IllegalMoveError, InvalidValueError, JobNotFoundError, SideJob
+from celery_sidejob import (
+    DurableTask,
+    IllegalMoveError,
+    InvalidValueError,
+    JobNotFoundError,
+    SettingsError,
+    SideJob,
+    task_buried,
+)
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
 from celery_sidejob.store.statement import Statement
@@ -24,7 +38,10 @@ from tests.tools.waiting import wait_until
 def app(database_url: str, redis_url: str) -> Iterator[Celery]:
     """An app with a store and a broker, to which nobody listens."""
     made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], sidejob_lost_after=0.05)
+    made.conf.update(
+        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], sidejob_lost_after=0.05,
+        sidejob_redact=lambda text: text.replace("hunter2", "[hidden]"),
+    )  # fmt: skip
     SideJob(made)
     yield made
     made.sidejob.close()
@@ -75,6 +92,163 @@ def test_what_the_store_publishes_again_are_the_same_bytes_without_a_signal(app:
 
 def _due() -> Any:
     return Statement("UPDATE {messages} SET look_at = now() - interval '1 s'")
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def rows(app: Celery) -> dict[str, Any]:
+    """The rows of all kept messages, by task id."""
+    found = app.sidejob.runtime.connections.run(
+        Statement(
+            "SELECT *, extract(epoch FROM look_at - greatest(due_at, published_at))::float AS looked_at_after_s,"
+            " extract(epoch FROM due_at - now())::float AS due_in_s FROM {messages}"
+        )
+    )
+    return {row.task_id: row for row in found}
+
+
+def test_each_way_to_call_keeps_the_whole_message_in_one_row(app: Celery, mail: Any) -> None:
+    app.conf.task_routes = {"shop.routed": {"queue": "post"}}
+    mail.apply_async(("me",), {"cc": ["you"]}, task_id="now")
+    mail.apply_async(("me",), task_id="soon", countdown=10)
+    mail.apply_async(("me",), task_id="then", eta=datetime.now(UTC) + timedelta(seconds=20))
+    mail.apply_async(("me",), task_id="queued", queue="letters", expires=600, priority=7)
+    app.send_task("shop.routed", ("me",), task_id="routed")
+    app.send_task("plain", ("me",), task_id="plain")
+    plain = mail.delay("me")
+
+    found = rows(app)
+    assert set(found) == {"now", "soon", "then", "queued", "routed", plain.id}
+    assert {task_id: (row.queue, row.task) for task_id, row in found.items() if row.queue != "celery"} == {
+        "queued": ("letters", "shop.mail"), "routed": ("post", "shop.routed"),
+    }  # fmt: skip
+    assert json.loads(bytes(found["now"].body))[:2] == [["me"], {"cc": ["you"]}]
+    assert {row.locked_by for row in found.values()} == {None}
+    lost_after = app.sidejob.settings.lost_after
+    assert [round(row.looked_at_after_s) for row in found.values()] == [lost_after] * 6, "after it is due"
+    assert -5 < found["now"].due_in_s <= 0
+    assert 5 < found["soon"].due_in_s <= 10
+    assert 15 < found["then"].due_in_s <= 20
+    about = json.loads(json.loads(found["queued"].publication)["about"])
+    assert about["headers"]["expires"] is not None
+    assert (about["properties"]["priority"], found["queued"].expires_at is not None) == (7, True)
+
+
+def test_the_caller_s_own_things_stay_as_they_were(app: Celery, mail: Any) -> None:
+    args, kwargs, headers, options = ["me"], {"cc": ["you"]}, {"mine": [1]}, {"priority": 3}
+    signature = mail.s("me", cc=["you"]).set(headers=headers, **options)
+    before = json.dumps([args, kwargs, headers, options, signature])
+
+    mail.apply_async(args, kwargs, headers=headers, **options)
+    signature.apply_async()
+
+    assert json.dumps([args, kwargs, headers, options, signature]) == before
+    assert len(rows(app)) == 2
+
+
+def test_an_id_is_one_task_until_that_is_finished(app: Celery, mail: Any) -> None:
+    mail.apply_async(("me",), task_id="one")
+    before = rows(app)["one"]
+
+    with pytest.raises(InvalidValueError, match="is taken"):
+        mail.apply_async(("you",), task_id="one", countdown=1000)
+
+    assert (before.body, before.look_at) == (rows(app)["one"].body, rows(app)["one"].look_at)
+    assert len(published(app)) == 1
+
+
+def test_without_sidejob_or_not_durable_it_is_celery_s_own(redis_url: str, app: Celery) -> None:
+    bare = Celery("bare", broker=redis_url, set_as_current=False)
+
+    @bare.task(name="shop.bare", durable=True, shared=False)
+    def at_bare() -> None:
+        pass
+
+    @app.task(name="plain", shared=False)
+    def plain() -> None:
+        pass
+
+    for task in (at_bare, plain):
+        task.delay()
+    bare.close()
+
+    assert ["sidejob_durable" in message["headers"] for message in published(app)] == [False, False]
+    assert rows(app) == {}
+
+
+def test_a_durable_task_needs_a_store(redis_url: str) -> None:
+    app = Celery("storeless", broker=redis_url, set_as_current=False)
+    app.conf.sidejob_durable_tasks = ["shop.*"]
+    SideJob(app)
+
+    with pytest.raises(SettingsError, match="sidejob_database_url is not set"):
+        app.send_task("shop.mail")
+    with pytest.raises(SettingsError, match="sidejob_database_url is not set"):
+        app.sidejob.poll()
+    assert "celery-sidejob-poll" not in app.conf.beat_schedule
+    assert published(app) == []
+    app.close()
+
+
+def signed(value: Any) -> bytes:
+    """Bytes that are no text, which nobody without the key can make or change."""
+    data = pickle.dumps(value)
+    return hmac.digest(b"key", data, hashlib.sha256) + data
+
+
+@pytest.mark.parametrize("compression", [None, "bzip2"])
+@pytest.mark.parametrize("serializer", ["json", "yaml", "pickle", "signed"])
+def test_any_serializer_and_compression(app: Celery, mail: Any, serializer: str, compression: str | None) -> None:
+    register("signed", signed, None, "application/x-signed", "binary")
+    try:
+        mail.apply_async(("mé",), serializer=serializer, compression=compression)
+    finally:
+        unregister("signed")
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET look_at = now(), published_at = NULL"))
+
+    app.sidejob.poll()
+
+    first, second = published(app)
+    assert second["headers"].pop("sidejob_republished") is True
+    for message in (first, second):
+        del message["properties"]["delivery_tag"]
+    assert first == second
+
+
+def test_a_message_goes_again_where_its_publisher_sent_it(app: Celery) -> None:
+    topic = Exchange("news", type="topic")
+    app.conf.task_queues = [Queue("celery"), Queue("sports", topic, routing_key="news.sports.#")]
+    app.send_task("shop.mail", queue="sports", routing_key="news.sports.tennis")
+    (row,) = rows(app).values()
+    assert row.queue == "sports"
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET look_at = now(), published_at = NULL"))
+
+    app.sidejob.poll()
+
+    first, second = published(app, "sports")
+    for message in (first, second):
+        where = message["properties"]["delivery_info"]
+        assert (where["exchange"], where["routing_key"]) == ("news", "news.sports.tennis")
+
+
+@pytest.mark.parametrize(
+    ("options", "policy"),
+    [
+        ({}, "dead"),
+        ({"acks_late": True}, "dead"),
+        ({"acks_late": True, "reject_on_worker_lost": True}, "requeue"),
+        ({"acks_late": True, "reject_on_worker_lost": True, "on_lost": "dead"}, "dead"),
+        ({"on_lost": "requeue"}, "requeue"),
+    ],
+)
+def test_what_becomes_of_a_lost_run(app: Celery, options: dict[str, Any], policy: str) -> None:
+    @app.task(name="shop.lost", shared=False, **options)
+    def lost() -> None:
+        pass
+
+    app.finalize()
+    assert app.tasks["shop.lost"].lost_policy == policy
 
 
 def test_which_tasks_are_durable(app: Celery) -> None:
@@ -175,7 +349,7 @@ def mail(app: Celery) -> Any:
     """A durable task."""
 
     @app.task(name="shop.mail", durable=True, shared=False)
-    def mail(to: str) -> None:
+    def mail(to: str, cc: Any = ()) -> None:
         pass
 
     app.conf.sidejob_lost_after = 30
@@ -309,3 +483,96 @@ def test_entries_are_deleted_and_purged(buried: Celery) -> None:
     assert dead.purge(older_than=timedelta(0)) == 3
     with pytest.raises(InvalidValueError, match="older_than= or keep="):
         dead.purge()
+
+
+def bury(app: Celery) -> None:
+    """Have all that is kept found to be lost."""
+    app.sidejob.runtime.connections.run(
+        Statement("UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost'")
+    )
+    app.sidejob.poll()
+
+
+def test_an_entry_shows_what_it_was_and_how_often_it_died(app: Celery, mail: Any) -> None:
+    mail.apply_async(("me",), {"cc": "hunter2"}, task_id="one")
+    bury(app)
+    (first,) = app.sidejob.dead
+    assert (first.arguments, first.losses, first.history) == ("('me',) {'cc': '[hidden]'}", 1, ())
+
+    for _ in range(11):
+        app.sidejob.dead.retry_all()
+        bury(app)
+
+    (last,) = app.sidejob.dead
+    assert (last.task_id, last.losses, len(last.history)) == ("one", 1, 10), "the last ten are remembered"
+    assert [sorted(death) for death in last.history] == [["at", "error", "reason"]] * 10
+    assert {(death["reason"], death["error"]) for death in last.history} == {("lost", "WorkerLostError")}
+    times = [datetime.fromisoformat(death["at"]) for death in last.history]
+    assert times == sorted(times)
+    assert first.died_at < times[0] < times[-1] < last.died_at
+    assert published(app)[-1]["headers"]["sidejob_deaths"] == list(last.history)
+
+
+def test_what_cannot_be_read_of_an_entry_hides_no_other(buried: Celery) -> None:
+    buried.sidejob.runtime.connections.run(
+        Statement("""UPDATE {dead} SET payload = '{"publication": "of a newer version"}' WHERE task_id = 'mail1'""")
+    )
+
+    assert [entry.arguments for entry in buried.sidejob.dead] == ["(0,) {}", None, "(2,) {}", "(3,) {}", "(4,) {}"]
+
+
+def test_each_burial_is_told_of_once_and_a_broken_receiver_is_in_nobody_s_way(
+    app: Celery, mail: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def broken(**_: Any) -> None:
+        raise RuntimeError("the pager is down")
+
+    def tell(**about: Any) -> None:
+        about["error"] = app.sidejob.dead.get(about["entry_id"]).error  # it is committed
+        told.append(about)
+
+    task_buried.connect(broken)
+    task_buried.connect(tell)
+    try:
+        for number in range(3):
+            mail.apply_async((number,), task_id=f"mail{number}")
+        bury(app)
+        app.sidejob.poll()
+    finally:
+        task_buried.disconnect(broken)
+        task_buried.disconnect(tell)
+
+    assert [(one["task_id"], one["task"], one["job_id"], one["reason"]) for one in told] == [
+        (f"mail{number}", "shop.mail", None, "lost") for number in range(3)
+    ]  # fmt: skip
+    assert all(one["error"].startswith("WorkerLostError") for one in told)
+    records = [record for record in caplog.records if "was entered in the dead set" in record.message]
+    assert [(record.levelno, record.task_id, record.task) for record in records] == [
+        (logging.ERROR, f"mail{number}", "shop.mail") for number in range(3)
+    ]  # fmt: skip
+
+
+EXPLODED: list[str] = []
+
+
+class Bomb:
+    """Goes off when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return EXPLODED.append, ("boom",)
+
+
+def test_taking_a_message_out_of_the_dead_set_decodes_nothing(app: Celery, mail: Any) -> None:
+    assert "pickle" not in app.conf.accept_content
+    mail.apply_async((Bomb(),), serializer="pickle")
+    bury(app)
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        client.flushdb()
+
+    assert app.sidejob.dead.retry_all() == 1
+
+    (message,) = published(app)
+    assert message["content-type"] == "application/x-python-serialize"
+    assert EXPLODED == []

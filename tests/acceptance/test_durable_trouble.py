@@ -1,0 +1,105 @@
+"""What befalls durable tasks under way: a store that is away, a worker that stands still, deaths around a burial."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_sidejob import embedded
+from tests.acceptance.test_durable import APP, TIMEOUT_S, Site, site  # noqa: F401 - a fixture
+from tests.tools.brokers import Broker
+from tests.tools.databases import prepare_template
+from tests.tools.proxy import TcpProxy
+from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
+
+
+def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> None:  # noqa: F811
+    with TcpProxy.to(site.database_url) as proxy:
+        worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})
+        proxy.refuse()
+        result, late = site.call("holder", 1), site.call("noted_late", 2)
+        worker.wait_for_log("goes back to the broker", TIMEOUT_S)
+        proxy.pass_through()
+
+        site.holding(result)
+        proxy.refuse()
+        site.go(result)
+        site.record.wait_for("ran", id=result.id, timeout=TIMEOUT_S)
+        proxy.pass_through()
+
+        assert result.get(timeout=TIMEOUT_S) == 1
+        assert late.get(timeout=TIMEOUT_S) == 2
+        site.wait_quiet()
+    assert (len(site.ran(result)), len(site.ran(late)), site.dead()) == (1, 1, [])
+    assert len(site.record.of("holding", id=result.id)) == 1
+
+
+@pytest.fixture
+def perishable(own_postgres: embedded.Postgres, broker: Broker, record: Record, processes: Processes) -> Iterator[Site]:
+    """A site with a store that the test may kill."""
+    prepare_template(own_postgres.url)
+    made = Site(own_postgres.url, broker, record, processes)
+    yield made
+    made.close()
+
+
+def test_a_killed_postgres_loses_nothing_that_runs(perishable: Site, own_postgres: embedded.Postgres) -> None:
+    worker = perishable.worker(concurrency=2, env={"SIDEJOB_LEASE": "20"})
+    held = [perishable.call("holder", 1), perishable.call("repeatable", 2)]
+    for result in held:
+        perishable.holding(result)
+    waiting = perishable.call("plus", 1, link=perishable.s("plus"))
+
+    own_postgres.kill()
+    own_postgres.start()
+    perishable.go(*held)
+
+    assert [result.get(timeout=TIMEOUT_S) for result in (*held, waiting)] == [1, 2, 2]
+    perishable.wait_quiet()
+    assert perishable.dead() == []
+    assert [len(perishable.record.of("holding", id=result.id)) for result in held] == [1, 1]
+    assert worker.alive
+
+
+def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Site) -> None:  # noqa: F811
+    first = site.worker()
+    result = site.call("repeatable", 1, link=site.s("plus"))
+    site.holding(result)
+    first.stop_signal()
+    site.worker()
+    site.holding(result, count=2)
+    (before,) = site.sql("SELECT locked_by, generation, losses FROM messages WHERE body IS NOT NULL")
+    assert before.losses == 1
+
+    site.go(result)
+    first.cont()
+
+    first.wait_for_log("was taken from this run", TIMEOUT_S)
+    site.wait_quiet()
+    assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, [])
+    assert len(site.record.of("ran", task=f"{APP}.plus")) == 1, "what follows goes out once"
+
+
+@pytest.mark.parametrize("point", ["durable-bury:before-commit", "durable-bury:after-commit", "doom:told"])
+def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, point: str) -> None:  # noqa: F811
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    workers = [site.worker(env=env) for _ in range(2 if point == "doom:told" else 1)]  # then the sweeper dies
+    result = site.call("holder" if point == "doom:told" else "failing", link_error=site.s("errback"))
+    if point == "doom:told":
+        os.kill(site.holding(result)["pid"], signal.SIGKILL)
+
+    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    site.wait_quiet()
+
+    (entry,) = site.dead()
+    assert (entry.task_id, entry.reason) == (result.id, "failed" if point == "durable-bury:after-commit" else "lost")
+    assert len(site.record.of("buried")) == (0 if point == "durable-bury:after-commit" else 1)
+    assert 1 <= len(site.record.of("errback")) <= 2
+    assert result.state == "FAILURE"
+    assert [worker.alive for worker in workers].count(False) == len(workers) - 1
