@@ -300,6 +300,7 @@ class SideJob:
         For tests that drop their database; otherwise idle connections to the store close after five seconds.
         """
         if self._runtime is not None:
+            self._runtime.connections.write_put_off()
             self._runtime.connections.close()
             self._runtime.publisher.close()
 

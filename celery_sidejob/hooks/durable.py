@@ -95,10 +95,11 @@ def check_options(task: Any) -> None:
         raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r} ({task.name}).")
 
 
-def publish(app: Celery, producer: Any, message: Message, *, timeout: float) -> None:
+def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:
     """Give a message to the broker, the bytes and headers that it was kept with; no signal is sent.
 
-    Raises ValueError for a row of a newer format: it is left to newer workers.
+    `declared` are queues that its connection has declared, and grows with those of this message. Raises ValueError for
+    a row of a newer format: it is left to newer workers.
     """
     about = message.about or _about(message)
     headers = {**about["headers"], HEADER: header_of(message.generation)}
@@ -117,12 +118,13 @@ def publish(app: Celery, producer: Any, message: Message, *, timeout: float) -> 
         content_type=about["content_type"],
         content_encoding=about["content_encoding"],
         delivery_mode=about["delivery_mode"],
-        declare=[app.amqp.queues[name] for name in about["declare"]],
+        declare=[app.amqp.queues[name] for name in about["declare"] if name not in declared],
         headers=headers,
         retry=False,
         timeout=timeout,
         **properties,
     )
+    declared.update(about["declare"])
 
 
 def request_of(app: Celery, message: Message) -> Context:

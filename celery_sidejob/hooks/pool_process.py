@@ -1,4 +1,4 @@
-"""What a process of a worker's pool does at its start."""
+"""What a process of a worker's pool does at its start and at its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from billiard import current_process
 from celery import signals
 
 from ..store.connection import share_one
+from ..store.put_off import write_all_now
 
 
 def install() -> None:
     """Have processes of pools do it; twice does no harm."""
     signals.worker_process_init.connect(_share_one_connection, weak=False)
+    signals.worker_process_shutdown.connect(_write_what_was_put_off, weak=False)
 
 
 def _share_one_connection(**_: Any) -> None:
@@ -22,3 +24,8 @@ def _share_one_connection(**_: Any) -> None:
     """
     if current_process().name != "MainProcess":
         share_one()
+
+
+def _write_what_was_put_off(**_: Any) -> None:
+    """It ends without what Python does at an end."""
+    write_all_now()

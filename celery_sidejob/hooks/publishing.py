@@ -56,6 +56,8 @@ class CeleryPublisher:
         self._lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
         self._pid = os.getpid()
         self._producer: Producer | None = None
+        self._declared: set[str] = set()
+        """Queues of ordinary tasks that this connection has declared."""
         self._paused_until = float("-inf")
         self._refusing: dict[str, float] = {}
         """Queues that took no message though the broker is there, and until when they are passed over."""
@@ -204,16 +206,21 @@ class CeleryPublisher:
         producer = self._open()
         with producer.batch(max_size=TOGETHER):
             for message in messages:
-                durable.publish(self._app, producer, message, timeout=ATTEMPT_S)
+                self._send_ordinary(message, producer)
 
     def _send(self, message: Publication) -> None:
         producer = self._open()
         if isinstance(message, Message):
-            durable.publish(self._app, producer, message, timeout=ATTEMPT_S)
+            self._send_ordinary(message, producer)
         elif isinstance(message, Continuation):
             self._continue(message, producer=producer, retry=False)
         else:
             self._ring(message, producer)
+
+    def _send_ordinary(self, message: Message, producer: Producer) -> None:
+        # A message that RabbitMQ returns is declared for anew.
+        declared = self._declared if self._family != "amqp" else set()
+        durable.publish(self._app, producer, message, declared=declared, timeout=ATTEMPT_S)
 
     def _ring(self, bell: Doorbell, producer: Producer) -> None:
         amqp = self._app.amqp
@@ -288,6 +295,7 @@ class CeleryPublisher:
 
     def _open(self) -> Producer:
         if self._producer is None:
+            self._declared = set()
             kind = rabbitmq.ConfirmedProducer if self._family == "amqp" else Producer
             self._producer = kind(self._connect())
         return self._producer

@@ -22,7 +22,8 @@ from ..model.protocols import Observer
 from ..store import durable
 from ..store.borrowed import Borrowed
 from ..store.connection import OutcomeUnknown
-from ..store.durable import Kept, Waits
+from ..store.durable import FIRST_LOOK_S, Kept, Waits
+from ..store.put_off import PutOff
 from ..store.statement import Executor
 from .endings import storable
 from .hold import PAUSE_S
@@ -35,6 +36,8 @@ logger = logging.getLogger("celery_sidejob")
 PAGE = 1000
 PAGE_BYTES = 8_000_000
 """How many messages one statement keeps at most, and how large they may be together, but for the last."""
+MARK_S = FIRST_LOOK_S / 2
+"""How long the mark of a published message may be put off."""
 PAGE_TAKES_S = 1.0
 """How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
 
@@ -94,7 +97,7 @@ def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
             return
         raise _taken(message.task_id)
     if not kept.waits:
-        dispatch(runtime, [message])
+        send(runtime, [message])
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
@@ -110,7 +113,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     def committed() -> None:
         row = durable.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
         if row is not None and row.unpublished:
-            dispatch(runtime, [message])
+            send(runtime, [message])
 
     borrowed.after_commit(partial(_after_commit, committed))
 
@@ -134,7 +137,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, repeated: bool =
         waiting = runtime.connections.transact("durable-keep", work)
     for page in pages:
         due = [message for message in page if message.task_id not in waiting]
-        if due and not dispatch(runtime, due) and not runtime.publisher.ready:
+        if due and not send(runtime, due) and not runtime.publisher.ready:
             return  # the sweeper publishes the rest
 
 
@@ -151,7 +154,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
             ids = [message.task_id for message in page]
             # Its savepoint may have been rolled back, and the sweeper may have been quicker.
             there = durable.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
-            dispatch(runtime, [message for message in page if message.task_id in there])
+            send(runtime, [message for message in page if message.task_id in there])
 
     borrowed.after_commit(partial(_after_commit, committed))
 
@@ -176,19 +179,35 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
         raise _lease_lost(run)
     run.moved = True
     if not kept.waits:
-        dispatch(runtime, [replace(message, generation=kept.generation)])
+        send(runtime, [replace(message, generation=kept.generation)])
+
+
+def send(runtime: Runtime, messages: Sequence[Message]) -> int:
+    """Publish what was just kept, and return how much the broker has; a broker that is down costs a bounded time.
+
+    The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
+    that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
+    before it means one copy more.
+    """
+    published = _publish(runtime, messages)
+    marks = runtime.connections.put_off(
+        "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime), within_s=MARK_S)
+    )
+    if published:
+        marks.add(published)
+        marks.write_if_late()
+    return len(published)
 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
-    """Publish, mark what the broker has, and return how many those were; a broker that is down costs a bounded time."""
-    sent = [message for message in runtime.publisher.publish(messages) if isinstance(message, Message)]
-    if sent:
-        keys = [(message.task_id, message.generation) for message in sent]
+    """Publish, mark at once what the broker has, and return how many those were."""
+    published = _publish(runtime, messages)
+    if published:
         try:
-            runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, keys), single=True)
+            _mark(runtime, published)
         except StoreUnavailableError as error:
             logger.warning("Published, but could not mark it; it will be published once more: %s", error)
-    return len(sent)
+    return len(published)
 
 
 # -- running ---------------------------------------------------------------------------------------------------------
@@ -274,7 +293,7 @@ def end(runtime: Runtime, run: Run) -> None:
     if not _patiently(runtime, once) and not unknown:
         raise _lease_lost(run)
     reach("durable-end:after")
-    dispatch(runtime, due)
+    send(runtime, due)
 
 
 def fail(
@@ -389,6 +408,15 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
+
+
+def _publish(runtime: Runtime, messages: Sequence[Message]) -> list[Key]:
+    sent = runtime.publisher.publish(messages)
+    return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
+
+
+def _mark(runtime: Runtime, published: list[Key]) -> None:
+    runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, published), single=True)
 
 
 def _after_commit(work: Callable[[], None]) -> None:

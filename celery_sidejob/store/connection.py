@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict
-from psycopg.pq import TransactionStatus
+from psycopg.pq import ConnStatus, TransactionStatus
 
 from ..model import native
 from ..model.crash_points import AnswerLost, reach
@@ -33,7 +33,9 @@ from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ..model.settings import NO_STORE
 from .borrowed import Address, Borrowed, borrow, check
 from .identity import Database, cluster, look
+from .libpq import Exchange
 from .places import Places
+from .put_off import PutOff
 from .statement import Statement, rows
 
 T = TypeVar("T")
@@ -96,6 +98,7 @@ class Connections:
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
+        self._put_off: dict[str, PutOff[Any]] = {}
         _pools.add(self)
 
     def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
@@ -191,6 +194,16 @@ class Connections:
         finally:
             self._of_thread.executor = None
 
+    def put_off(self, name: str, make: Callable[[], PutOff[T]]) -> PutOff[T]:
+        """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
+        found = self._put_off.get(name)
+        return found if found is not None else self._put_off.setdefault(name, make())
+
+    def write_put_off(self) -> None:
+        """Write all that was put off."""
+        for put_off in list(self._put_off.values()):
+            put_off.write_now()
+
     def borrow(self, transaction: Any) -> Borrowed:
         """Return an executor over a transaction of the caller's, which must lead to this store's database.
 
@@ -236,7 +249,7 @@ class Connections:
             _open_connections.add(connection)
             executor = OwnExecutor(connection, self.schema, longest_pause_s=self._longest_pause_s)
             if self._prepare and not executor.pooled:
-                connection.prepare_threshold = PREPARE_AFTER
+                executor.allow_prepared()
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
@@ -300,6 +313,8 @@ class Connections:
         self._turn = threading.RLock()
         self._of_thread = threading.local()
         self._pid = os.getpid()
+        for put_off in self._put_off.values():
+            put_off.forget()
 
 
 READ = "read"
@@ -359,10 +374,22 @@ class OwnExecutor:
             self._begin += _PAUSES.format(round(longest_pause_s * 1000))
         self._schema = schema
         self._cursor = connection.cursor()
+        self._exchange: Exchange | None = None
+        self._hung_up: Any = None
+        self._pgconn = connection.pgconn
+
+    def allow_prepared(self) -> None:
+        """Have statements prepared that are run again and again: no proxy stands between."""
+        self.connection.prepare_threshold = PREPARE_AFTER
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows."""
         try:
+            if statement.frequent and not native.is_patched():  # greenlets wait as psycopg knows to
+                if self._exchange is None:
+                    prepare_after = self.connection.prepare_threshold
+                    self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
+                return self._exchange.run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
             self.close()  # after a failover another connection may lead to a store that takes them
@@ -429,22 +456,23 @@ class OwnExecutor:
 
     def dropped_within(self, timeout_s: float) -> bool:
         """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
-        waiting = native.poll()  # not select(): a process may have more than a thousand files open
         try:
-            waiting.register(self.connection.fileno(), select.POLLIN)
-            return bool(waiting.poll(timeout_s * 1000))
+            if self._hung_up is None:
+                self._hung_up = native.poll()  # not select(): a process may have more than a thousand files open
+                self._hung_up.register(self.connection.fileno(), select.POLLIN)
+            return bool(self._hung_up.poll(timeout_s * 1000))
         except (psycopg.Error, OSError, ValueError):
             return True
 
     @property
     def broken(self) -> bool:
         """Tell whether this connection can no longer be used."""
-        return self.connection.closed or self.connection.broken
+        return self._pgconn.status == ConnStatus.BAD  # which a closed one has too
 
     @property
     def busy(self) -> bool:
         """Tell whether a statement is under way: a signal's handler raised in the middle of it, as time limits do."""
-        return self.connection.info.transaction_status == TransactionStatus.ACTIVE
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
 
     def close(self) -> None:
         """Close the connection; never raises."""

@@ -33,6 +33,7 @@ VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce
   %(expires_at)s::timestamptz, {_FIRST_LOOK}, make_interval(secs => %(look_after_s)s))
 ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
     since=SINCE,
+    frequent=True,
 )
 
 
@@ -77,6 +78,7 @@ SELECT coalesce(array_agg(task_id) FILTER (WHERE waits), ARRAY[]::text[]) AS wai
   (SELECT r.task_id FROM r WHERE r.task_id NOT IN (SELECT k.task_id FROM kept k) LIMIT 1) AS taken
 FROM kept""",
     since=SINCE,
+    frequent=True,
 )
 
 
@@ -145,6 +147,7 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
       ORDER BY m2.task_id FOR UPDATE OF m2 SKIP LOCKED) free
 WHERE m.task_id = free.task_id""",
     since=SINCE,
+    frequent=True,
 )
 
 
@@ -186,6 +189,7 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NUL
   AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
 RETURNING losses""",
     since=SINCE,
+    frequent=True,
 )
 
 
@@ -246,6 +250,7 @@ _REMOVE = Statement(
 DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
 RETURNING task_id""",
     since=SINCE,
+    frequent=True,
 )
 
 
@@ -429,7 +434,8 @@ _LOOK_NOW = Statement(
     """
 WITH page AS (
   SELECT task_id FROM {messages}
-  WHERE task_id > %(after)s AND body IS NOT NULL AND published_at IS NOT NULL AND locked_by IS NULL
+  WHERE task_id > %(after)s AND body IS NOT NULL AND (published_at IS NOT NULL OR due_at <= now())
+    AND locked_by IS NULL
   ORDER BY task_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
  looked AS (UPDATE {messages} m SET look_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id)
 SELECT max(task_id) AS last FROM page""",
@@ -440,7 +446,7 @@ SELECT max(task_id) AS last FROM page""",
 def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
     """Have a page of rows that no run holds published again; returns the last of it, None at the end.
 
-    This is what follows an emptied broker.
+    This is what follows an emptied broker. A row that is not marked as published may be marked at any moment.
     """
     last: str | None = executor.run(_LOOK_NOW, after=after, limit=limit)[0].last
     return last

@@ -9,21 +9,25 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 _TABLE = re.compile(r"\{(\w+)\}")
+_PARAMETER = re.compile(r"%\((\w+)\)s")
 
 
 class Statement:
     """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
 
     Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy.
-    `since` is the revision of the schema that it needs: who runs it on an older one sees to that.
+    `since` is the revision of the schema that it needs: who runs it on an older one sees to that. What is `frequent` is
+    run without a cursor where that is possible (`libpq.py`).
     """
 
-    __slots__ = ("_rendered", "since", "text")
+    __slots__ = ("_positional", "_rendered", "frequent", "since", "text")
 
-    def __init__(self, text: str, *, since: str = "0001") -> None:
+    def __init__(self, text: str, *, since: str = "0001", frequent: bool = False) -> None:
         self.text = text.strip()
         self.since = since
+        self.frequent = frequent
         self._rendered: dict[str, str] = {}
+        self._positional: dict[str, tuple[bytes, tuple[str, ...]]] = {}
 
     def render(self, schema: str) -> str:
         """Return the text for one schema; the text is made once, so that drivers can recognise it."""
@@ -32,10 +36,19 @@ class Statement:
         except KeyError:
             return self._rendered.setdefault(schema, _TABLE.sub(rf'"{schema}".\1', self.text))
 
+    def positional(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
+        """Return the text with $1, $2, ... for the server itself, and which parameter each is."""
+        try:
+            return self._positional[schema]
+        except KeyError:
+            names = tuple(dict.fromkeys(_PARAMETER.findall(self.text)))
+            text = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", self.render(schema))
+            return self._positional.setdefault(schema, (text.replace("%%", "%").encode(), names))
+
     @property
     def parameters(self) -> frozenset[str]:
         """The names of the parameters."""
-        return frozenset(re.findall(r"%\((\w+)\)s", self.text))
+        return frozenset(_PARAMETER.findall(self.text))
 
 
 class Executor(Protocol):
@@ -58,7 +71,7 @@ def rows(cursor: _Cursor) -> list[Any]:
     if cursor.description is None:
         return []
     names = tuple(column[0] for column in cursor.description)
-    row = _row_type(names)
+    row = row_type(names)
     return [row(*_values(record, names)) for record in cursor.fetchall()]
 
 
@@ -69,7 +82,8 @@ def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 
 @lru_cache(maxsize=512)
-def _row_type(names: tuple[str, ...]) -> Any:
+def row_type(names: tuple[str, ...]) -> Any:
+    """Return a named tuple's class."""
     return namedtuple("Row", names)
 
 

@@ -189,7 +189,7 @@ def test_a_task_leaves_nothing_behind(site: Site, task: str) -> None:
 
 def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
     results = [site.call("noted", number) for number in range(20)]
-    assert [row.published_at is not None for row in site.rows()] == [True] * 20
+    wait_until(lambda: all(row.published_at for row in site.rows()), message="all to be marked as published")
 
     site.empty_broker()
     site.worker(concurrency=2)

@@ -1,0 +1,88 @@
+"""Statements without a cursor: the same values, rows and errors as with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors as pg
+
+from celery_sidejob.store.libpq import Exchange
+from celery_sidejob.store.statement import Statement
+
+PREPARE_AFTER = 2
+NOW = datetime(2026, 11, 22, 1, 2, 3, 456789, tzinfo=UTC)
+VALUES: list[tuple[str, Any]] = [
+    ("text", 'a "quoted" \\ text, {with} 100 % of ünïcode'), ("text", ""), ("text", None), ("bytea", b"\0\\x\xff"),
+    ("bytea", b""), ("int", -7), ("bigint", 2**40), ("float8", 0.1), ("boolean", True), ("boolean", False),
+    ("timestamptz", NOW), ("text[]", ['"', "\\", "", "NULL", "a,b", "{}"]), ("text[]", []), ("text[]", [None, "x"]),
+    ("bytea[]", [b"", b"\0\xff\\", None]), ("int[]", [1, -2]), ("timestamptz[]", [NOW, None]),
+]  # fmt: skip
+
+
+@pytest.fixture
+def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(database_url, autocommit=True, prepare_threshold=None) as made:
+        made.execute("SET timezone TO 'UTC'")
+        yield made
+
+
+@pytest.fixture(params=[None, PREPARE_AFTER], ids=["not prepared", "prepared"])
+def exchange(connection: psycopg.Connection[Any], request: pytest.FixtureRequest) -> Exchange:
+    return Exchange(connection, "sidejob", prepare_after=request.param)
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES)
+def test_values_arrive_and_come_back(exchange: Exchange, kind: str, value: Any) -> None:
+    statement = Statement(f"SELECT %(value)s::{kind} AS value, %(value)s::{kind} IS NULL AS none, 5 %% 3 AS rest")
+
+    for _ in range(PREPARE_AFTER + 2):
+        (row,) = exchange.run(statement, {"value": value})
+        assert (row.value, row.none, row.rest) == (value, value is None, 2)
+
+
+def test_a_large_value_arrives_whole(exchange: Exchange) -> None:
+    large = "0123456789" * 2_000_000
+
+    (row,) = exchange.run(Statement("SELECT length(%(value)s::text) AS length"), {"value": large})
+
+    assert row.length == len(large)
+
+
+def test_it_prepares_only_where_it_may(connection: psycopg.Connection[Any]) -> None:
+    statement = Statement("SELECT %(value)s::int AS value")
+    for prepare_after, names in ((None, 0), (PREPARE_AFTER, 1)):
+        exchange = Exchange(connection, "sidejob", prepare_after=prepare_after)
+        for _ in range(PREPARE_AFTER + 1):
+            exchange.run(statement, {"value": 1})
+        assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (names,)
+
+
+def test_what_was_prepared_may_have_been_dropped(connection: psycopg.Connection[Any]) -> None:
+    exchange = Exchange(connection, "sidejob", prepare_after=0)
+    statement = Statement("SELECT %(value)s::int AS value")
+    exchange.run(statement, {"value": 1})
+
+    connection.execute("DEALLOCATE ALL")
+
+    assert [row.value for row in exchange.run(statement, {"value": 2})] == [2]
+
+
+def test_errors_are_psycopg_s_and_leave_the_connection_in_use(exchange: Exchange) -> None:
+    with pytest.raises(pg.DivisionByZero, match="division by zero"):
+        exchange.run(Statement("SELECT 1 / %(value)s::int"), {"value": 0})
+    for value in ("a\0b", ["a\0b"]):
+        with pytest.raises(psycopg.DataError, match="NUL"):
+            exchange.run(Statement("SELECT %(value)s"), {"value": value})
+    assert exchange.run(Statement("SELECT 1 AS one"), {})[0].one == 1
+
+
+def test_a_server_that_hangs_up_is_an_operational_error(
+    connection: psycopg.Connection[Any], exchange: Exchange
+) -> None:
+    with pytest.raises(psycopg.OperationalError):
+        exchange.run(Statement("SELECT pg_terminate_backend(pg_backend_pid())"), {})
+    assert connection.broken
