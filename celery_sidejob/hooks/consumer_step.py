@@ -1,4 +1,4 @@
-"""The worker's connection to the broker: when it breaks, what waits in the worker is no longer here."""
+"""The worker's connection to the broker: what waits in the worker is lost with it, and a deleted queue breaks it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from typing import Any
 
 from celery import bootsteps
 
+from . import rabbitmq
+
 
 class DisconnectionStep(bootsteps.StartStopStep):
     """Part of Celery's consumer, which is stopped and started again with every connection."""
 
     # After what Celery itself drops then: it has cleared its queues before any step is stopped.
     requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
 
     def start(self, c: Any) -> None:
         """Nothing is there yet."""
@@ -21,3 +27,4 @@ class DisconnectionStep(bootsteps.StartStopStep):
         heartbeat = c.app.sidejob.heartbeat  # none without a store
         if heartbeat is not None:
             heartbeat.runs.disconnected()
+            heartbeat.tasks.runs.disconnected()

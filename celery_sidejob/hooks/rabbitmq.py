@@ -1,13 +1,13 @@
-"""What publishing to RabbitMQ takes beyond kombu: confirmed messages, and whether what we declared is still there."""
+"""What RabbitMQ takes beyond kombu: confirmed messages, and what is done when something that was declared is gone."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound, RecoverableConnectionError
 from kombu import Producer, Queue
 
 from ..model.messages import GONE
@@ -143,6 +143,25 @@ class MarkerExchange:
     def _may_not(self, error: Exception) -> None:
         self._refused = True
         logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+
+
+def outliving_deleted_queues(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the start of a worker's consumer: a queue that is deleted meanwhile breaks its connection, not the worker.
+
+    Celery declares its queues, binds them, is busy for a while, and consumes; RabbitMQ's answer to one that is gone by
+    then is no error of the connection, so that it would end the worker. With a new connection all is declared again.
+    What its user declares by himself (`no_declare`) has to be there.
+    """
+
+    def start_again(consumer: Any) -> None:
+        try:
+            start(consumer)
+        except NotFound as error:
+            if any(queue.no_declare for queue in consumer.app.amqp.queues.consume_from.values()):
+                raise
+            raise RecoverableConnectionError(f"a queue of this worker was deleted: {error}") from error
+
+    return start_again
 
 
 def ready_messages(connection: Any, queue: str) -> int:

@@ -35,7 +35,7 @@ ONCE = {"noted", "noted_late"}
 """What is never begun a second time, unless nothing of it had begun."""
 
 
-@pytest.mark.brokers(only=("redis",))  # a worker of Celery ends when its queue in a RabbitMQ is deleted
+@pytest.mark.brokers("redis", "amqp")
 @pytest.mark.parametrize(
     ("tasks", "blows", "seed"), [(150, 8, 1), pytest.param(3000, 120, None, marks=pytest.mark.slow)]
 )
