@@ -25,7 +25,7 @@ from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnav
 from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
-from . import own_process, recording
+from . import chords, own_process, recording
 from .durable import RUNS, check_options, is_durable
 from .publishing import PAUSE_S
 
@@ -273,7 +273,7 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         _end_without_lock(sender, state, retval)
         return
     try:
-        _end(_runtime(sender), run, sender.request, state, retval)
+        _end(sender, run, state, retval)
     except LeaseLostError as error:
         logger.warning("%s", error)
     except StoreUnavailableError as error:
@@ -283,10 +283,13 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         RUNS.pop(run.key[0], None)
 
 
-def _end(runtime: Runtime, run: Run, request: Context, state: str | None, retval: Any) -> None:
+def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
+    runtime, request = _runtime(task), task.request
     if run.moved or run.is_lost or state is None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
+        if state == states.SUCCESS:
+            chords.wait_for_body(runtime, task.backend, request, retval)
         durable.end(runtime, run)
     elif state == states.REJECTED and getattr(retval, "requeue", False):
         durable.put_back(runtime, run)

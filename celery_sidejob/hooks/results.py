@@ -19,7 +19,7 @@ from ..model import values
 from ..model.durable import Message
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
-from . import durable
+from . import chords, durable
 from .publishing import INLINE, publication
 from .revocation import TaskRevokedError
 
@@ -110,6 +110,9 @@ class CeleryResults:
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
         if stores and backend.get_state(message.task_id) == states.SUCCESS:
             # Its process died after that, before its row was removed. What follows it was not published.
+            value = backend.get_result(message.task_id) if request.chord else None
+            if not chords.count_again(self._app.sidejob.runtime, backend, request, value):
+                return "wait"
             return "bury" if request.callbacks or request.chain else "remove"
         text = error.partition(": ")[2]
         if reason == "expired":

@@ -231,6 +231,26 @@ def leaver_once(self: Any) -> None:
     sys.exit(3)
 
 
+def uncounted(task: Any, value: Any, where: str) -> Any:
+    """Dies in its first run when its result is stored, in the midst of a method of the backend's."""
+    note(task)
+    if len(Record.from_env().of("ran", id=task.request.id)) == 1:
+        setattr(task.backend, where, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    return value
+
+
+@app.task(bind=True, durable=True)
+def uncounted_once(self: Any, value: Any, where: str) -> Any:
+    """A part of a chord that must not be repeated."""
+    return uncounted(self, value, where)
+
+
+@app.task(bind=True, **REPEATABLE)
+def uncounted_repeatable(self: Any, value: Any, where: str) -> Any:
+    """A part of a chord that may be repeated."""
+    return uncounted(self, value, where)
+
+
 @app.task(bind=True, durable=True)
 def failing(self: Any) -> None:
     """Fails for good."""

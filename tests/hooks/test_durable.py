@@ -279,6 +279,17 @@ def test_which_tasks_are_durable(app: Celery) -> None:
     assert is_durable(app, "shop.elsewhere"), "a task this client does not know"
 
 
+def test_a_task_that_is_only_ever_sent_by_its_name_is_kept(app: Celery) -> None:
+    @app.task(name="other.mail", durable=True, shared=False)
+    def mail() -> None:
+        pass
+
+    app.send_task("other.mail", task_id="one")
+
+    rows = app.sidejob.runtime.connections.run(Statement("SELECT task_id FROM {messages}"))
+    assert [row.task_id for row in rows] == ["one"]
+
+
 @pytest.mark.parametrize(
     ("glob", "durable"), [("*", False), ("celery.chord_unlock", True), ("celery_sidejob.*", False)]
 )
