@@ -10,7 +10,9 @@ BENCHMARKS = {
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "scale": "what statements cost on large tables",
     "recovery": "how soon runs begin again after kills",
+    "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",
     "idle": "what workers that have nothing to do cost the store",
+    "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }
 """Each is a module here with `main(arguments)`, which returns an exit code or None."""

@@ -127,7 +127,7 @@ class SideJob:
         return Runtime(
             settings=settings,
             connections=connections,
-            publisher=CeleryPublisher(app, settings.schema, partial(run_here, self)),
+            publisher=CeleryPublisher(app, settings.schema, partial(run_here, self), lease_s=settings.lease),
             results=CeleryResults(app),
             observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -74,6 +74,10 @@ def install(app: Celery) -> None:
 
 def is_durable(app: Celery, name: str) -> bool:
     """Tell whether the messages of a task are kept: its option `durable`, or `sidejob_durable_tasks`."""
+    if not app.finalized and app.autofinalize:
+        app.finalize(
+            auto=True
+        )  # or a task that is sent by its name may not be known yet, though its module is imported
     task = app._tasks.get(name)
     if task is not None and getattr(task, "sidejob", False):
         return False  # its jobs are
@@ -125,6 +129,27 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
         **properties,
     )
     declared.update(about["declare"])
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a kept message went: to `queues`, where they are known, else where its exchange has sent it."""
+
+    queues: Sequence[str]
+    exchange: str
+    routing_key: str
+    priority: Any
+
+
+def route_of(publication: str) -> Route | None:
+    """Return where a message went; None for a row of a newer format."""
+    kept = json.loads(publication)
+    if kept["v"] != FORMAT:
+        return None
+    about = kombu_loads(kept["about"])
+    return Route(
+        about["declare"], about["exchange"] or "", about["routing_key"] or "", about["properties"].get("priority")
+    )
 
 
 def request_of(app: Celery, message: Message) -> Context:

@@ -46,7 +46,7 @@ class DurableRequest(Delivered):
         self._failed = False
         heartbeat = self._heartbeat
         if heartbeat is not None:
-            self._delivery = heartbeat.tasks.runs.received(self._key)
+            self._delivery = heartbeat.tasks.runs.received(self._key, request=self)
 
     @property
     def _has_row(self) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from celery import Celery
 from celery.canvas import maybe_signature
@@ -29,7 +29,11 @@ from ..model.crash_points import reach
 from ..model.durable import Message
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
+from ..model.sight import Look
 from . import durable, events, rabbitmq
+from .redis_look import RedisLook
+
+T = TypeVar("T")
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -48,8 +52,9 @@ INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", defaul
 class CeleryPublisher:
     """Publishes doorbells and continuations of one app."""
 
-    def __init__(self, app: Celery, schema: str, run_here: Callable[[set[int]], None]) -> None:
+    def __init__(self, app: Celery, schema: str, run_here: Callable[[set[int]], None], *, lease_s: float) -> None:
         self._app = app
+        self._lease_s = lease_s
         self._run_here = run_here
         self._marker = f"celery_sidejob:marker:{schema}"
         self._exchange = rabbitmq.MarkerExchange(schema)
@@ -172,16 +177,28 @@ class CeleryPublisher:
 
     def ready_messages(self, queue: str) -> int | None:
         """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
+        if not self.knows_queues:
+            return None
+        return self._ask(lambda channel: rabbitmq.ready_messages(channel.connection, queue))
+
+    def look(self) -> Look | None:
+        """Begin a look for single messages; None where the broker shows none: on all but Redis."""
+        return RedisLook(self._ask, fetched_within_s=self._lease_s) if self._family == "redis" else None
+
+    def _ask(self, question: Callable[[Any], T]) -> T | None:
+        """Ask the broker something; None if it does not answer, which begins a pause, or not this question."""
         self._mind_fork()
         with self._lock:
-            if not self.knows_queues or not self.ready:
+            if not self.ready:
                 return None
             try:
-                return rabbitmq.ready_messages(self._channel().connection, queue)
+                return question(self._channel())
             except Exception as error:
-                if self._producer is None or isinstance(error, self._connection_errors):
+                if self._producer is None or self._is_connection_error(error):
                     self._pause(error)
-                return None  # or this one queue cannot be asked for
+                else:
+                    logger.info("The broker does not answer (%s: %s)", type(error).__name__, error)
+                return None
 
     # ------------------------------------------------------------------------------------------------------------
 

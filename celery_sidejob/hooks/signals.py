@@ -19,7 +19,10 @@ task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no"}
 """A run was lost with its worker. An ordinary durable task has `task_id`, and None for the others."""
 
 task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
-"""A lost run was rescued: its job is queued again, with its inputs as they were."""
+"""A lost run was rescued: its job is queued again, with its inputs as they were.
+
+For an ordinary durable task, with `task_id`: it was called lost, and has ended well after all.
+"""
 
 task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "task", "reason"})
 """A job was entered in the dead set, or (`job_id` is None, `task_id` given) an ordinary durable task."""
@@ -70,6 +73,12 @@ class SignalObserver:
         logger.warning("Task %s (%s) was lost with its worker", task_id, task, extra={"task_id": task_id, "task": task})
         self._measures.count("tasks_lost")
         task_lost.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
+
+    def task_recovered(self, task_id: str, task: str) -> None:
+        """Send `task_recovered` for an ordinary task."""
+        logger.warning("Task %s (%s) was called lost while its worker was silent; it has ended well", task_id, task)
+        self._measures.count("tasks_recovered")
+        task_recovered.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
 
     def recovered(self, job_id: int, task: str, run_no: int) -> None:
         """Send `task_recovered`."""

@@ -102,6 +102,7 @@ COUNTED = {
     "leases_lost": "Runs that were refused because they were no longer their job's current run.",
     "workers_declared_dead": "Workers declared dead for their silence or their free liveness lock.",
     "tasks_lost": "Runs of ordinary durable tasks lost with their workers.",
+    "tasks_recovered": "Ordinary durable tasks that were called lost and have ended well.",
     "messages_missing": "Messages published again because nobody had claimed their run.",
     "broker_emptied": "Times the broker was found emptied, or new.",
 }

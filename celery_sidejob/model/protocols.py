@@ -10,6 +10,7 @@ from .call import Call
 from .durable import Message
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
+from .sight import Look
 
 Publication = Doorbell | Continuation | Message
 
@@ -39,6 +40,10 @@ class Publisher(Protocol):
 
         What a worker has fetched is not counted, and copies are.
         """
+        ...
+
+    def look(self) -> Look | None:
+        """Begin a look for single messages in the broker; None where it shows none."""
         ...
 
     def close(self) -> None:
@@ -99,6 +104,10 @@ class Observer(Protocol):
 
     def task_lost(self, task_id: str, task: str) -> None:
         """The worker of an ordinary durable task died while it ran."""
+        ...
+
+    def task_recovered(self, task_id: str, task: str) -> None:
+        """An ordinary durable task that was called lost has ended well after all."""
         ...
 
     def recovered(self, job_id: int, task: str, run_no: int) -> None:

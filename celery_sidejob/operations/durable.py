@@ -266,14 +266,22 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 def end(runtime: Runtime, run: Run) -> None:
     """Remove the row of a run that ended well, and keep what follows it, in one commit; then publish that.
 
-    Raises LeaseLostError if the row was taken from this run: then nothing that follows it is published.
+    A run that was called lost meanwhile, because its worker was silent, takes itself back: it leaves the dead set, or
+    does not run again. Raises LeaseLostError if another run has the row or had it since: then nothing that follows
+    this one is published.
     """
     unknown = False
     due: list[Message] = []
 
-    def work(executor: Executor) -> bool:
+    def remove(executor: Executor) -> bool:
+        return finish(executor, durable.remove(executor, run.key, worker_id=run.worker_id))
+
+    def take_back(executor: Executor) -> bool:
+        return finish(executor, durable.take_back(executor, run.key))
+
+    def finish(executor: Executor, ended: bool) -> bool:
         due.clear()
-        if not durable.remove(executor, run.key, worker_id=run.worker_id):
+        if not ended:
             return False
         for message in run.follows:
             kept = durable.keep(executor, message, _waits(runtime))
@@ -281,7 +289,7 @@ def end(runtime: Runtime, run: Run) -> None:
                 due.append(message)
         return True
 
-    def once() -> bool:
+    def once(work: Callable[[Executor], bool]) -> bool:
         nonlocal unknown
         try:
             return runtime.connections.transact("durable-end", work, single=not run.follows)
@@ -290,8 +298,11 @@ def end(runtime: Runtime, run: Run) -> None:
             raise
 
     reach("durable-end:before")
-    if not _patiently(runtime, once) and not unknown:
-        raise _lease_lost(run)
+    if not _patiently(runtime, lambda: once(remove)):
+        if _patiently(runtime, lambda: once(take_back)):
+            runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
+        elif not unknown:
+            raise _lease_lost(run)
     reach("durable-end:after")
     send(runtime, due)
 

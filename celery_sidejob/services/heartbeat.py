@@ -18,7 +18,7 @@ from ..model import native
 from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
-from ..store import claims, messages, workers
+from ..store import claims, durable, messages, workers
 from ..store.connection import OwnExecutor
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
@@ -66,7 +66,7 @@ class Heartbeat:
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
-        self._waiting = WaitingRuns(runtime, self.runs)
+        self._waiting = WaitingRuns(runtime, self.runs, messages.still_wait)
         self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
@@ -126,6 +126,7 @@ class Heartbeat:
             orphans = self._held.rescue_orphans(died) + self.tasks.rescue(died)
             done = Beat(beaten, orphans, self._held.reconcile())
             self._waiting.vouch()
+            self.tasks.vouch()
             return done
 
     def wait_s(self) -> float:
@@ -170,11 +171,13 @@ class Heartbeat:
         """Drop everything and begin anew: what still runs here will be refused by its fence."""
         logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
         received = self.runs.clear()
-        self.tasks.runs.clear()
+        tasks = self.tasks.runs.clear()
         self.register()
         for job_id, run_no in received:
             # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
             messages.hasten(self._beating(), job_id, run_no)
+        if tasks:
+            durable.hasten(self._beating(), tasks)
 
     def _beating(self) -> OwnExecutor:
         """Return this worker's own connection: all that its thread does in the store goes over it."""

@@ -11,7 +11,9 @@ from ..model.durable import Key
 from ..operations import durable as operations
 from ..operations.runtime import Runtime
 from ..store import durable
+from ..store.statement import Executor
 from .runs_here import ENDED, GRACE_S, RELEASED, RunsHere
+from .waiting_runs import WaitingRuns
 
 
 class HeldTasks:
@@ -24,6 +26,11 @@ class HeldTasks:
         self._died: set[int] = set()
         self._fits = False
         self._reconciled_at = time.monotonic()
+        self._waiting = WaitingRuns(runtime, self.runs, self._still_wait)
+
+    def vouch(self) -> int:
+        """Tell the store of what was received here and waits."""
+        return self._waiting.vouch()
 
     def fail(self, key: Key, *, reason: str, error: str, traceback: str | None = None, retries: int = 0) -> None:
         """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
@@ -75,6 +82,9 @@ class HeldTasks:
             return 0
         rows = [row for row in self._held(GRACE_S) if row.old]
         return self._take(key for row in rows if not self.runs.knows(key := (row.task_id, row.generation)))
+
+    def _still_wait(self, executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
+        return durable.still_wait(executor, waiting, wait_s=wait_s) if self._is_there() else 0
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:
         return durable.held_by(self._runtime.connections, self._worker_id(), older_than_s=older_than_s)

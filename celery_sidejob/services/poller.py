@@ -1,13 +1,15 @@
 """Looks after the messages of ordinary durable tasks: what was not published, not heard of, lost, doomed or expired.
 
-A part of the sweeper's turn. What no run has begun is published again, the same bytes; what died under way follows its
-task's `on_lost`. A copy in the broker is harmless, because only one delivery of a generation gets the row. Bounded
-pages, fair by queue; each row is judged by itself, so that one which cannot be published or buried stops nothing.
+A part of the sweeper's turn. What no run has begun, and what does not wait in the broker (`backlog.py`), is published
+again, the same bytes; what died under way follows its task's `on_lost`. A copy in the broker is harmless, because only
+one delivery of a generation gets the row. Bounded pages, fair by queue; each row is judged by itself, so that one which
+cannot be published or buried stops nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,13 +19,17 @@ from ..operations import durable as operations
 from ..operations.runtime import Runtime
 from ..store import durable
 from ..store.statement import Executor
+from .backlog import Backlog
 
 logger = logging.getLogger("celery_sidejob")
 
-PER_QUEUE = 50
-PAGE = 200
-"""Rows looked at in one step, of one queue and in all: a page of bodies is in memory at a time."""
-PAGES = 10
+PER_QUEUE = 250
+PAGE = 1000
+"""Rows looked at in one step, of one queue and in all, without their bodies."""
+TURN_S = 0.5
+"""After which the sweeper's other duties come first again."""
+BODIES = 200
+"""How many messages are in memory at a time."""
 LOOK_AGAIN_S = 5.0
 """How long what a broker or a backend did not take is left alone."""
 
@@ -44,11 +50,19 @@ class Report(Protocol):
 
 
 class Poller:
-    """Polls one schema. `apart` runs what speaks to the result backend, and says whether it could take it."""
+    """Polls one schema. `apart` runs what speaks to the result backend, and says whether it could take it.
 
-    def __init__(self, runtime: Runtime, apart: Callable[[Callable[[], None]], bool]) -> None:
+    `may_go_on` tells, between two pages, whether nobody else has taken over.
+    """
+
+    def __init__(
+        self, runtime: Runtime, apart: Callable[[Callable[[], None]], bool], backlog: Backlog,
+        may_go_on: Callable[[], bool],
+    ) -> None:  # fmt: skip
         self._runtime = runtime
         self._apart = apart
+        self._backlog = backlog
+        self._may_go_on = may_go_on
         self._fits = False
         self._emptied = False
 
@@ -57,19 +71,21 @@ class Poller:
         self._emptied |= report.broker_emptied  # the broker tells only once
         if not self._is_there():
             return
-        report.tasks_taken += operations.take_from_the_dead(self._runtime, PAGE)
+        report.tasks_taken += operations.take_from_the_dead(self._runtime, BODIES)
         if not self._runtime.publisher.ready:
             return
         if self._emptied:
             self._look_at_all()
-        for _ in range(PAGES):
-            if not self._look_at_a_page(report):
-                return
+        until = time.monotonic() + TURN_S
+        while self._may_go_on() and self._look_at_a_page(report) and time.monotonic() < until:
+            pass
 
     def _look_at_all(self) -> None:
         """Have everything that no run holds published again."""
         after: str | None = ""
         while after is not None:
+            if not self._may_go_on():
+                return
 
             def look(executor: Executor, after: str = after) -> str | None:
                 return durable.look_now(executor, after=after, limit=1000)
@@ -81,9 +97,23 @@ class Poller:
         """Judge a page of rows that are due; False if there is no further one to be looked at now."""
         connections = self._runtime.connections
         found = durable.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
+        if found and self._backlog.pass_over_counted():
+            found = durable.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
         if not found:
             return False
-        rows = connections.transact("reserve", lambda executor: durable.reserve(executor, found), single=True)
+        due = self._backlog.without_what_waits(found)
+        if due is None:
+            return False
+        return all(self._judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
+
+    def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
+        """Strike, publish or bury rows that do not wait; False if nothing can be published just now."""
+        connections = self._runtime.connections
+
+        def reserve(executor: Executor) -> Sequence[Any]:
+            return durable.reserve(executor, task_ids, strike_s=self._runtime.settings.lost_after)
+
+        rows = connections.transact("reserve", reserve, single=True)
         doomed = [row for row in rows if row.fate in ("lost", "expired")]
         if doomed and not self._apart(lambda: self._bury(doomed)):
             durable.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)

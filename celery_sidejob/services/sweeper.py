@@ -25,6 +25,7 @@ from ..operations.runtime import Runtime
 from ..store import askings, asks, claims, messages, workers
 from ..store.connection import RowsLocked, take_turns
 from ..store.statement import Executor
+from .backlog import LOOK_PAGE, Backlog
 from .poller import Poller
 from .pruner import PRUNE_S, Pruner
 
@@ -42,8 +43,6 @@ PAGE = 200
 """Messages of one queue, timers and results looked at in one step."""
 PAGES = 20
 """Steps of one turn, after which the other duties come first again."""
-LOOK_PAGE = 1000
-"""Messages whose next look is moved in one transaction."""
 RESULT_GRACE_S = 5.0
 """How long the process that ended an asking has to store its result itself."""
 MARKER_S = 3.0
@@ -96,7 +95,9 @@ class Sweeper:
         self._settings = runtime.settings
         self._worker = worker
         self._pruner = Pruner(runtime)
-        self._poller = Poller(runtime, self._in_a_thread if worker is not None else _here)
+        self._backlog = Backlog(runtime, self._may_sweep)
+        apart = self._in_a_thread if worker is not None else _here
+        self._poller = Poller(runtime, apart, self._backlog, self._may_sweep)
         self._sweeps = worker is None
         self._renewed_at = float("-inf")
         self._suspects = False
@@ -156,6 +157,7 @@ class Sweeper:
 
     def _do_everything(self, report: PollReport) -> None:
         reach("sweep:before")
+        self._backlog.begin_turn()
         self._look_at_workers(report)
         if self._is_time("strays", self._settings.lease):
             for stray in claims.held_by_nobody(self._runtime.connections, PAGE):
@@ -251,35 +253,15 @@ class Sweeper:
             while self._runtime.connections.transact("look-now", work) == LOOK_PAGE:
                 pass
 
-    def _pass_over_what_waits(self) -> bool:
-        """Look later at messages that are not missing, because as many of their queue wait in the broker.
-
-        Returns whether there are such. A message that is lost while others wait is called missing once it is overtaken.
-        """
-        passed_over = 0
-        for queue, number in messages.overdue(self._runtime.connections, limit=LOOK_PAGE).items():
-            ready = self._runtime.publisher.ready_messages(queue)
-            if ready is None or ready < number:
-                continue
-
-            def work(executor: Any, queue: str = queue) -> int:
-                return messages.pass_over(executor, queue, limit=LOOK_PAGE)
-
-            passed = LOOK_PAGE
-            while passed == LOOK_PAGE and self._may_sweep():
-                passed = self._runtime.connections.transact("pass-over", work)
-                passed_over += passed
-        return bool(passed_over)
-
     def _publish(self, report: PollReport) -> None:
         """Publish what is due and unpublished, or published and not heard of; fair by queue, oldest first."""
         if self._reserved:  # by a turn that failed
             messages.still_unpublished(self._runtime.connections, self._reserved, 0)
-        for page in range(PAGES):
+        for _ in range(PAGES):
             if not self._may_sweep():
                 return
             found = messages.candidates(self._runtime.connections, PAGE)
-            if found and not page and self._runtime.publisher.knows_queues and self._pass_over_what_waits():
+            if found and self._backlog.pass_over_counted():
                 found = messages.candidates(self._runtime.connections, PAGE)
             self._reserved = found
             if not found:

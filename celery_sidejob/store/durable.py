@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from ..model.durable import Key, Message
 from . import revisions
-from .messages import LONGEST_LOOK_S, QUEUES, RESERVE_S
+from .messages import LONGEST_LOOK_S, OLDEST, QUEUES, RESERVE_S
 from .statement import Executor, Statement
 
 SINCE = "0003"
+NEWEST = 100_000
+"""Entries of the dead set among which that of a run is looked for which was called lost and goes on."""
 FIRST_LOOK_S = 2.0
 """When the sweeper looks for a message whose publisher did not say that the broker has it."""
 EARLY_S = 2.0
@@ -259,6 +262,30 @@ def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
     return bool(executor.run(_REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id))
 
 
+_TAKE_BACK = Statement(
+    """
+WITH row AS (
+  DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+    AND locked_by IS NULL AND coalesce(doom, 'lost') = 'lost' RETURNING task_id),
+ entry AS (
+  DELETE FROM {dead} WHERE id = (
+    SELECT d.id FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
+    WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason = 'lost'
+      AND (d.payload->>'generation')::int = %(generation)s
+    ORDER BY d.id DESC LIMIT 1) RETURNING task_id)
+SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
+    since=SINCE,
+)
+
+
+def take_back(executor: Executor, key: Key) -> bool:
+    """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
+
+    That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones.
+    """
+    return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], newest=NEWEST))
+
+
 _FORGET = Statement(
     """
 DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL""",
@@ -372,24 +399,110 @@ def take_from_the_dead(executor: Executor, limit: int) -> Sequence[Any]:
 _CANDIDATES = Statement(
     QUEUES
     + """
-SELECT x.task_id FROM q CROSS JOIN LATERAL (
-  SELECT m.task_id, m.look_at FROM {messages} m
-  WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL AND m.body IS NOT NULL
-  ORDER BY m.look_at LIMIT %(per_queue)s) x
+SELECT x.task_id, x.published_at, x.publication FROM q CROSS JOIN LATERAL (
+  SELECT due.task_id, due.look_at, due.published_at,
+    CASE WHEN due.published_at IS NOT NULL AND due.doom IS NULL AND coalesce(due.expires_at > now(), true)
+      THEN due.publication END AS publication
+  FROM (
+    SELECT m.task_id, m.look_at, m.published_at, m.doom, m.expires_at, m.publication, m.generation FROM {messages} m
+    WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
+    ORDER BY m.look_at LIMIT %(oldest)s) due
+  WHERE due.generation IS NOT NULL ORDER BY due.look_at LIMIT %(per_queue)s) x
 WHERE q.queue IS NOT NULL ORDER BY x.look_at LIMIT %(limit)s""",
     since=SINCE,
 )
 
 
-def candidates(executor: Executor, *, per_queue: int, limit: int) -> list[str]:
-    """Read which rows should be looked at now, so many of each queue and in all, without a lock."""
-    return [row.task_id for row in executor.run(_CANDIDATES, per_queue=per_queue, limit=limit)]
+def candidates(executor: Executor, *, per_queue: int, limit: int) -> Sequence[Any]:
+    """Read which rows should be looked at now, so many of each queue and in all, without a lock.
+
+    Returns (task_id, published_at, publication): the last only for what the broker may still have.
+    """
+    return executor.run(_CANDIDATES, per_queue=per_queue, limit=limit, oldest=OLDEST)
+
+
+_PUBLISHED_AT = Statement(
+    """
+SELECT task_id, published_at FROM {messages}
+WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL AND body IS NOT NULL""",
+    since=SINCE,
+)
+
+
+def published_at(executor: Executor, task_ids: Iterable[str]) -> dict[str, datetime]:
+    """Read when messages were published, of those that are kept."""
+    return {row.task_id: row.published_at for row in executor.run(_PUBLISHED_AT, task_ids=list(task_ids))}
+
+
+_PASS_OVER = Statement(
+    """
+UPDATE {messages} m SET missing_at = CASE WHEN %(are_there)s::boolean THEN NULL ELSE m.missing_at END,
+  look_at = now() + least(greatest(m.look_after, now() - m.published_at), make_interval(secs => %(longest_s)s))
+FROM (SELECT task_id FROM {messages}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND published_at IS NOT NULL AND doom IS NULL
+        AND body IS NOT NULL AND look_at <= now()
+      ORDER BY task_id FOR UPDATE SKIP LOCKED) free
+WHERE m.task_id = free.task_id""",
+    since=SINCE,
+)
+
+
+def pass_over(executor: Executor, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
+    """Look later at rows that wait, when they have waited for as long again, but not much later than `longest_s`.
+
+    `are_there`: they were seen, or their queue goes on behind what was seen of it.
+    """
+    executor.run(_PASS_OVER, task_ids=list(task_ids), longest_s=longest_s, are_there=are_there)
+
+
+_STILL_WAIT = Statement(
+    """
+UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s), missing_at = NULL
+FROM unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
+  CROSS JOIN LATERAL (
+    SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+    WHERE m2.task_id = r.task_id AND m2.generation = r.generation AND m2.body IS NOT NULL
+      AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.doom IS NULL AND m2.due_at <= now()
+      AND m2.look_at NOT BETWEEN now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
+        AND now() + make_interval(secs => %(wait_s)s)
+    FOR UPDATE OF m2 SKIP LOCKED) free
+WHERE m.task_id = free.task_id RETURNING m.task_id""",
+    since=SINCE,
+)
+
+
+def still_wait(executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
+    """Look at messages that a worker has received in `wait_s` seconds: not before, for it vouches for them.
+
+    And not later, however long they have waited: nobody vouches for what a dead worker had. Returns how many that were.
+    """
+    keys = list(waiting)
+    ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
+    return len(executor.run(_STILL_WAIT, task_ids=ids, generations=generations, wait_s=wait_s))
+
+
+_HASTEN = Statement(
+    """
+UPDATE {messages} m SET published_at = NULL, look_at = now()
+FROM unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
+WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.body IS NOT NULL AND m.published_at IS NOT NULL
+  AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now()""",
+    since=SINCE,
+)
+
+
+def hasten(executor: Executor, received: Iterable[Key]) -> None:
+    """Have messages published again now: the worker that had received them begins them no more."""
+    keys = list(received)
+    ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
+    executor.run(_HASTEN, task_ids=ids, generations=generations)
 
 
 _RESERVE = Statement(
     """
 UPDATE {messages} m SET
-  look_at = now() + CASE free.fate WHEN 'strike' THEN m.look_after ELSE make_interval(secs => %(reserve_s)s) END,
+  look_at = now() + make_interval(secs => CASE free.fate WHEN 'strike'
+    THEN %(strike_s)s::double precision ELSE %(reserve_s)s::double precision END),
   missing_at = CASE free.fate WHEN 'strike' THEN now() END,
   published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
   doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
@@ -402,19 +515,23 @@ FROM (SELECT task_id, missing_at IS NOT NULL AS missing,
       WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND body IS NOT NULL AND look_at <= now()
       ORDER BY task_id FOR UPDATE SKIP LOCKED) free
 WHERE m.task_id = free.task_id
-RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.publication, m.body, m.generation, m.expires_at,
-  m.losses""",
+RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.generation, m.expires_at, m.losses,
+  CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,
+  CASE WHEN free.fate <> 'strike' THEN m.body END AS body""",
     since=SINCE,
 )
 
 
-def reserve(executor: Executor, task_ids: Sequence[str]) -> Sequence[Any]:
+def reserve(executor: Executor, task_ids: Sequence[str], *, strike_s: float) -> Sequence[Any]:
     """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
 
-    A row that was published and not heard of is struck twice: at the first look it is only noted as missing. No lock is
-    held while anything is published or buried; if this process dies meanwhile, the next sweeper takes them.
+    A row that was published and not heard of is struck twice: at the first look it is only noted as missing, and
+    looked at again in `strike_s`. No lock is held while anything is published or buried; if this process dies
+    meanwhile, the next sweeper takes them.
     """
-    return executor.run(_RESERVE, task_ids=list(task_ids), reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S)
+    return executor.run(
+        _RESERVE, task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S
+    )
 
 
 _LOOK_AGAIN = Statement(

@@ -47,16 +47,21 @@ _CANDIDATES = Statement(
     QUEUES
     + """
 SELECT x.task_id FROM q CROSS JOIN LATERAL (
-  SELECT m.task_id, m.look_at FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
-    AND (m.job_id IS NOT NULL OR m.task_id LIKE 'continuation:%%')
-  ORDER BY m.look_at LIMIT %(per_queue)s) x
+  SELECT due.task_id, due.look_at FROM (
+    SELECT m.task_id, m.look_at, m.job_id FROM {messages} m
+    WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
+    ORDER BY m.look_at LIMIT %(oldest)s) due
+  WHERE due.job_id IS NOT NULL OR due.task_id LIKE 'continuation:%%' ORDER BY due.look_at LIMIT %(per_queue)s) x
 WHERE q.queue IS NOT NULL ORDER BY x.look_at"""
 )
+
+OLDEST = 1000
+"""Rows that are due, of a queue, among which those of one kind are found: those of the other may be a million."""
 
 
 def candidates(executor: Executor, per_queue: int) -> list[str]:
     """Read which messages should be looked at now, at most so many of each queue, without a lock."""
-    return [row.task_id for row in executor.run(_CANDIDATES, per_queue=per_queue)]
+    return [row.task_id for row in executor.run(_CANDIDATES, per_queue=per_queue, oldest=OLDEST)]
 
 
 _RESERVE = Statement("""
@@ -221,13 +226,13 @@ WITH page AS (
     AND published_at > coalesce((SELECT max(r.published_at) FROM {messages} r
       WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
   ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-UPDATE {messages} m SET look_after = least(m.look_after * 2, make_interval(secs => %(longest_s)s)),
-  look_at = now() + least(m.look_after * 2, make_interval(secs => %(longest_s)s))
+UPDATE {messages} m SET missing_at = NULL,
+  look_at = now() + least(greatest(m.look_after, now() - m.published_at), make_interval(secs => %(longest_s)s))
 FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def pass_over(executor: Executor, queue: str, *, limit: int) -> int:
-    """Look later at messages of a queue in which as many wait; returns how many those are.
+    """Look later at messages of a queue in which as many wait, when they have waited for as long again; counts them.
 
     Not at one that was overtaken: a queue is served in order, and a later message of it has its run.
     """

@@ -18,6 +18,7 @@ from kombu import Connection
 from celery_sidejob import SideJob
 from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
+from tests.tools.freezing import frozen
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -357,6 +358,78 @@ def test_a_cold_stop_gives_back_what_may_be_repeated(site: Site) -> None:
     assert result.get(timeout=TIMEOUT_S) == 5
 
 
+# -- workers that are silent for longer than their lease --------------------------------------------------------------
+
+
+def test_what_a_silent_worker_ends_well_after_all_leaves_the_dead_set(site: Site) -> None:
+    first = site.worker()
+    result = site.call("holder", 1, link=site.s("plus", 1))
+    site.holding(result)
+    watching = site.worker(queues="elsewhere")
+    with frozen(first.pid):
+        wait_until(site.dead, timeout=TIMEOUT_S, message="it to be in the dead set")
+        assert [entry.reason for entry in site.dead()] == ["lost"]
+
+    site.go(result)
+
+    site.wait_quiet()
+    site.record.wait_for("ran", timeout=TIMEOUT_S, task=f"{APP}.plus")
+    assert site.dead() == []
+    assert (result.state, result.result, len(site.ran(result))) == ("SUCCESS", 1, 1)
+    first.wait_for_log("ended well", TIMEOUT_S)
+    assert watching.alive
+
+
+def test_what_a_silent_worker_ends_well_before_another_begins_with_it_does_not_run_again(site: Site) -> None:
+    first = site.worker()
+    result = site.call("repeatable", 1, link=site.s("plus", 1))
+    site.holding(result)
+    site.worker(queues="elsewhere")
+    with frozen(first.pid):
+        wait_until(lambda: site.sql("SELECT 1 FROM messages WHERE losses = 1"), timeout=TIMEOUT_S)
+        site.go(result)
+
+    site.wait_quiet()
+    site.worker()
+    site.record.wait_for("ran", timeout=TIMEOUT_S, task=f"{APP}.plus")
+    site.wait_quiet()
+    assert (site.dead(), len(site.ran(result))) == ([], 1)
+    assert len(site.record.of("holding", id=result.id)) == 1
+
+
+def test_what_a_silent_worker_ends_after_another_has_begun_with_it_counts_once(site: Site) -> None:
+    first = site.worker()
+    result = site.call("repeatable", 1, link=site.s("plus", 1))
+    site.holding(result)
+    site.worker()
+    with frozen(first.pid):
+        site.holding(result, count=2)
+
+    site.go(result)
+
+    first.wait_for_log("was taken from this run", TIMEOUT_S)
+    site.record.wait_for("ran", timeout=TIMEOUT_S, task=f"{APP}.plus")
+    site.wait_quiet()
+    assert (site.dead(), len(site.ran(result))) == ([], 2)
+    assert len(site.record.of("ran", task=f"{APP}.plus")) == 1
+
+
+def test_what_a_silent_worker_had_received_is_begun_soon_after_it_goes_on(site: Site) -> None:
+    first = site.worker(env={"SIDEJOB_LOST_AFTER": "600"})
+    running, waiting = site.call("holder", 1), site.call("noted", 2)
+    site.holding(running)
+    wait_until(lambda: site.queued() == 0, timeout=TIMEOUT_S, message="it to have fetched both")
+    site.worker(queues="elsewhere", env={"SIDEJOB_LOST_AFTER": "600"})
+    with frozen(first.pid):
+        wait_until(site.dead, timeout=TIMEOUT_S, message="the first to be called lost")
+
+    site.go(running)
+
+    assert waiting.get(timeout=TIMEOUT_S) == 2
+    site.wait_quiet()
+    assert (site.dead(), len(site.ran(waiting))) == ([], 1)
+
+
 # -- how tasks end ---------------------------------------------------------------------------------------------------
 
 
@@ -544,6 +617,21 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, p
     else:
         assert [entry.reason for entry in site.dead()] == ["lost"]
         assert site.ran(result) == []
+
+
+COUNTS, PUBLISHES = "on_chord_part_return", "_chord_claim_extend_script"
+
+
+@pytest.mark.parametrize(("task", "where"), [("once", COUNTS), ("once", PUBLISHES), ("repeatable", PUBLISHES)])
+def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site: Site, task: str, where: str) -> None:
+    site.worker()
+    other = site.s("noted", 2)
+    result = chord([other, site.s(f"uncounted_{task}", 1, where)])(site.s("plus"))
+
+    assert result.get(timeout=TIMEOUT_S) == 4
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
+    assert site.dead() == []
 
 
 @pytest.mark.parametrize("point", ["durable-move:before-commit", "durable-move:after-commit"])

@@ -24,7 +24,7 @@ def test_it_serves_all_messages_and_is_closed_when_it_is_let_go(
     own_valkey: embedded.Valkey, watcher: redis.Redis
 ) -> None:
     app = Celery("shop", broker=own_valkey.url, set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None)
+    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
     nobody = len(watcher.client_list())
     bells = [Doorbell(number, 1, f"task-{number}", "noop", "celery") for number in range(5)]
 

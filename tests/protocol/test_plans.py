@@ -46,7 +46,7 @@ READS_ALL = {
 """What reads a table as a whole, and why it may."""
 
 SAMPLES = {
-    "bytea": "x", "integer[]": "{7}",
+    "bytea": "x", "bytea[]": "{x}", "integer[]": "{7}", "timestamp with time zone[]": "{2026-01-01}",
     "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x", "text[]": "{x,y}",
     "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
     "timestamp with time zone": "2026-01-01", "interval": "1 s",

@@ -40,7 +40,7 @@ def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, m
         runs.received((job.id, 1))
     runs.received((stale.id, 0))
 
-    assert WaitingRuns(stage.runtime, runs).vouch() == 1
+    assert WaitingRuns(stage.runtime, runs, messages.still_wait).vouch() == 1
 
     lease = stage.runtime.settings.lease
     assert lease - 5 < look_in(stage, soon) <= lease

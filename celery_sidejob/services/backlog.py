@@ -1,0 +1,107 @@
+"""What waits in the broker and is therefore not missing, however long the backlog is.
+
+A copy of a message is harmless, but copies of a backlog are a second one. So before messages that were not heard of
+are called missing the broker is looked into, outside any transaction: Redis for each of them (`hooks/redis_look.py`),
+RabbitMQ, which shows none, by counting. What a look cannot tell is judged as without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..model.sight import Look, Sight, Sought
+from ..operations.runtime import Runtime
+from ..store import durable, messages
+from ..store.messages import OVERTAKEN_S
+from ..store.statement import Executor
+
+LOOK_PAGE = 1000
+"""Messages whose next look is moved in one transaction."""
+FRONT_S = 300.0
+REST_S = 3600.0
+"""When a message that waits is looked at again, at the latest: one of those that are served next, and any other."""
+UNREAD_S = 5.0
+BORDER = 50
+"""How many of those that were read last say when their part of the queue was published: the earliest of them does."""
+
+
+class Backlog:
+    """Tells what waits from what is missing; each queue is looked into once in a turn of the sweeper."""
+
+    def __init__(self, runtime: Runtime, may_go_on: Callable[[], bool]) -> None:
+        self._runtime = runtime
+        self._may_go_on = may_go_on
+        self._counted = False
+        self._look: Look | None = None
+        self._borders: dict[str, datetime | None] = {}
+
+    def begin_turn(self) -> None:
+        """Forget what was seen last time."""
+        self._counted = False
+        self._look = self._runtime.publisher.look()
+        self._borders.clear()
+
+    def pass_over_counted(self) -> bool:
+        """Look later at messages of queues in which as many are ready as are overdue; tells whether there are such.
+
+        One that is lost while others wait is called missing once it is overtaken.
+        """
+        if self._counted or not self._runtime.publisher.knows_queues:
+            return False
+        self._counted = True
+        passed_over = 0
+        for queue, number in messages.overdue(self._runtime.connections, limit=LOOK_PAGE).items():
+            ready = self._runtime.publisher.ready_messages(queue)
+            if ready is None or ready < number:
+                continue
+
+            def work(executor: Executor, queue: str = queue) -> int:
+                return messages.pass_over(executor, queue, limit=LOOK_PAGE)
+
+            passed = LOOK_PAGE
+            while passed == LOOK_PAGE and self._may_go_on():
+                passed = self._runtime.connections.transact("pass-over", work)
+                passed_over += passed
+        return bool(passed_over)
+
+    def without_what_waits(self, rows: Sequence[Any]) -> list[str] | None:
+        """Return the task ids of rows that are due for something, and look later at those that wait in the broker.
+
+        None if the broker does not answer just now: then nothing could be published either.
+        """
+        sought = [Sought.of_row(row) for row in rows if row.publication is not None]
+        sight = self._look.find(sought) if self._look is not None and sought else Sight()
+        if sight is None and not self._runtime.publisher.ready:
+            return None
+        sight = sight or Sight()
+        published_at = {row.task_id: row.published_at for row in rows}
+        borders = {queue: self._border(queue, last) for queue, last in sight.last.items()}
+        behind = {
+            task_id for task_id, queue in sight.behind.items()
+            if (border := borders[queue]) is not None and published_at[task_id] > border
+        }  # fmt: skip
+        self._pass_over(sight.there, FRONT_S)
+        self._pass_over(behind, REST_S)
+        self._pass_over(sight.unread, UNREAD_S, are_there=False)
+        return [row.task_id for row in rows if row.task_id not in sight.there | behind | sight.unread]
+
+    def _border(self, queue: str, last: Sequence[str]) -> datetime | None:
+        """Return what was published before the rest of a queue; None if the store has nothing of what was read.
+
+        The earliest of several: one whose publication was marked late, or that was published twice, says too much.
+        """
+        if queue not in self._borders:
+            known = durable.published_at(self._runtime.connections, last)
+            latest = [known[task_id] for task_id in last if task_id in known][-BORDER:]
+            self._borders[queue] = min(latest) - timedelta(seconds=OVERTAKEN_S) if latest else None
+        return self._borders[queue]
+
+    def _pass_over(self, task_ids: Collection[str], longest_s: float, *, are_there: bool = True) -> None:
+        if task_ids:
+
+            def work(executor: Executor) -> None:
+                durable.pass_over(executor, task_ids, longest_s=longest_s, are_there=are_there)
+
+            self._runtime.connections.transact("pass-over", work, single=True)
