@@ -18,6 +18,7 @@ from tests.tools.recorder import Record
 from tests.tools.workers import Process, Processes
 
 APP = "benchmarks.soak.tasks"
+CLIENT = "benchmarks.soak.client"
 SETTINGS = {
     "SIDEJOB_LEASE": "6",
     "SIDEJOB_HEARTBEAT_INTERVAL": "1",
@@ -68,6 +69,9 @@ class Fleet:
     clients: int
     retention_s: float
     say: Callable[[str], None]
+    app: str = APP
+    client: str = CLIENT
+    """The module that is run with a number, the seed and the rate."""
     places: list[Place] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)
     """Processes that ended, by kind and how."""
@@ -174,14 +178,16 @@ class Fleet:
 
     def _start_worker(self, pool: str, name: str) -> Process:
         return self.processes.start_worker(
-            APP, env=self._env, pool=pool, concurrency=1 if pool == "solo" else 2, name=f"{name}-{next(self._numbers)}",
-            ready_timeout=None,
+            self.app, env=self._env, pool=pool, concurrency=1 if pool == "solo" else 2,
+            name=f"{name}-{next(self._numbers)}", ready_timeout=None,
         )  # fmt: skip
 
     def _start_beat(self) -> Process:
-        return self.processes.start_beat(APP, env=self._env, name=f"beat-{next(self._numbers)}", ready_timeout=None)
+        return self.processes.start_beat(
+            self.app, env=self._env, name=f"beat-{next(self._numbers)}", ready_timeout=None
+        )
 
     def _start_client(self) -> Process:
         number = next(self._numbers)
-        argv = [sys.executable, "-m", "benchmarks.soak.client", str(number), str(self.seed), str(self.rate)]
+        argv = [sys.executable, "-m", self.client, str(number), str(self.seed), str(self.rate)]
         return self.processes.start(argv, env={**self._env, **self.record.env}, name=f"client-{number}")

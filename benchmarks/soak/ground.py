@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Self
 
 import psycopg
 import redis
+from amqp.exceptions import NotFound
 from kombu import Connection
 
 from celery_sidejob import embedded
@@ -54,14 +56,17 @@ class RabbitBroker:
 
     name = "rabbitmq"
 
-    def __init__(self, url: str, server: RabbitMQ | None = None) -> None:
+    def __init__(self, url: str, queue: str, server: RabbitMQ | None = None) -> None:
         self.server = server
         self.url = url
+        self._queue = queue
+        self._times = itertools.count()
 
     def empty(self) -> None:
-        """Take all messages from our queue."""
-        with Connection(self.url) as connection:
-            connection.default_channel.queue_purge(QUEUE)
+        """Take all messages from our queue, or the whole queue, in turns."""
+        with Connection(self.url) as connection, suppress(NotFound):  # it was not declared again yet
+            channel = connection.default_channel
+            (channel.queue_delete if next(self._times) % 2 else channel.queue_purge)(self._queue)
 
 
 class Ground:
@@ -72,16 +77,22 @@ class Ground:
     store_net: TcpProxy
     broker_net: TcpProxy
 
-    def __init__(self, broker: str) -> None:
+    def __init__(self, broker: str, *, queue: str = QUEUE, results_apart: bool = False) -> None:
+        """`results_apart`: they are in a Redis to which nothing happens."""
         self._kind = broker
+        self._queue = queue
+        self._results_apart = results_apart or broker != "redis"
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.postgres = stack.enter_context(embedded.Postgres(durable=False))
-            valkey = stack.enter_context(embedded.Valkey())
-            self._backend_url = valkey.url
-            self.broker = RedisBroker(valkey) if self._kind == "redis" else _rabbitmq(stack)
+            if self._results_apart:
+                self._backend_url = stack.enter_context(embedded.Valkey()).url
+            if self._kind == "redis":
+                self.broker = RedisBroker(stack.enter_context(embedded.Valkey()))
+            else:
+                self.broker = _rabbitmq(stack, self._queue)
             self._prepare_store()
             self.store_net = stack.enter_context(TcpProxy.to(self.postgres.url))
             self.broker_net = stack.enter_context(TcpProxy.to(self.broker.url))
@@ -108,7 +119,7 @@ class Ground:
         return {
             "SIDEJOB_DATABASE_URL": self.store_net.url_for(self.postgres.url),
             "BROKER_URL": broker_url,
-            "RESULT_BACKEND": broker_url if self.broker.name == "redis" else self._backend_url,
+            "RESULT_BACKEND": self._backend_url if self._results_apart else broker_url,
         }
 
     def _prepare_store(self) -> None:
@@ -123,12 +134,12 @@ class Ground:
             connection.execute(RESCUES)
 
 
-def _rabbitmq(stack: ExitStack) -> RabbitBroker:
+def _rabbitmq(stack: ExitStack, queue: str) -> RabbitBroker:
     """The RabbitMQ of the environment, or else one of our own."""
     given = os.environ.get("SIDEJOB_TEST_AMQP_URL")
     if given:
-        return RabbitBroker(given)
+        return RabbitBroker(given, queue)
     if not is_installed():
         raise SystemExit(f"A soak on RabbitMQ: {MISSING}")
     server = stack.enter_context(RabbitMQ())
-    return RabbitBroker(server.url, server)
+    return RabbitBroker(server.url, queue, server)

@@ -1,0 +1,151 @@
+"""One storm, from the first worker to the verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+
+from benchmarks.soak.faults import Scenery, Schedule
+from benchmarks.soak.fleet import Fleet
+from benchmarks.soak.ground import Ground
+from benchmarks.storm import audit, judge
+from tests.tools.guard import Guard
+from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
+
+QUEUE = "storm"
+TICK_S = 0.2
+COUNT_S = 2.0
+READY_S = 90.0
+QUIET_S = 120.0
+"""After the last fault, with workers that are ready, everything must have ended within this and the longest wait for a
+look: a message that died with whoever had received it is found only then."""
+_LONGEST_LOOK = """
+SELECT coalesce(extract(epoch FROM max(look_at - now())), 0)::float FROM sidejob.messages WHERE locked_by IS NULL"""
+
+
+class Storm:
+    """Calls, faults and a judge on one broker."""
+
+    def __init__(self, *, tasks: int, broker: str, seed: int, rate: float, clients: int, pools: list[str]) -> None:
+        self._tasks = tasks
+        self._broker = broker
+        self._seed = seed
+        self._home = Path(tempfile.mkdtemp(prefix="storm-"))
+        self._record = Record(self._home / "promises.jsonl")
+        self._notes = Record(self._home / "notes.jsonl")
+        self._options = {"rate": rate, "clients": clients, "pools": pools}
+        self._begun = time.monotonic()
+
+    def run(self) -> list[str]:
+        """Storm, print what happened, and return what is wrong."""
+        print(f"a storm of {self._tasks} tasks on {self._broker}, seed {self._seed}; logs in {self._home}", flush=True)
+        with ExitStack() as stack:
+            ground = stack.enter_context(Ground(self._broker, queue=QUEUE, results_apart=True))
+            processes = Processes(self._home / "processes", stack.enter_context(Guard()))
+            stack.callback(processes.kill_all)
+            with psycopg.connect(ground.database_url, autocommit=True) as connection:
+                connection.execute(audit.TRIGGERS)
+            fleet = Fleet(
+                ground, processes, self._record, self._notes, self._seed, retention_s=3600.0, say=self._say,
+                app="benchmarks.storm.tasks", client="benchmarks.storm.client", **self._options,
+            )  # type: ignore[arg-type]  # fmt: skip
+            wrong = self._storm(fleet)
+        if wrong:
+            print(f"{len(wrong)} WRONG; everything is in {self._home}:\n" + "\n".join(wrong), flush=True)
+        else:
+            print("every promise was kept", flush=True)
+            shutil.rmtree(self._home)
+        return wrong
+
+    def _storm(self, fleet: Fleet) -> list[str]:
+        scenery = Scenery(fleet.ground, fleet, random.Random(self._seed))
+        self._wait_for_workers(fleet)
+        schedule = Schedule(scenery, say=self._say)
+        self._begun = counted_at = time.monotonic()
+        accepted = 0
+        while accepted < self._tasks:
+            fleet.tend()
+            schedule.tick()
+            if time.monotonic() - counted_at > COUNT_S:
+                counted_at, accepted = time.monotonic(), self._accepted()
+            time.sleep(TICK_S)
+        schedule.heal_all()
+        self._say(f"{accepted} tasks are accepted; faults and calls end")
+        fleet.dismiss("client", "beat")
+        quiet = self._settle(fleet)
+        fleet.dismiss("worker")
+        lines = self._record.read() + self._notes.read()
+        stories = audit.read(fleet.ground.database_url, lines)
+        wrong = quiet + judge.judge(stories, lines).wrong
+        if wrong:
+            self._keep_evidence(fleet)
+        self._tell(stories, lines, schedule)
+        return wrong
+
+    def _accepted(self) -> int:
+        return sum(len(line["ids"]) for line in self._record.of("accepted"))
+
+    def _wait_for_workers(self, fleet: Fleet) -> None:
+        def ready() -> bool:
+            fleet.tend(without="client")
+            return fleet.ready
+
+        wait_until(ready, timeout=READY_S, interval=0.5, message="all workers to be ready")
+
+    def _settle(self, fleet: Fleet) -> list[str]:
+        """Wait until nothing is kept any more; return what is wrong with that."""
+        begun = time.monotonic()
+        try:
+            self._wait_for_workers(fleet)
+            with psycopg.connect(fleet.ground.database_url, autocommit=True) as connection:
+                row = connection.execute(_LONGEST_LOOK).fetchone()
+                assert row is not None
+                within_s = QUIET_S + row[0]
+
+                def at_rest() -> bool:
+                    fleet.tend()
+                    return connection.execute("SELECT FROM sidejob.messages LIMIT 1").fetchone() is None
+
+                wait_until(at_rest, timeout=within_s, interval=0.5, message="nothing to be kept any more")
+        except TimeoutError as error:
+            return [str(error)]
+        self._say(f"quiet after {time.monotonic() - begun:.1f} s, within {within_s:.0f} s")
+        return []
+
+    def _keep_evidence(self, fleet: Fleet) -> None:
+        with psycopg.connect(fleet.ground.database_url, autocommit=True) as connection:
+            for table in ("sidejob.messages", "sidejob.workers", "sidejob.dead", "storm.moves"):
+                rows = connection.execute(f"SELECT row_to_json(t)::text FROM {table} t").fetchall()
+                (self._home / f"{table}.jsonl").write_text("".join(f"{row}\n" for (row,) in rows))
+
+    def _tell(self, stories: dict[str, audit.Story], lines: list[dict[str, object]], schedule: Schedule) -> None:
+        events = Counter(line["event"] for line in lines)
+        outcomes = Counter(outcome for story in stories.values() for outcome in story.outcomes)
+        moves = Counter(move.move for story in stories.values() for move in story.moves)
+        figures = {
+            "seconds": round(time.monotonic() - self._begun),
+            "calls accepted, tasks in them": f"{events['accepted']}, {self._accepted()}",
+            "calls whose answer was lost": events["unknown"],
+            "tasks kept": len(stories),
+            "how they ended": dict(outcomes.most_common()),
+            "bodies that began": events["begins"],
+            "runs given back or lost": moves["released"],
+            "called lost, and ended well after all": moves["dug out"],
+            "faults": len(schedule.history),
+            "of kinds": dict(Counter(happening.name for happening in schedule.history).most_common()),
+        }
+        for what, value in figures.items():
+            print(f"{what:40} {value if not isinstance(value, dict) else json.dumps(value)}", flush=True)
+
+    def _say(self, what: str) -> None:
+        print(f"{time.monotonic() - self._begun:8.1f} s  {what}", flush=True)
