@@ -64,5 +64,39 @@ def test_after_close_nobody_is_connected_until_the_next_use(sidejob: SideJob, em
     assert job.refresh().status == "queued"
 
 
+def test_options_of_the_url_hold_for_every_connection(empty_database_url: str) -> None:
+    joint = "&" if "?" in empty_database_url else "?"
+    app = Celery("named", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = f"{empty_database_url}{joint}application_name=the_shop"
+    sidejob = SideJob(app)
+    sidejob.upgrade_schema()
+
+    def names() -> set[str]:
+        with psycopg.connect(empty_database_url) as connection:
+            found = connection.execute(
+                "SELECT application_name FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchall()
+        return {name for (name,) in found}
+
+    for _ in range(2):
+        sidejob.enqueue("extension.nothing")
+        wait_until(lambda: names() == {"the_shop"}, message="a connection of that name, and no other")
+        sidejob.close()  # the next is a new one
+    app.close()
+
+
+def test_the_beat_entry_polls_and_is_worthless_after_its_interval(empty_database_url: str) -> None:
+    app = Celery("polled", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_database_url=empty_database_url, sidejob_poll_interval=40, sidejob_poll_queue="sweep")
+    SideJob(app)
+    app.finalize()
+
+    entry = app.conf.beat_schedule["celery-sidejob-poll"]
+    assert (entry["task"], entry["schedule"]) == ("celery_sidejob.poll", 40)
+    assert (entry["options"]["queue"], entry["options"]["expires"]) == ("sweep", 36)
+    assert entry["task"] in app.tasks
+
+
 def test_what_has_not_been_used_may_be_closed() -> None:
     SideJob().close()

@@ -103,3 +103,21 @@ def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, poi
     assert 1 <= len(site.record.of("errback")) <= 2
     assert result.state == "FAILURE"
     assert [worker.alive for worker in workers].count(False) == len(workers) - 1
+
+
+def test_a_body_that_sees_its_worker_stop_goes_on_elsewhere(site: Site) -> None:  # noqa: F811
+    first = site.worker()
+    result = site.call("beating")
+    site.record.wait_for("beat", id=result.id, timeout=TIMEOUT_S)
+
+    first.terminate()
+
+    first.wait(TIMEOUT_S)
+    (left,) = site.ran(result)
+    assert (left["stopping"], left["held"]) == (True, True)
+    site.worker()
+    site.go(result)
+    assert result.get(timeout=TIMEOUT_S) is True
+    site.wait_quiet()
+    assert [line["stopping"] for line in site.ran(result)] == [True, False]
+    assert (site.dead(), site.record.of("lost")) == ([], [])

@@ -80,6 +80,30 @@ def test_every_statement_fits_the_revision_before_or_says_since_when(databases: 
     }
 
 
+TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen"}
+"""Times that a statement is told: what users have named, where a page goes on, what was read from the store before."""
+
+
+def test_what_decides_about_lateness_is_the_clock_of_the_database(connection: psycopg.Connection[Any]) -> None:
+    told: dict[str, set[str]] = {}
+    for where, statement in statements().items():
+        if UTILITY.match(statement.text):
+            continue
+        text, _ = numbered(statement, SCHEMA)
+        connection.execute(f"PREPARE probe AS {text}")
+        (kinds,) = connection.execute(
+            "SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'probe'"
+        ).fetchone()  # type: ignore[misc]
+        connection.execute("DEALLOCATE probe")
+        names = list(dict.fromkeys(re.findall(r"%\((\w+)\)s", statement.text)))
+        times = {name for name, kind in zip(names, kinds, strict=True) if kind.startswith("timestamp")}
+        if times:
+            told[where] = times
+
+    assert {where: times - TOLD for where, times in told.items() if times - TOLD} == {}
+    assert {where.partition(".")[0] for where in told} >= {"durable"}
+
+
 SESSIONS = re.compile(
     r"\bSET\s+(?!LOCAL\b)(SESSION\b|\w+\s*(=|TO)\s)|\bLISTEN\b|\bUNLISTEN\b|\bNOTIFY\b|\bTEMP(ORARY)?\b|\bPREPARE\b|"
     r"\bDECLARE\b|set_config\([^()]*false\)|pg_(try_)?advisory_lock\(",
