@@ -48,13 +48,12 @@ class Loop:
 
     def __init__(self, service: Service, *, unpatched: bool = False) -> None:
         self._service = service
-        self._turn: Any = threading.RLock()
-        _loops.add(self)
+        self._turn = Turn()
         name = f"sidejob-{service.name}"
         self._stopped: _Stop = threading.Event()
         self._thread: threading.Thread | native.Thread = threading.Thread(target=self._run, name=name, daemon=True)
         if unpatched and native.is_patched():
-            self._turn = native.lock()
+            self._turn = Turn(native.lock())
             self._stopped = native.Event()
             self._thread = native.Thread(self._run, name=name)
 
@@ -103,18 +102,42 @@ class _Stop(Protocol):
 # property) from a thread which it does not have, and would wait for them for ever. So a fork waits for the turns in
 # progress, for a bounded time: a turn that waits for a silent store must not hold up the pool.
 FORK_WAIT_S = 1.0
-_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
-_held: list[Loop] = []
+
+
+class Turn:
+    """What a thread of ours does between two moments at which this process may fork: `with turn:`."""
+
+    def __init__(self, lock: Any = None) -> None:
+        self._lock = threading.RLock() if lock is None else lock
+        _turns.add(self)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def is_over_within(self, timeout_s: float) -> bool:
+        """Wait for its end, and let none begin until `go_on`; False if it does not end in time."""
+        return bool(self._lock.acquire(timeout=timeout_s))
+
+    def go_on(self) -> None:
+        """Let the next begin."""
+        self._lock.release()
+
+
+_turns: weakref.WeakSet[Turn] = weakref.WeakSet()
+_held: list[Turn] = []
 
 
 def _before_fork() -> None:
     deadline = time.monotonic() + FORK_WAIT_S
-    _held.extend(loop for loop in list(_loops) if loop._turn.acquire(timeout=max(0.0, deadline - time.monotonic())))
+    _held.extend(turn for turn in list(_turns) if turn.is_over_within(max(0.0, deadline - time.monotonic())))
 
 
 def _after_fork() -> None:
     while _held:
-        _held.pop()._turn.release()
+        _held.pop().go_on()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)

@@ -26,6 +26,7 @@ from ..store import askings, asks, claims, messages, workers
 from ..store.connection import RowsLocked, take_turns
 from ..store.statement import Executor
 from .backlog import LOOK_PAGE, Backlog
+from .loop import Turn
 from .poller import Poller
 from .pruner import PRUNE_S, Pruner
 
@@ -106,6 +107,7 @@ class Sweeper:
         self._looked_at: dict[str, float] = {}
         self._set_aside_until: dict[tuple[str, int], float] = {}
         self._settling: threading.Thread | None = None
+        self._settling_turn = Turn()
         self._results_since: Any = None
         self._emptied = False  # the broker tells only once
 
@@ -323,7 +325,8 @@ class Sweeper:
     def _settle(self, work: Callable[[], Any]) -> None:
         take_turns()
         try:
-            work()
+            with self._settling_turn:
+                work()
         except Exception:
             logger.exception("Results could not be brought to the backend; it is tried again")
 
