@@ -2,7 +2,7 @@ SHELL := bash
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint test pools model bench chaos soak lock wheel
+.PHONY: help install check lint test matrix model bench chaos soak lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -18,8 +18,8 @@ lint: ## format, lint, types and layers, without the tests
 test: ## the tests
 	./run test
 
-pools: ## the acceptance tests on every pool; `make test` has the most telling ones
-	./run test tests/acceptance --pools prefork,solo,threads,gevent -n 2
+matrix: ## the acceptance tests on every broker and pool, for hours: BROKERS=redis,amqp,quorum POOLS=threads
+	./run test tests/acceptance -n 2 --brokers $${BROKERS:-redis,amqp} --pools $${POOLS:-prefork,solo,threads,gevent}
 
 model: install ## every interleaving of the protocol's model
 	$(PYTHON) tests/protocol_model/run.py

@@ -8,6 +8,7 @@ pytest_plugins = [
     "tests.tools.brokers",
     "tests.tools.crash_points",
     "tests.tools.in_process",
+    "tests.tools.matrix",
     "tests.tools.recorder",
     "tests.tools.servers",
     "tests.tools.workers",

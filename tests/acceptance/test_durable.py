@@ -142,8 +142,6 @@ class Site:
 
 SEVERAL = pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 PROCESSES = pytest.mark.pools("prefork", reason="a process of the pool is killed")
-ON_REDIS = pytest.mark.brokers(only=("redis",))
-"""It looks into a Redis broker, or needs one that is away."""
 
 
 @pytest.fixture
@@ -200,10 +198,10 @@ def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
     assert sorted(result.get(timeout=TIMEOUT_S) for result in results) == list(range(20))
 
 
-@ON_REDIS
 def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
-    away = Celery("away", broker="redis://127.0.0.1:1/0", backend="redis://127.0.0.1:1/0", set_as_current=False)
+    away = Celery("away", backend="redis://127.0.0.1:1/0", set_as_current=False)
     away.conf.update(
+        broker_url=site.broker.away.url,
         task_default_queue="durable", sidejob_durable_tasks=["*"], sidejob_database_url=site.database_url,
     )  # fmt: skip
     SideJob(away)
@@ -218,16 +216,14 @@ def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
     assert [len(site.ran(result)) for result in results] == [1] * 3
 
 
-@ON_REDIS
 def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     result = site.call("noted", 1)
-    with redis.Redis.from_url(site.broker_url) as client:
-        (message,) = client.lrange("durable", 0, -1)
+    put = site.broker.take("durable")
+    put()
     worker = site.worker()
     site.wait_quiet()
 
-    with redis.Redis.from_url(site.broker_url) as client:
-        client.lpush("durable", message)
+    put()
     site.call("noted", 2).get(timeout=TIMEOUT_S)
 
     assert len(site.ran(result)) == 1
@@ -235,16 +231,14 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
 
 
 @SEVERAL
-@ON_REDIS
 def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
     result = site.call("holder", 1)
-    with redis.Redis.from_url(site.broker_url) as client:
-        (message,) = client.lrange("durable", 0, -1)
+    put = site.broker.take("durable")
+    put()
     site.worker(concurrency=2)
     site.holding(result)
 
-    with redis.Redis.from_url(site.broker_url) as client:
-        client.lpush("durable", message)
+    put()
     site.call("noted", 2).get(timeout=TIMEOUT_S)
 
     assert len(site.record.of("holding", id=result.id)) == 1
@@ -507,11 +501,10 @@ def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> N
     assert site.ran(waiting) == []
 
 
-@ON_REDIS
 def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
-    in_broker, in_store = site.call("noted", 1, expires=0.1), site.call("noted", 2, expires=0.1)
-    with redis.Redis.from_url(site.broker_url) as client:
-        client.rpop("durable")
+    in_store = site.call("noted", 1, expires=0.1)
+    site.broker.take("durable")
+    in_broker = site.call("noted", 2, expires=0.1)
 
     site.worker()
 

@@ -21,7 +21,7 @@ from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"])
+ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"], reason="is no RabbitMQ")
 LOST_AFTER_S = 2.0
 LOOKS = 3
 """How many times a message that is wrongly called missing would have been in the time a test waits."""
@@ -196,7 +196,7 @@ def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
 def test_a_vhost_that_is_reset_delays_jobs_and_loses_none(
     site: Site, rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str
 ) -> None:
-    if isinstance(rabbitmq, GivenRabbitMQ) and not rabbitmq.may_administer:
+    if not rabbitmq.may_administer:
         pytest.skip("we may not administer this RabbitMQ")
     long = site.hold("gate", [1])
     site.start_worker()
@@ -243,7 +243,7 @@ def test_a_publisher_whose_connection_swallows_messages_does_not_call_them_publi
         site.quiet()
 
 
-@pytest.mark.brokers("amqp", only=["amqp"])
+@pytest.mark.brokers("amqp", only=["amqp"], reason="has no queue that takes one message and no more")
 def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
     """A full queue that rejects: the messages are not called published, and other queues go on."""
     url = site.app.conf.broker_url
@@ -312,7 +312,7 @@ def test_an_outage_of_the_broker_delays_jobs_and_loses_none(
 # -- the rest of the suite, in small ---------------------------------------------------------------------------------
 
 
-@pytest.mark.brokers("amqp", "quorum", only=["amqp", "quorum"])
+@pytest.mark.brokers("amqp", "quorum", only=["amqp", "quorum"], reason="is no RabbitMQ")
 def test_the_workload_survives_the_kill_of_a_worker(scene: Scene) -> None:
     workers = [scene.worker(concurrency=2, SIDEJOB_LOST_AFTER="2", SIDEJOB_LEASE="6") for _ in range(2)]
     work = Workload.start(scene)

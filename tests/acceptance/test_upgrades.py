@@ -18,6 +18,7 @@ from celery_sidejob.hooks import publishing
 from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
+from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
 from tests.tools.roles import a_role
@@ -60,24 +61,22 @@ def test_a_worker_of_another_app_does_not_start(scene: Scene) -> None:
     scene.worker(pool="solo")  # the rightful one does
 
 
-@pytest.mark.brokers("redis", only=["redis"])
-def test_a_worker_of_another_broker_starts_once_the_schema_was_given_to_it(scene: Scene) -> None:
+def test_a_worker_of_another_broker_starts_once_the_schema_was_given_to_it(scene: Scene, other_broker: Broker) -> None:
     assert command(scene, "db", "upgrade").wait() == 0
     first = scene.worker(pool="solo")
-    number = scene.broker_url.rpartition("/")[2]
-    moved = {"BROKER_URL": f"{scene.broker_url.removesuffix(number)}{(int(number) + 1) % 16}"}
+    before, moved = scene.sidejob.owner["broker"], {"BROKER_URL": other_broker.url}
     waiting = scene.enqueue("adder", queue="later")
 
     said = does_not_start(scene, **moved)
 
-    assert f"belongs to the broker 'redis {number}', but here is the broker" in said
+    assert f"belongs to the broker {before!r}, but here is the broker" in said
     refused = command(scene, "db", "reassign", **moved)
     assert (refused.wait(), "has workers that run" in refused.log()) == (1, True)
     first.terminate()
     assert first.wait(30) == 0
     given = command(scene, "db", "reassign", **moved)
     assert given.wait() == 0, given.log()
-    assert "before: the app 'acceptance' and the broker 'redis" in given.log()
+    assert f"before: the app 'acceptance' and the broker {before!r}" in given.log()
     scene.worker(pool="solo", queues="acceptance,later", **moved)
     waiting.wait("completed", timeout=20)  # its doorbell was in the other broker
     assert "belongs to the broker" in does_not_start(scene)

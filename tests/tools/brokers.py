@@ -2,17 +2,20 @@
 
 A test that takes the fixture `broker` runs on Redis, on the kinds that its mark `brokers("redis", "amqp")` names, or on
 those of `--brokers redis,amqp,quorum`, which is for the whole of tests/acceptance: `./run test tests/acceptance
---brokers amqp`. What is about one broker alone says so, `brokers("redis", only=["redis"])`, and is skipped on others.
+--brokers amqp`. What is about one broker alone says so, `brokers("amqp", only=["amqp"], reason="…")`, and is skipped on
+others.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import kombu
 import pytest
+import redis
 
 KINDS = ("redis", "amqp", "quorum")
 VARIABLE = "SIDEJOB_TEST_BROKER"
@@ -59,9 +62,41 @@ class Broker:
         """Whether it is one."""
         return self.kind == "redis"
 
+    @property
+    def away(self) -> Self:
+        """One of the same kind that is down."""
+        return self.at("redis://127.0.0.1:1/0" if self.is_redis else "amqp://127.0.0.1:1//")
+
     def at(self, url: str) -> Self:
         """The same, reached by another URL: through a proxy."""
         return replace(self, url=url)
+
+    def occupy(self, name: str) -> None:
+        """Have something else bear the name of a queue: no message can be put there."""
+        if self.is_redis:
+            with redis.Redis.from_url(self.url) as client:
+                client.set(name, "no list")
+            return
+        with kombu.Connection(self.url) as connection:
+            connection.default_channel.queue_declare(
+                name, durable=True, auto_delete=False, arguments={"x-expires": 10**6}
+            )
+
+    def take(self, queue: str) -> Callable[[], None]:
+        """Take the oldest message out of a queue; returns what puts a copy of it there."""
+        with kombu.Connection(self.url) as connection:
+            message = connection.default_channel.basic_get(queue, no_ack=True)
+        assert message is not None, f"there is no message in {queue!r}"
+
+        def put() -> None:
+            with kombu.Connection(self.url) as connection:
+                connection.Producer().publish(
+                    message.body, routing_key=queue, headers=message.headers, content_type=message.content_type,
+                    content_encoding=message.content_encoding,
+                    correlation_id=message.properties["correlation_id"], reply_to=message.properties["reply_to"],
+                )  # fmt: skip
+
+        return put
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +112,12 @@ def broker(broker_kind: str, redis_url: str, request: pytest.FixtureRequest) -> 
     return Broker(broker_kind, url, redis_url)
 
 
+@pytest.fixture
+def other_broker(broker: Broker, request: pytest.FixtureRequest) -> Broker:
+    """Another empty one of the same kind."""
+    return broker.at(request.getfixturevalue("other_redis_url" if broker.is_redis else "other_amqp_url"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--brokers", help="comma-separated kinds of brokers for all tests that run on any: redis,amqp,quorum"
@@ -84,7 +125,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "brokers(*kinds, only): what it runs on without --brokers, and with it")
+    config.addinivalue_line("markers", "brokers(*kinds, only, reason): what it runs on without --brokers, and with it")
     unknown = set((config.getoption("--brokers") or "redis").split(",")) - set(KINDS)
     if unknown:
         raise pytest.UsageError(f"--brokers takes {', '.join(KINDS)}, not {', '.join(sorted(unknown))}")
@@ -98,5 +139,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     mark = metafunc.definition.get_closest_marker("brokers")
     kinds = asked_for.split(",") if asked_for else mark.args if mark is not None else ()
     only = mark.kwargs.get("only", KINDS) if mark is not None else KINDS
+
+    def on(kind: str) -> Any:
+        if mark is None or kind in only:
+            return kind
+        return pytest.param(kind, marks=pytest.mark.skip(reason=f"{kind}: {mark.kwargs['reason']}"))
+
     if kinds:
-        metafunc.parametrize("broker_kind", [kind for kind in kinds if kind in only], scope="session")
+        metafunc.parametrize("broker_kind", [on(kind) for kind in kinds], scope="session")

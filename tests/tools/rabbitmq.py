@@ -83,6 +83,7 @@ class RabbitMQ(Server):
     name = "RabbitMQ"
     stop_signal = signal.SIGTERM
     orphan_signal = signal.SIGKILL
+    may_administer = True
 
     def __init__(self, **settings: str) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ import itertools
 import os
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -165,7 +166,18 @@ def redis_database_numbers() -> Iterator[int]:
 @pytest.fixture
 def redis_url(redis_server_url: str, redis_database_numbers: Iterator[int]) -> str:
     """An empty database of this run's Redis for this test."""
-    url = urlsplit(redis_server_url)._replace(path=f"/{next(redis_database_numbers)}").geturl()
+    return emptied(redis_server_url, next(redis_database_numbers))
+
+
+@pytest.fixture
+def other_redis_url(redis_server_url: str, redis_database_numbers: Iterator[int]) -> str:
+    """Another one."""
+    return emptied(redis_server_url, next(redis_database_numbers))
+
+
+def emptied(server_url: str, number: int) -> str:
+    """Empty a database of a Redis, and return its URL."""
+    url = urlsplit(server_url)._replace(path=f"/{number}").geturl()
     with redis.Redis.from_url(url) as client:
         client.flushdb()
     return url
@@ -187,10 +199,8 @@ def rabbitmq() -> Iterator[RabbitMQ | GivenRabbitMQ]:
 @pytest.fixture
 def vhost(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
     """The name of a vhost of this test's own."""
-    name = f"sidejob_test_{secrets.token_hex(6)}"
-    rabbitmq.add_vhost(name)
-    yield name
-    rabbitmq.delete_vhost(name)
+    with fresh_vhost(rabbitmq) as name:
+        yield name
 
 
 @pytest.fixture
@@ -199,13 +209,31 @@ def amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ, vhost: str) -> str:
     return rabbitmq.vhost_url(vhost)
 
 
+@pytest.fixture
+def other_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+    """Another vhost of this test's own."""
+    if not rabbitmq.may_administer:
+        pytest.skip("we may not administer this RabbitMQ")
+    with fresh_vhost(rabbitmq) as name:
+        yield rabbitmq.vhost_url(name)
+
+
 @pytest.fixture(scope="module")
 def module_amqp_url(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
     """As `amqp_url`, for a broker that all tests of a module share."""
+    with fresh_vhost(rabbitmq) as name:
+        yield rabbitmq.vhost_url(name)
+
+
+@contextmanager
+def fresh_vhost(rabbitmq: RabbitMQ | GivenRabbitMQ) -> Iterator[str]:
+    """A vhost within the block; yields its name."""
     name = f"sidejob_test_{secrets.token_hex(6)}"
     rabbitmq.add_vhost(name)
-    yield rabbitmq.vhost_url(name)
-    rabbitmq.delete_vhost(name)
+    try:
+        yield name
+    finally:
+        rabbitmq.delete_vhost(name)
 
 
 @pytest.fixture
