@@ -1,4 +1,4 @@
-"""The shop's own tests: `python -m pytest`, with DATABASE_URL naming an empty database."""
+"""The shop's own tests: `python -m pytest`, with TEST_DATABASE_URL naming an empty database of their own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shop import create_app
 from shop.models import Product, StockMove, session
 from sqlalchemy import func, select
 
-DATABASE_URL = os.environ["DATABASE_URL"]
+DATABASE_URL = os.environ["TEST_DATABASE_URL"]
 
 
 @pytest.fixture(scope="session")
 def app() -> Iterator[Flask]:
     """An application whose jobs run in the process that asks for them."""
     celery = {"broker_url": "memory://", "sidejob_database_url": DATABASE_URL, "task_always_eager": True}
-    app = create_app({"TESTING": True, "CELERY": celery})
+    app = create_app({"TESTING": True, "DATABASE_URL": DATABASE_URL, "CELERY": celery})
     app.test_cli_runner().invoke(args=["create-tables"])
     app.extensions["sidejob"].upgrade_schema()
     with app.app_context():

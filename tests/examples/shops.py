@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -58,7 +59,9 @@ class Shop:
 
     @staticmethod
     def python(*argv: str) -> list[str]:
-        """Return a command of this Python: ``python …`` as it is, other programs as ``python -m …``."""
+        """Return a command of this Python: ``python …`` and a shell as they are, other programs as ``python -m …``."""
+        if argv[0] == "sh":  # finds this Python's programs before others
+            return ["env", f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}", *argv]
         return [sys.executable, *argv[1:]] if argv[0] == "python" else [sys.executable, "-m", *argv]
 
     def celery(self, *argv: str) -> str:

@@ -39,4 +39,5 @@ def test_what_was_picked_of_a_cancelled_order_is_put_back(shop: FlaskShop) -> No
 
 
 def test_the_shops_own_tests_pass(shop: FlaskShop) -> None:
-    assert "2 passed" in shop.run("pytest", "-c", "/dev/null", "--rootdir", ".")
+    own = {"DATABASE_URL": "postgresql://nowhere.invalid/dev", "TEST_DATABASE_URL": shop.database_url}
+    assert "2 passed" in shop.run("pytest", "-c", "/dev/null", "--rootdir", ".", **own)

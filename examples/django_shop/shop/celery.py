@@ -8,7 +8,7 @@ from celery_sidejob import SideJob
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "shop.settings")
 
-app = Celery("shop")
+app = Celery("django_shop")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 sidejob = SideJob(app)

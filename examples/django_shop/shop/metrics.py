@@ -14,7 +14,10 @@ def main():
     REGISTRY.register(SideJobCollector(sidejob))
     port = int(sys.argv[1]) if len(sys.argv) > 1 else 9808
     server, thread = start_http_server(port)
-    print(f"Serving metrics at http://127.0.0.1:{server.server_port}/metrics", flush=True)
+    print(
+        f"Serving metrics at http://127.0.0.1:{server.server_port}/metrics, and at every other address of this machine",
+        flush=True,
+    )
     thread.join()
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/shop")
+DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/django_shop")
 
 SECRET_KEY = os.environ.get("SECRET_KEY", "only-for-trying-it-out")
 DEBUG = os.environ.get("DEBUG") == "1"
@@ -23,7 +23,7 @@ DATABASES = {
     }
 }
 
-CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
+CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/2")
 CELERY_SIDEJOB_DATABASE_URL = DATABASE_URL
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = float(os.environ.get("SOFT_SHUTDOWN_S", "0"))

@@ -17,11 +17,11 @@ from . import models, views
 def create_app(config: Mapping[str, Any] | None = None) -> Flask:
     """Make the application; `config` goes before the environment."""
     app = Flask(__name__)
-    database_url = os.environ.get("DATABASE_URL", "postgresql://localhost/shop")
+    database_url = os.environ.get("DATABASE_URL", "postgresql://localhost/flask_shop")
     app.config.from_mapping(
         DATABASE_URL=database_url,
         CELERY={
-            "broker_url": os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0"),
+            "broker_url": os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/3"),
             "sidejob_database_url": database_url,
             "broker_connection_retry_on_startup": True,
             "task_ignore_result": True,
@@ -42,7 +42,7 @@ def celery_init_app(app: Flask) -> Celery:
             with app.app_context():
                 return self.run(*args, **kwargs)
 
-    celery_app = Celery(app.name, task_cls=FlaskTask)
+    celery_app = Celery("flask_shop", task_cls=FlaskTask)
     celery_app.config_from_object(app.config["CELERY"])
     celery_app.set_default()
     app.extensions["celery"] = celery_app
