@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.worker.state import active_requests
 
 from ..model.settings import Settings
 from ..services import stop_flag
@@ -52,7 +53,10 @@ class SideJobStep(bootsteps.StartStopStep):
         sidejob.register_tasks()
         runtime = sidejob.runtime
         processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
-        self._heartbeat = Heartbeat(runtime, processes if pool_kind.has_processes(worker.pool) else None, file)
+        self._heartbeat = Heartbeat(
+            runtime, processes if pool_kind.has_processes(worker.pool) else None, file,
+            is_busy=lambda: bool(active_requests),
+        )  # fmt: skip
         self._heartbeat.register()
         sidejob.heartbeat = self._heartbeat
         self._loops = [Loop(self._heartbeat, unpatched=True), Loop(self._heartbeat.errands)]

@@ -12,6 +12,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..model import native
@@ -52,8 +53,9 @@ class Heartbeat:
     name = "heartbeat"
 
     def __init__(
-        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None
-    ) -> None:
+        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None,
+        *, is_busy: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         self.has_processes = processes is not None
         """Whether bodies run in processes of a pool, and not in this one."""
         self.runtime = runtime
@@ -67,7 +69,7 @@ class Heartbeat:
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._waiting = WaitingRuns(runtime, self.runs, messages.still_wait)
-        self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id)
+        self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id, is_busy=is_busy)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings)
         self._beat_at = float("-inf")

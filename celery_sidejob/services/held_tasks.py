@@ -17,16 +17,21 @@ from .waiting_runs import WaitingRuns
 
 
 class HeldTasks:
-    """Compares what one worker holds with what it runs. `worker_id`: its identity just now."""
+    """Compares what one worker holds with what it runs.
 
-    def __init__(self, runtime: Runtime, *, worker_id: Callable[[], int]) -> None:
+    `worker_id`: its identity just now; `is_busy`: whether anything runs here, of whatever kind.
+    """
+
+    def __init__(
+        self, runtime: Runtime, *, worker_id: Callable[[], int], is_busy: Callable[[], bool] = lambda: True
+    ) -> None:
         self.runs: RunsHere[Key] = RunsHere()
         self._runtime = runtime
         self._worker_id = worker_id
         self._died: set[int] = set()
         self._fits = False
         self._reconciled_at = time.monotonic()
-        self._waiting = WaitingRuns(runtime, self.runs, self._still_wait)
+        self._waiting = WaitingRuns(runtime, self.runs, self._still_wait, is_busy)
 
     def vouch(self) -> int:
         """Tell the store of what was received here and waits."""

@@ -229,3 +229,23 @@ def test_a_worker_vouches_for_what_it_has_received_and_cannot_begin(
     for one in ("elsewhere", "moved", "unpublished"):
         assert after[one].look_in_s == pytest.approx(before[one].look_in_s, abs=2)
     assert WaitingRuns(shop.sidejob.runtime, runs, durable.still_wait).vouch() == 0
+
+
+def test_nobody_vouches_for_what_waits_where_nothing_has_been_running(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is behind nothing: the pool has lost it."""
+    monkeypatch.setattr(waiting_runs, "SOON_S", 0.0)
+    shop.call("swallowed")
+    runs: RunsHere[tuple[str, int]] = RunsHere()
+    runs.received(("swallowed", 1))
+    busy = [True]
+    waiting = WaitingRuns(shop.sidejob.runtime, runs, durable.still_wait, lambda: busy[0])
+    assert waiting.vouch() == 1
+
+    busy[0] = False
+    lease = shop.sidejob.settings.lease
+    monkeypatch.setattr(waiting_runs.time, "monotonic", lambda clock=waiting_runs.time.monotonic: clock() + lease + 1)
+
+    assert waiting.vouch() == 0
+    assert shop.rows()["swallowed"].look_in_s <= lease
