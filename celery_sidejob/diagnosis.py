@@ -11,7 +11,7 @@ from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavail
 from .model.finding import Finding, error, warning, well
 from .operations.runtime import Runtime
 from .store import counters, dead, grants, health, messages, migrate, statistics, workers
-from .store.connection import Connections
+from .store.connection import Connections, LacksRights
 from .store.statement import Executor
 
 OLDEST_SERVER = 130000
@@ -27,6 +27,33 @@ PINNED_S = (300.0, 3600.0)
 """For how long a transaction may keep vacuum from its work."""
 UPGRADE = "run `celery -A <app> sidejob db upgrade`"
 
+UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
+    (
+        migrate.NotUpgraded, "Workers refuse to start, and calls fail.", f"{UPGRADE[0].upper()}{UPGRADE[1:]}.",
+    ),
+    (
+        LacksRights, "Workers refuse to start, and what needs the right fails at each call.",
+        "As the schema's owner: celery -A <app> sidejob db grants <user> | psql -v ON_ERROR_STOP=1 <database>",
+    ),
+    (
+        migrate.NotOurs,
+        ("Workers refuse to start. A client is not checked: its calls put jobs into a store whose workers do not know "
+         "their tasks, or are told by another broker."),
+        ("Set sidejob_schema to a name of its own and upgrade, or correct the app's name or broker_url; only if it has "
+         "moved on purpose: stop all workers, then celery -A <app> sidejob db reassign."),
+    ),
+    (
+        migrate.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
+        "Upgrade the package celery-sidejob here.",
+    ),
+    (
+        StoreUnavailableError, "The schema could not be looked at; what is true of it is not known.",
+        "Look whether Postgres is up, and ask again.",
+    ),
+    (SideJobError, "Workers refuse to start.", "See what the message says."),
+)  # fmt: skip
+"""Why a schema is of no use here, by the kind of its error; what that means, and what to do. The first that fits."""
+
 Check = Callable[[Executor], Iterable[Finding]]
 
 
@@ -37,6 +64,7 @@ class Diagnosis:
         self._runtime = runtime
         self._settings = runtime.settings
         self._owner = owner
+        self._role = "<user>"
 
     def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
         """Yield what is found, good and bad; `thorough` reads all jobs."""
@@ -74,6 +102,7 @@ class Diagnosis:
         before = time.time()
         row = health.server(executor)
         here = (before + time.time()) / 2
+        self._role = row.role
         if row.number < OLDEST_SERVER:
             yield error(
                 "store", f"Postgres {row.version}", meaning="This package needs Postgres 13 or newer.",
@@ -114,17 +143,13 @@ class Diagnosis:
 
     def _schema(self) -> Iterator[Finding]:
         settings = self._settings
-        url = settings.direct_url or settings.require_database_url()
+        url = settings.require_database_url()  # as workers do
         try:
             migrate.check(url, settings.schema, owner=self._owner)
             revision, head = migrate.current(url, settings.schema), migrate.head()
         except SideJobError as failure:
-            yield error(
-                "schema",
-                str(failure),
-                meaning="Workers refuse to start, and calls fail.",
-                remedy=f"As it says: {UPGRADE}.",
-            )
+            _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
+            yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", self._role))
             return
         if revision == head:
             yield well("schema", f"{settings.schema!r} is at revision {revision}")
@@ -144,7 +169,8 @@ class Diagnosis:
             yield error(
                 "rights", f"{role} lacks {', '.join(missing[:5])}{more}",
                 meaning="What needs them fails: calls, claims or commits.",
-                remedy=f"As the schema's owner: celery -A <app> sidejob db grants {role} | psql <database>",
+                remedy=f"As the schema's owner: celery -A <app> sidejob db grants {role} | psql -v ON_ERROR_STOP=1 "
+                "<database>",
             )  # fmt: skip
         else:
             yield well("rights", "all that is needed on tables and sequences")
@@ -267,7 +293,8 @@ class Diagnosis:
         yield warning(
             "dead set", f"{entries} entries: {shown}", meaning="These jobs failed for good, or kept killing their "
             "workers. They rest until a person decides.",
-            remedy="Mend the cause, then sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
+            remedy="Look with celery -A <app> sidejob dead groups, mend the cause, then celery -A <app> sidejob dead "
+            "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
 
     # -- the health of tables ------------------------------------------------------------------------------------

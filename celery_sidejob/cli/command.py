@@ -23,7 +23,7 @@ class Failed(click.ClickException):
     """Ends a command with one line, ``Error: …``, and exit code 1 or the one given."""
 
     def __init__(self, message: object, *, code: int = 1) -> None:
-        super().__init__(one_line(str(message)))
+        super().__init__(one_line(with_app(str(message))))
         self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
@@ -44,6 +44,13 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
 def load_modules(sidejob: Any) -> None:
     """Import the app's modules, as its workers do: receivers of our signals are there, and what continuations call."""
     sidejob.app.loader.import_default_modules()
+
+
+def with_app(text: str) -> str:
+    """Put the app as it was named with -A in the place of ``<app>``, so that the commands in a text can be copied."""
+    context = click.get_current_context(silent=True)
+    name = context.find_root().params.get("app") if context is not None else None
+    return text.replace("<app>", name) if isinstance(name, str) else text
 
 
 def _sidejob_of(app: Any) -> Any:

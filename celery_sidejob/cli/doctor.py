@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,7 +15,7 @@ from rich.text import Text
 from ..diagnosis import Diagnosis
 from ..hooks import broker_check
 from ..model.finding import Finding, Level
-from .command import as_json, with_sidejob
+from .command import as_json, with_app, with_sidejob
 from .output import Output, printable, table
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
@@ -34,6 +35,7 @@ def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
         *Diagnosis(sidejob.runtime, sidejob.owner).findings(thorough=thorough),
         *broker_check.findings(sidejob.app),
     ]
+    found = [replace(one, found=with_app(one.found), remedy=with_app(one.remedy)) for one in found]
     worst = max((finding.level for finding in found), key=CODES.__getitem__)
     if as_json:
         findings = [

@@ -70,6 +70,10 @@ class OutcomeUnknown(StoreUnavailableError):
     """The connection broke while a commit was on its way: it may have been applied."""
 
 
+class LacksRights(SchemaError):
+    """The user may not do in the schema what is wanted."""
+
+
 class RowsLocked(StoreUnavailableError):
     """Somebody has had a row locked for longer than this process may wait: nothing was changed."""
 
@@ -139,7 +143,7 @@ class Connections:
                     raise
             except pg.InsufficientPrivilege as error:
                 self._release(executor)
-                raise SchemaError(
+                raise LacksRights(
                     f"The user in sidejob_database_url lacks a right that {name!r} needs in schema {self.schema!r} "
                     f"({_first_line(error)}). Workers and clients need what "
                     "`celery -A <app> sidejob db grants <user>` prints; an upgrade is run by the schema's owner."

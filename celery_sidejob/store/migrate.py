@@ -28,7 +28,7 @@ from sqlalchemy.pool import NullPool
 from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from . import grants, messages, registry, revisions, workers
-from .connection import Connections, OwnExecutor, connection_parameters
+from .connection import Connections, LacksRights, OwnExecutor, connection_parameters
 from .statement import Statement
 
 SUPPORTED = range(-1, 2)
@@ -58,6 +58,14 @@ _REMEDY = "run `celery -A <app> sidejob db upgrade`"
 
 class NotUpgraded(SchemaError):
     """The schema is missing or too old: an upgrade mends it."""
+
+
+class NotOurs(SchemaError):
+    """The schema is another app's, another broker's or another program's."""
+
+
+class TooNew(SchemaError):
+    """The schema is newer than this version knows: an upgrade of the package mends it."""
 
 
 def head() -> str:
@@ -163,7 +171,7 @@ def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str
     _check_owner(executor, schema, owner)
     lacking = grants.missing(executor, schema)
     if lacking:
-        raise SchemaError(
+        raise LacksRights(
             f"The user in sidejob_database_url lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
             "schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
         )
@@ -201,7 +209,7 @@ def _some(idents: list[str]) -> str:
 
 def _check_not_newer(revision: str, schema: str) -> None:
     if _distance(revision) >= SUPPORTED.stop:
-        raise SchemaError(
+        raise TooNew(
             f"Schema {schema!r} is at revision {revision}, newer than this version of celery_sidejob knows "
             f"({head()}): upgrade the package celery-sidejob here."
         )
@@ -210,7 +218,7 @@ def _check_not_newer(revision: str, schema: str) -> None:
 def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | None) -> None:
     recorded = registry.read_meta(executor)
     if int(recorded.get("format", FORMAT)) > int(FORMAT):
-        raise SchemaError(
+        raise TooNew(
             f"Schema {schema!r} holds rows of format {recorded['format']}, this version of celery_sidejob reads "
             f"{FORMAT}: upgrade the package celery-sidejob here."
         )
@@ -219,7 +227,7 @@ def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | 
         theirs = " and ".join(f"the {key} {recorded[key]!r}" for key in wrong)
         ours = " and ".join(f"the {key} {owner[key]!r}" for key in wrong)
         correct = " and ".join(_WHERE.get(key, key) for key in wrong)
-        raise SchemaError(
+        raise NotOurs(
             f"Schema {schema!r} belongs to {theirs}, but here is {ours}. One schema serves one app and one broker: set "
             f"sidejob_schema to another name and {_REMEDY}, or correct {correct}. If it has moved on purpose, stop all "
             "workers and run `celery -A <app> sidejob db reassign`."
@@ -259,7 +267,7 @@ def _revision(executor: OwnExecutor, schema: str) -> str | None:
     if revision is None:
         return None
     if not revision.isdecimal() or not exists("meta"):
-        raise SchemaError(
+        raise NotOurs(
             f"Schema {schema!r} holds another program's migrations (revision {revision!r}): set sidejob_schema to a "
             f"name that nothing else uses and {_REMEDY}."
         )
@@ -359,12 +367,12 @@ def _explain(schema: str, cause: BaseException | None) -> SideJobError | None:
                 f"a table. The schema is as it was before that migration; end the transaction and {_REMEDY}."
             )
         case pg.InsufficientPrivilege():
-            return SchemaError(
+            return LacksRights(
                 f"The user in sidejob_database_url lacks a right that schema {schema!r} needs ({reason}): as its owner "
                 "run what `celery -A <app> sidejob db grants <user>` prints, or for an upgrade `… db upgrade --sql`."
             )
         case pg.DuplicateTable() | pg.DuplicateObject():
-            return SchemaError(
+            return NotOurs(
                 f"Schema {schema!r} holds tables of something else ({reason}): set sidejob_schema to a name that "
                 f"nothing else uses and {_REMEDY}."
             )

@@ -696,7 +696,8 @@ def test_the_commands_of_a_real_app(
     env = {"DATABASE_URL": empty_database_url, "BROKER_URL": redis_url}
     celery = Shell(env)
 
-    assert "sidejob db upgrade" in celery("jobs", code=1).err
+    assert "celery -A tests.cli.shop sidejob db upgrade" in celery("jobs", code=1).err
+    assert "Run `celery -A tests.cli.shop sidejob db upgrade`." in celery("doctor", code=2).out
     celery("db", "upgrade")
 
     client = """

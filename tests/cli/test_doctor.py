@@ -9,6 +9,7 @@ from dataclasses import asdict
 from urllib.parse import urlsplit
 
 import kombu
+import psycopg
 import pytest
 import redis
 from celery import Celery
@@ -18,11 +19,12 @@ from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks import broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.store import counters, registry, workers
+from celery_sidejob.store import counters, migrate, registry, workers
 from tests.cli.test_commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
+from tests.tools.roles import a_role
 from tests.tools.waiting import wait_until
 
 
@@ -163,6 +165,8 @@ def test_the_dead_set(locked: Stage) -> None:
 
     (finding,) = findings(locked)["dead set"]
     assert (finding.level, finding.found) == (Level.WARNING, "1 entries: 1 of stage.call (ValueError)")
+    assert "sidejob dead groups" in finding.remedy
+    assert "sidejob dead retry" in finding.remedy
 
 
 def test_a_transaction_that_keeps_vacuum_from_its_work(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +254,40 @@ def test_a_database_without_a_schema(empty_database_url: str) -> None:
         ("store", "ok"), ("durability", "warning"), ("clock", "ok"), ("schema", "error"),
     ]  # fmt: skip
     assert "db upgrade" in found[3].found
+
+
+def schema_finding(url: str, name: str = "stage", broker: str = "memory://") -> Finding:
+    """What is said of the schema to an app of this name."""
+    app = Celery(name, broker=broker, set_as_current=False)
+    app.conf.sidejob_database_url = url
+    sidejob = SideJob(app)
+    try:
+        (found,) = (one for one in Diagnosis(sidejob.runtime, sidejob.owner).findings() if one.check == "schema")
+    finally:
+        sidejob.close()
+    return found
+
+
+def test_each_schema_that_does_not_fit_has_its_own_remedy(empty_database_url: str) -> None:
+    upgrade = "Run `celery -A <app> sidejob db upgrade`."
+    assert schema_finding(empty_database_url).remedy == upgrade
+
+    migrate.upgrade(empty_database_url, owner={"app": "stage", "broker": "memory /"})
+    assert schema_finding(empty_database_url).level == Level.OK
+    for other in ({"name": "another"}, {"broker": "redis://127.0.0.1:1/3"}):
+        found = schema_finding(empty_database_url, **other)
+        assert found.level == Level.ERROR
+        assert "sidejob_schema" in found.remedy
+        assert "db reassign" in found.remedy
+        assert "A client is not checked" in found.meaning
+
+    with a_role(empty_database_url) as (role, url), psycopg.connect(empty_database_url, autocommit=True) as owner:
+        assert f"sidejob db grants {role} |" in schema_finding(url).remedy
+        owner.execute(f"GRANT USAGE ON SCHEMA sidejob TO {role}")
+        owner.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA sidejob TO {role}")
+        assert f"sidejob db grants {role} |" in schema_finding(url).remedy
+        owner.execute("UPDATE sidejob.alembic_version SET version_num = '0900'")
+        assert schema_finding(empty_database_url).remedy == "Upgrade the package celery-sidejob here."
 
 
 # -- the broker ------------------------------------------------------------------------------------------------------
