@@ -60,6 +60,18 @@ def exposition(sidejob: Any) -> str:
     return generate_latest(registry).decode()
 
 
+def exposition_of_nothing() -> str:
+    """Return what is said where the store could not be read: ``sidejob_up 0``, and nothing else."""
+
+    class Down(Collector):
+        def collect(self) -> Iterator[Metric]:
+            yield GaugeMetricFamily("sidejob_up", UP, value=0)
+
+    registry = CollectorRegistry()
+    registry.register(Down())
+    return generate_latest(registry).decode()
+
+
 def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield what `stats` returned, under the names of Prometheus' conventions; absent ages are absent samples."""
     yield _gauge(

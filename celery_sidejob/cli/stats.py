@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..inspection import Inspection
+from ..model.errors import SideJobError
 from ..model.measures import COUNTED, TIMED
 from ..model.status import Status
 from .command import Failed, as_json, with_sidejob
@@ -21,13 +22,16 @@ from .output import Output, status, table
 @click.option("--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs.")
 @with_sidejob
 def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everything: bool) -> None:
-    """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far."""
+    """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far.
+
+    With --prometheus a store that cannot be read is printed as `sidejob_up 0`; the command still ends with 1.
+    """
     if as_json and prometheus:
         raise click.UsageError("--json and --prometheus are two formats; give one of them.")
     if prometheus and everything:
         raise click.UsageError("--all is not for --prometheus: what is scraped again and again reads no finished jobs.")
     if prometheus:
-        click.echo(_exposition(sidejob), nl=False)
+        _expose(sidejob)
         return
     found = Inspection(sidejob.runtime).stats()
     if everything:
@@ -38,14 +42,19 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
         output.show(*_tables(found, everything))
 
 
-def _exposition(sidejob: Any) -> str:
+def _expose(sidejob: Any) -> None:
     try:
-        from ..prometheus import exposition
+        from ..prometheus import exposition, exposition_of_nothing
     except ModuleNotFoundError as error:
         raise Failed(
             f"--prometheus needs the library {error.name!r}: install celery-sidejob[prometheus], or prometheus-client."
         ) from error
-    return exposition(sidejob)
+    try:
+        shown = exposition(sidejob)
+    except SideJobError:
+        click.echo(exposition_of_nothing(), nl=False)  # else a file of the minute before would go on saying "up"
+        raise
+    click.echo(shown, nl=False)
 
 
 def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:

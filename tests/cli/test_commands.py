@@ -607,6 +607,18 @@ def test_a_store_that_is_away_is_one_line() -> None:
         assert said.err.count("\n") == 1
 
 
+def test_a_store_that_is_away_is_down_for_a_monitor() -> None:
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = NOWHERE
+    SideJob(app)
+
+    said = ask(app, "stats", "--prometheus")
+
+    assert said.code == 1
+    assert said.out.splitlines()[-1] == "sidejob_up 0.0"
+    assert said.err.startswith("Error: Cannot connect to the store: ")
+
+
 def test_settings_that_are_wrong_are_one_line() -> None:
     app = Celery("wrong", broker="memory://", set_as_current=False)
     app.conf.sidejob_leese = 3
