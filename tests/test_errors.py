@@ -116,6 +116,9 @@ UNWRITTEN: dict[str, Case] = {
     "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
     "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),
     "`send_many` of a task of ours": lambda s: s.sidejob.send_many([durable(s).s(), s.stage.idle.s()]),
+    "`transaction=` for a task that is not durable": lambda s: s.stage.app.tasks["ordinary"].apply_async(
+        transaction=object()
+    ),
     "a signature of another app in `send_many`": lambda s: s.sidejob.send_many([Celery().signature("durable")]),
     "a signature of `send_many` with a transaction of its own": lambda s: s.sidejob.send_many(
         [durable(s).s().set(transaction="default")]

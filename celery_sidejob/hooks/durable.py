@@ -202,6 +202,11 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
     Celery asks before, and then a Redis that is away fails the call after twenty seconds.
     """
     if not is_durable(app, name):
+        if options.get("transaction") is not None and not getattr(app._tasks.get(name), "sidejob", False):
+            raise InvalidValueError(
+                f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True "
+                "or sidejob_durable_tasks, or leave transaction= out."
+            )
         return send(name, *args, **options)
     backend = app.backend
     if "on_task_call" not in vars(backend):
