@@ -18,6 +18,7 @@ from celery_sidejob.services.runs_here import RunsHere
 from celery_sidejob.services.waiting_runs import WaitingRuns
 from celery_sidejob.store import durable
 from celery_sidejob.store.statement import Statement
+from tests.tools.waiting import wait_until
 
 DUE = Statement("UPDATE {messages} SET look_at = now() - interval '1 s' WHERE look_at < 'infinity'")
 AGED = Statement("""
@@ -49,6 +50,10 @@ class Shop:
         """Call durable tasks."""
         for task_id in task_ids:
             self.app.send_task("shop.mail", (), task_id=task_id, **options)
+        wait_until(self._all_marked, message="all messages to be marked as published, which is put off")
+
+    def _all_marked(self) -> bool:
+        return all(row.published_at is not None for row in self.rows().values())
 
     def poll(self, times: int = 1) -> int:
         """Poll so often, as if the time for the next look at everything had come; returns what was published."""
