@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from celery import chain, chord
 
-from tests.acceptance.test_durable import ON_REDIS, TIMEOUT_S, Site
+from tests.acceptance.test_durable import TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
@@ -34,7 +34,7 @@ def using(database_url: str, broker: Broker, record: Record, processes: Processe
         one.close()
 
 
-@ON_REDIS
+@pytest.mark.brokers("redis", only=["redis"], reason="its results are in a database, whatever the broker")
 def test_a_database(using: With, database_url: str) -> None:
     """Celery polls for the parts of a chord by a task of its own, which is durable where it is named."""
     site = using("db+" + direct(database_url).replace("postgresql://", "postgresql+psycopg://"))

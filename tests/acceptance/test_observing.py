@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -271,12 +272,10 @@ class Events:
         with self.app.connection_for_read() as connection:
             receiver = self.app.events.Receiver(connection, handlers={"*": self._note})
             with receiver.consumer_context() as (listening, _, _):
-                self._ready.set()
                 while not self._stop.is_set():
-                    try:
+                    with suppress(TimeoutError):
                         listening.drain_events(timeout=0.2)
-                    except TimeoutError:
-                        continue
+                    self._ready.set()  # on Redis it subscribes when it first drains, and hears nothing of before
 
     def _note(self, event: dict[str, Any]) -> None:
         self.raw.append(dict(event))
