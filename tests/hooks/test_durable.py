@@ -98,7 +98,8 @@ def _due() -> Any:
 
 
 def rows(app: Celery) -> dict[str, Any]:
-    """The rows of all kept messages, by task id."""
+    """The rows of all kept messages, by task id, once it is written which were published: that is put off."""
+    app.sidejob.runtime.connections.write_put_off()
     found = app.sidejob.runtime.connections.run(
         Statement(
             "SELECT *, extract(epoch FROM look_at - greatest(due_at, published_at))::float AS looked_at_after_s,"
