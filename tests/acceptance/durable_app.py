@@ -18,12 +18,18 @@ from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 
+
+def hidden(value: Any) -> Any:
+    """Hide a password; has a name, since processes that are spawned are sent the configuration."""
+    return value.replace("hunter2", "[hidden]") if isinstance(value, str) else value
+
+
 app = Celery("durable")
 app.conf.update(
     **Broker.from_env().configuration,
     task_default_queue="durable",
     sidejob_durable_tasks=["named.*", "celery.chord_unlock"],
-    sidejob_redact=lambda value: value.replace("hunter2", "[hidden]") if isinstance(value, str) else value,
+    sidejob_redact=hidden,
     accept_content=["json", "yaml"],
     worker_prefetch_multiplier=1,
     result_chord_retry_interval=0.2,
