@@ -365,7 +365,7 @@ UPDATE {{messages}} m SET {_LOST}
 FROM (SELECT task_id, %(loss)s::int AS loss FROM {{messages}}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND body IS NOT NULL
       ORDER BY task_id FOR UPDATE SKIP LOCKED) held
-WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
     since=SINCE,
 )
 
@@ -383,7 +383,7 @@ WITH held AS MATERIALIZED (
   WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)
 UPDATE {{messages}} m SET {_LOST}
-FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
     since=SINCE,
 )
 
