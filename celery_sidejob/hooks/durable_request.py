@@ -44,6 +44,9 @@ class DurableRequest(Delivered):
         self._kept: Key | None = key_of(self.id, header)
         self._key: Key = self._kept or (self.id, 1)
         self._address = Address.of(header)
+        # Shown by `inspect`, in events and in logs.
+        self._argsrepr: str = self._redacted(self._argsrepr)
+        self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         self._failed = False
         self._holders = holders(self._app, header)
         self._deliveries = [

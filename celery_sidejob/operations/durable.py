@@ -373,8 +373,21 @@ def fail(
             twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
         return None if found is None else (found.id, found.task)
 
+    unknown = False
+
     def once() -> tuple[int, str] | None:
-        return runtime.connections.transact("durable-bury", work, single=not noted, within_s=runtime.settings.lease)
+        nonlocal unknown
+        try:
+            found = runtime.connections.transact(
+                "durable-bury", work, single=not noted, within_s=runtime.settings.lease
+            )
+        except OutcomeUnknown:
+            unknown = True
+            raise
+        if found is None and unknown:  # the first try may have done it, and nobody was told
+            row = durable.buried(runtime.connections, key)
+            return None if row is None else (row.id, row.task)
+        return found
 
     buried = _patiently(runtime, once) if patient else _repeat(once)
     if buried is None:

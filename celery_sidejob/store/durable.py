@@ -342,6 +342,21 @@ def bury(
     return found[0] if found else None
 
 
+_BURIED = Statement(
+    """
+SELECT id, task FROM {dead}
+WHERE task_id = %(task_id)s AND (payload->>'generation')::int = %(generation)s AND body IS NOT NULL
+ORDER BY id DESC LIMIT 1""",
+    since=SINCE,
+)
+
+
+def buried(executor: Executor, key: Key) -> Any | None:
+    """Read the (id, task) of the entry that a row became, which a generation does once; reads the whole dead set."""
+    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
+    return found[0] if found else None
+
+
 _HELD = Statement(
     """
 SELECT task_id, generation, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
