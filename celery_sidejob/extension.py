@@ -289,7 +289,7 @@ class SideJob:
         with recording.counting(runtime):
             for store in runtime.stores:
                 try:
-                    report.add(Sweeper(store).run_once() or PollReport())
+                    report += Sweeper(store).run_once() or PollReport()
                 except StoreUnavailableError as error:
                     logger.warning("%s cannot be swept: %s", store.where, error)
                     failure = failure or (error if store is runtime else None)

@@ -223,7 +223,7 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
 
 
 def begin(
-    runtime: Runtime, run: Run, address: Address, *, pid: int, on_lost: str, max_losses: int, is_here: bool
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
 ) -> bool:
     """Lock the row; False if this delivery is a copy, of which nothing is to run.
 

@@ -70,11 +70,12 @@ class PollReport:
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
 
-    def add(self, other: PollReport) -> None:
+    def __iadd__(self, other: PollReport) -> PollReport:
         """Count what another sweep found and did as well."""
         for field in fields(self):
             ours, theirs = getattr(self, field.name), getattr(other, field.name)
             setattr(self, field.name, ours or theirs if isinstance(ours, bool) else ours + theirs)
+        return self
 
 
 class Worker(Protocol):
