@@ -24,6 +24,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def stop(self, c: Any) -> None:
         """Vouch no longer for what was fetched over the connection that broke."""
-        for heartbeat in c.app.sidejob.heartbeats:  # none without a store
+        heartbeat = c.app.sidejob.heartbeat  # none without a store
+        if heartbeat is not None:
             heartbeat.runs.disconnected()
             heartbeat.tasks.runs.disconnected()

@@ -17,7 +17,6 @@ from celery.canvas import _chain as chain
 
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import durable as operations
-from ..operations.durable import Run
 from .durable import Together, is_durable, keeping_together
 
 logger = logging.getLogger("celery_sidejob")
@@ -51,12 +50,9 @@ def _keep(app: Celery, together: Together, transaction: Any, producer: Any) -> N
         operations.lend_many(runtime, together.messages, transaction)
         return
     parent = app.current_worker_task
-    run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+    run = getattr(parent.request, "sidejob_run", None) if parent is not None else None
     try:
-        if run is not None and run.body_is_over:
-            operations.keep_many(run.runtime, together.messages, of_run=True)
-        else:
-            operations.keep_many(runtime, together.messages)
+        operations.keep_many(runtime, together.messages, repeated=run is not None and run.body_is_over)
     except StoreUnavailableError as error:
         if runtime.settings.on_store_down != "publish":
             raise

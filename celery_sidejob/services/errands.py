@@ -17,8 +17,9 @@ WAIT_S = 0.1
 class Errands:
     """Does one thing after the other: ending a revoked run waits for whoever has its job locked."""
 
-    def __init__(self, name: str = "errands") -> None:
-        self.name = name
+    name = "errands"
+
+    def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
         self._one_at_a_time = threading.Lock()
 
