@@ -20,7 +20,9 @@ class DisconnectionStep(bootsteps.StartStopStep):
         c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
 
     def start(self, c: Any) -> None:
-        """Nothing is there yet."""
+        """Listen to what the broker says of a new connection's consumers."""
+        if c.connection.transport.driver_type == "amqp":
+            rabbitmq.hearing_cancellations(c.connection)
 
     def stop(self, c: Any) -> None:
         """Vouch no longer for what was fetched over the connection that broke."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, ConsumerCancelled, MessageNacked, NotFound, RecoverableConnectionError
 from kombu import Producer, Queue
 
 from ..model.messages import GONE
@@ -162,6 +163,25 @@ def outliving_deleted_queues(start: Callable[[Any], None]) -> Callable[[Any], No
             raise RecoverableConnectionError(f"a queue of this worker was deleted: {error}") from error
 
     return start_again
+
+
+def hearing_cancellations(connection: Any) -> None:
+    """Have Celery's event loop hear of a consumer that RabbitMQ cancels in the first moments of consuming.
+
+    RabbitMQ does so when the queue is deleted. What breaks the connection at any other time, so that all is declared
+    again, `_quick_drain` of celery.worker.loops passes over, as every error without a number: the worker would stay
+    connected, and be given nothing any more.
+    """
+    drain = connection.drain_events
+
+    def drain_events(**options: Any) -> Any:
+        try:
+            return drain(**options)
+        except ConsumerCancelled as cancelled:
+            cancelled.errno = errno.ECONNRESET
+            raise
+
+    connection.drain_events = drain_events
 
 
 def ready_messages(connection: Any, queue: str) -> int:

@@ -35,11 +35,6 @@ ONCE = {"noted", "noted_late"}
 """What is never begun a second time, unless nothing of it had begun."""
 
 
-@pytest.mark.brokers(
-    "redis",
-    only=["redis"],
-    reason="its workers may hear nothing more when their queue is deleted twice within a second",
-)
 @pytest.mark.parametrize(
     ("tasks", "blows", "seed"), [(150, 8, 1), pytest.param(3000, 120, None, marks=pytest.mark.slow)]
 )

@@ -51,6 +51,11 @@ def test_the_store_is_away_when_the_message_comes(scene: Scene, stranger: Celery
         scene.settle(TIMEOUT_S)
 
 
+def failed_over(url: str) -> AbstractContextManager[None]:
+    """Within the block the store takes no writes."""
+    return only_reading(url, ends_sessions=True)
+
+
 @contextmanager
 def incomplete(url: str) -> Iterator[None]:
     """Within the block a table of the store is missing."""
@@ -62,7 +67,7 @@ def incomplete(url: str) -> Iterator[None]:
             connection.execute("ALTER TABLE hidden RENAME TO askings")
 
 
-@pytest.mark.parametrize("of_no_use", [only_reading, incomplete], ids=["reads only", "incomplete"])
+@pytest.mark.parametrize("of_no_use", [failed_over, incomplete], ids=["reads only", "incomplete"])
 def test_the_store_is_there_but_of_no_use_when_the_message_comes(
     scene: Scene, stranger: Celery, of_no_use: Callable[[str], AbstractContextManager[None]]
 ) -> None:
@@ -76,6 +81,7 @@ def test_the_store_is_there_but_of_no_use_when_the_message_comes(
     scene.settle(TIMEOUT_S)
 
 
+@pytest.mark.pools("prefork", reason="has no time limits, or none that strikes a wait in C")
 @pytest.mark.parametrize("limits", [{"time_limit": 1}, {"soft_time_limit": 1}], ids=["hard", "soft"])
 def test_a_time_limit_strikes_before_the_message_is_a_job(
     scene: Scene, stranger: Celery, limits: dict[str, int]
@@ -92,6 +98,7 @@ def test_a_time_limit_strikes_before_the_message_is_a_job(
         scene.settle(TIMEOUT_S)
 
 
+@pytest.mark.pools("prefork", reason="a process of the pool is killed")
 @pytest.mark.parametrize("point", ["enqueue:before-commit", "enqueue:after-commit"])
 def test_the_process_dies_that_makes_a_job_of_it(scene: Scene, stranger: Celery, tmp_path: Path, point: str) -> None:
     acted = tmp_path / "acted"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import kombu
 import pytest
+from amqp.exceptions import NotFound
 
 from celery_sidejob import Job
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
@@ -23,6 +24,7 @@ from tests.tools.workers import Processes
 
 ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"], reason="is no RabbitMQ")
 LOST_AFTER_S = 2.0
+DELETIONS = 12
 LOOKS = 3
 """How many times a message that is wrongly called missing would have been in the time a test waits."""
 
@@ -48,6 +50,13 @@ def ready(url: str, name: str) -> int:
     """Return how many messages a queue has that nobody has fetched."""
     with kombu.Connection(url) as connection:
         return int(connection.default_channel.queue_declare(name, passive=True).message_count)
+
+
+def consumers(url: str, name: str) -> int:
+    """Return how many consume from a queue; none if there is no such queue."""
+    with kombu.Connection(url) as connection, suppress(NotFound):
+        return int(connection.default_channel.queue_declare(name, passive=True).consumer_count)
+    return 0
 
 
 @pytest.fixture
@@ -151,7 +160,7 @@ def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -
 
     delete_queue(site.app.conf.broker_url, "vanishing")
 
-    wait_until(lambda: ready(site.app.conf.broker_url, "vanishing") == len(jobs), timeout=15,
+    wait_until(lambda: ready(site.app.conf.broker_url, "vanishing") == len(jobs), timeout=30,
                message="all to be published again")  # fmt: skip
     site.start_worker(queues="vanishing")
     for job in jobs:
@@ -190,6 +199,22 @@ def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
         assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
     assert worker.alive
     site.nothing_lost()
+
+
+@ON_RABBITMQ
+def test_a_worker_whose_queue_is_deleted_again_and_again_hears_of_it_each_time(impatient: Site) -> None:
+    """Also in the first moments of consuming, in which Celery's event loop passes over it."""
+    site, url = impatient, impatient.app.conf.broker_url
+    worker = site.start_worker()
+    for _ in range(DELETIONS):
+        wait_until(lambda: consumers(url, "celery"), timeout=40, interval=0.001, message="the worker to consume")
+        delete_queue(url, "celery")
+
+    job = site.sidejob.enqueue("outage.note")
+
+    assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
+    assert worker.alive
+    assert consumers(url, "celery") == 1
 
 
 @ON_RABBITMQ
@@ -306,6 +331,27 @@ def test_an_outage_of_the_broker_delays_jobs_and_loses_none(
         assert {site.job_row(job)["run_no"] for job in jobs} == {1}
         proxy.pass_through()
         site.nothing_lost()
+        site.quiet()
+
+
+# -- priorities ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.brokers("redis", "amqp", only=["redis", "amqp"], reason="its quorum queues take no priorities")
+def test_what_is_more_urgent_runs_first(
+    tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
+) -> None:
+    with site_of(
+        tmp_path, processes, record, **broker.configuration, sidejob_database_url=database_url,
+        task_queue_max_priority=10, worker_prefetch_multiplier=1,
+    ) as site:  # fmt: skip
+        jobs = [site.sidejob.enqueue("outage.note", priority=priority) for priority in (3, 9, 0, 6)]
+        wait_until(lambda: published(site) == len(jobs), message="all to be published")
+
+        site.start_worker(concurrency=1)
+
+        ran = [line["job"] for line in site.record.wait_for("ran", count=len(jobs), timeout=20)]
+        assert ran == [jobs[place].id for place in (1, 3, 0, 2)]
         site.quiet()
 
 

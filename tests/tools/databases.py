@@ -23,8 +23,11 @@ def prepare_template(url: str) -> None:
 
 
 @contextmanager
-def only_reading(url: str) -> Iterator[None]:
-    """Within the block sessions that begin in the database of `url` take no writes: what a failover may lead to."""
+def only_reading(url: str, *, ends_sessions: bool = False) -> Iterator[None]:
+    """Within the block sessions that begin in the database of `url` take no writes: what a failover may lead to.
+
+    Those that are open go on as they are, or end.
+    """
     proxy = pooling(url)
     with psycopg.connect(direct(url), autocommit=True, options="-c default_transaction_read_only=off") as connection:
         name = connection.info.dbname
@@ -35,6 +38,11 @@ def only_reading(url: str) -> Iterator[None]:
                 proxy.reconnect(name)
 
         change("SET default_transaction_read_only = on")
+        if ends_sessions:
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()",
+                [name],
+            )
         try:
             yield
         finally:
