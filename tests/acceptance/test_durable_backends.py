@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from celery import chain, chord
 
-from tests.acceptance.test_durable import TIMEOUT_S, Site
+from tests.acceptance.durable_site import TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
+from tests.acceptance.durable_site import APP, TIMEOUT_S
+from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
-from tests.acceptance.test_durable import APP, TIMEOUT_S
-from tests.acceptance.test_durable import Site as OneTest
 from tests.tools.waiting import wait_until
 from tests.tools.workers import WorkerProcess
 

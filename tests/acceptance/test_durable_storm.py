@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.acceptance.test_durable import APP, Site, site  # noqa: F401 - a fixture
+from tests.acceptance.durable_site import APP, Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Process
 
@@ -38,7 +38,7 @@ ONCE = {"noted", "noted_late"}
 @pytest.mark.parametrize(
     ("tasks", "blows", "seed"), [(150, 8, 1), pytest.param(3000, 120, None, marks=pytest.mark.slow)]
 )
-def test_a_storm(site: Site, tasks: int, blows: int, seed: int | None) -> None:  # noqa: F811
+def test_a_storm(site: Site, tasks: int, blows: int, seed: int | None) -> None:
     seed = seed if seed is not None else random.randrange(10**6)
     print("seed", seed)
     chance = random.Random(seed)

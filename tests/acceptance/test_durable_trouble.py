@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from celery_sidejob import embedded
-from tests.acceptance.test_durable import APP, TIMEOUT_S, Site, site  # noqa: F401 - a fixture
+from tests.acceptance.durable_site import APP, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
@@ -19,7 +19,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 
-def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> None:  # noqa: F811
+def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> None:
     with TcpProxy.to(site.database_url) as proxy:
         worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})
         proxy.refuse()
@@ -67,7 +67,7 @@ def test_a_killed_postgres_loses_nothing_that_runs(perishable: Site, own_postgre
     assert worker.alive
 
 
-def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Site) -> None:  # noqa: F811
+def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Site) -> None:
     first = site.worker()
     result = site.call("repeatable", 1, link=site.s("plus"))
     site.holding(result)
@@ -87,7 +87,7 @@ def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Sit
 
 
 @pytest.mark.parametrize("point", ["durable-bury:before-commit", "durable-bury:after-commit", "doom:told"])
-def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, point: str) -> None:  # noqa: F811
+def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
     workers = [site.worker(env=env) for _ in range(2 if point == "doom:told" else 1)]  # then the sweeper dies
     result = site.call("holder" if point == "doom:told" else "failing", link_error=site.s("errback"))
@@ -105,7 +105,7 @@ def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, poi
     assert [worker.alive for worker in workers].count(False) == len(workers) - 1
 
 
-def test_a_body_that_sees_its_worker_stop_goes_on_elsewhere(site: Site) -> None:  # noqa: F811
+def test_a_body_that_sees_its_worker_stop_goes_on_elsewhere(site: Site) -> None:
     first = site.worker()
     result = site.call("beating")
     site.record.wait_for("beat", id=result.id, timeout=TIMEOUT_S)

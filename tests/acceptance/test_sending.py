@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_durable import APP, TIMEOUT_S, Site
-from tests.tools.brokers import Broker
-from tests.tools.recorder import Record
-from tests.tools.workers import Processes
+from tests.acceptance.durable_site import APP, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
 
 COUNT = 30
 SOURCE = f"""
@@ -31,14 +27,6 @@ PUBLISHED = {
     "mark:before-commit": COUNT,
     "mark:after-commit": COUNT,
 }
-
-
-@pytest.fixture
-def site(database_url: str, broker: Broker, record: Record, processes: Processes) -> Iterator[Site]:
-    """A store, a broker and a record of this test's own, and what starts workers on them."""
-    made = Site(database_url, broker, record, processes)
-    yield made
-    made.close()
 
 
 @pytest.mark.brokers("redis", "amqp")
