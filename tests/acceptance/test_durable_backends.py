@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from celery import chain, chord
 
-from tests.acceptance.durable_site import TIMEOUT_S, Site
+from tests.acceptance.durable_site import PROCESSES, TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
@@ -34,6 +34,7 @@ def using(database_url: str, broker: Broker, record: Record, processes: Processe
         one.close()
 
 
+@PROCESSES
 @pytest.mark.brokers("redis", only=["redis"], reason="its results are in a database, whatever the broker")
 def test_a_database(using: With, database_url: str) -> None:
     """Celery polls for the parts of a chord by a task of its own, which is durable where it is named."""
@@ -62,6 +63,7 @@ def test_a_database(using: With, database_url: str) -> None:
     assert worker.alive
 
 
+@PROCESSES
 def test_rpc(using: With) -> None:
     """Celery allows no chords there: that is said before anything is kept."""
     site = using("rpc://")

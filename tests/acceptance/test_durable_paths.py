@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from tests.acceptance.durable_site import APP, TIMEOUT_S
+from tests.acceptance.durable_site import APP, PROCESSES, TIMEOUT_S
 from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
 from tests.tools.waiting import wait_until
@@ -210,6 +210,7 @@ def test_a_body_that_no_worker_may_decode_is_dead_and_is_so_again(site: Site) ->
     assert site.ran(result) == []
 
 
+@PROCESSES
 def test_who_waits_is_told_that_a_run_was_lost(site: Site) -> None:
     errback = site.s("errback")
     alone = site.call("holder", link_error=errback)

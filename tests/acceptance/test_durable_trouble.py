@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from celery_sidejob import embedded
-from tests.acceptance.durable_site import APP, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.acceptance.durable_site import APP, PROCESSES, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
@@ -86,6 +86,7 @@ def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Sit
     assert len(site.record.of("ran", task=f"{APP}.plus")) == 1, "what follows goes out once"
 
 
+@PROCESSES
 @pytest.mark.parametrize("point", ["durable-bury:before-commit", "durable-bury:after-commit", "doom:told"])
 def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
@@ -113,11 +114,11 @@ def test_a_body_that_sees_its_worker_stop_goes_on_elsewhere(site: Site) -> None:
     first.terminate()
 
     first.wait(TIMEOUT_S)
-    (left,) = site.ran(result)
-    assert (left["stopping"], left["held"]) == (True, True)
+    left = site.ran(result)  # a worker of threads may be given it once more
+    assert {(line["stopping"], line["held"]) for line in left} == {(True, True)}
     site.worker()
     site.go(result)
     assert result.get(timeout=TIMEOUT_S) is True
     site.wait_quiet()
-    assert [line["stopping"] for line in site.ran(result)] == [True, False]
+    assert [line["stopping"] for line in site.ran(result)] == [True] * len(left) + [False]
     assert (site.dead(), site.record.of("lost")) == ([], [])
