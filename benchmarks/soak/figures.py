@@ -15,9 +15,9 @@ from typing import Any
 import psutil
 import psycopg
 
-from benchmarks.soak.faults import Happening, Loss
-from benchmarks.soak.fleet import LEASE_S, Fleet
 from benchmarks.soak.judge import Tally
+from benchmarks.trial.faults import Happening, Loss
+from benchmarks.trial.fleet import LEASE_S, Fleet
 
 SAMPLE_S = 2.0
 SETTLE_S = 3.0

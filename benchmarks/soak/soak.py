@@ -18,11 +18,11 @@ import psutil
 import psycopg
 
 from benchmarks.soak import judge
-from benchmarks.soak.faults import Scenery, Schedule
 from benchmarks.soak.figures import Figures
-from benchmarks.soak.fleet import Fleet
-from benchmarks.soak.ground import Ground
 from benchmarks.soak.load import prepare
+from benchmarks.trial.faults import Scenery, Schedule
+from benchmarks.trial.fleet import Fleet
+from benchmarks.trial.ground import Ground
 from tests.acceptance import checker
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record

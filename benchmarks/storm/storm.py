@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psycopg
 
-from benchmarks.soak.faults import Scenery, Schedule
-from benchmarks.soak.fleet import Fleet
-from benchmarks.soak.ground import Ground
 from benchmarks.storm import audit, judge
+from benchmarks.trial.faults import Scenery, Schedule
+from benchmarks.trial.fleet import Fleet
+from benchmarks.trial.ground import Ground
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

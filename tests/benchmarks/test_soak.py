@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.faults import FAULTS, Happening, Loss, Schedule
 from benchmarks.soak.figures import GIVEN_UP, rescue_times
 from benchmarks.soak.judge import Account, judge
 from benchmarks.soak.load import KINDS, LISTENERS, PLACES, ROOT
+from benchmarks.trial.faults import FAULTS, Happening, Loss, Schedule
 
 
 def asked(kind: str, key: int, *, promised: bool = True, **more: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from benchmarks.soak.ground import Ground
+from benchmarks.trial.ground import Ground
 from tests.tools.freezing import is_alive
 from tests.tools.recorder import Record
 from tests.tools.workers import Process, Processes

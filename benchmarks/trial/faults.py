@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from benchmarks.soak.fleet import LEASE_S, Fleet, Place
-from benchmarks.soak.ground import Ground
+from benchmarks.trial.fleet import LEASE_S, Fleet, Place
+from benchmarks.trial.ground import Ground
 from tests.tools.freezing import frozen
 from tests.tools.workers import WorkerProcess
 

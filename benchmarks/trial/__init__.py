@@ -1,0 +1,1 @@
+"""What a soak and a storm have in common: the servers, the processes, and what befalls them."""
