@@ -20,9 +20,10 @@ import psycopg
 from benchmarks.soak import judge
 from benchmarks.soak.figures import Figures
 from benchmarks.soak.load import prepare
-from benchmarks.trial.faults import Scenery, Schedule
+from benchmarks.trial.faults import Scenery
 from benchmarks.trial.fleet import Fleet
 from benchmarks.trial.ground import Ground
+from benchmarks.trial.schedule import Schedule
 from tests.acceptance import checker
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record

@@ -14,9 +14,10 @@ from pathlib import Path
 import psycopg
 
 from benchmarks.storm import audit, judge
-from benchmarks.trial.faults import Scenery, Schedule
+from benchmarks.trial.faults import Scenery
 from benchmarks.trial.fleet import Fleet
 from benchmarks.trial.ground import Ground
+from benchmarks.trial.schedule import Schedule
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

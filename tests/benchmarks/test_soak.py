@@ -12,7 +12,8 @@ import pytest
 from benchmarks.soak.figures import GIVEN_UP, rescue_times
 from benchmarks.soak.judge import Account, judge
 from benchmarks.soak.load import KINDS, LISTENERS, PLACES, ROOT
-from benchmarks.trial.faults import FAULTS, Happening, Loss, Schedule
+from benchmarks.trial.faults import FAULTS, Happening, Loss
+from benchmarks.trial.schedule import Schedule
 
 
 def asked(kind: str, key: int, *, promised: bool = True, **more: Any) -> list[dict[str, Any]]:
