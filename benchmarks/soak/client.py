@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import itertools
 import random
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from kombu.exceptions import OperationalError as BrokerAway
-from redis.exceptions import RedisError
 
 from benchmarks.soak.load import KINDS
 from benchmarks.soak.tasks import app, engine, sidejob
-from celery_sidejob import Job, StoreUnavailableError
+from benchmarks.trial.calls import AWAY, call_until_stopped
+from celery_sidejob import Job
 from tests.tools.recorder import Record
 
 KEYS = 1_000_000
 """Keys of one client."""
-AWAY = (StoreUnavailableError, psycopg.OperationalError, psycopg.InterfaceError, BrokerAway, RedisError, OSError)
-"""What a call may raise when a server is away. Anything else is a finding."""
-AWAY_S = 0.5
 
 
 class Client:
@@ -75,12 +69,8 @@ class Client:
 def main(arguments: list[str]) -> None:
     """Ask until SIGTERM."""
     number, seed, rate = int(arguments[0]), int(arguments[1]), float(arguments[2])
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     client = Client(number, seed, Record.from_env())
-    while not stopping.is_set():
-        served = client.ask()
-        stopping.wait(client.dice.expovariate(rate) if served else AWAY_S)
+    call_until_stopped(client.ask, rate=rate, dice=client.dice)
     sidejob.runtime.connections.close()
 
 

@@ -25,11 +25,13 @@ from benchmarks.trial.fleet import Fleet
 from benchmarks.trial.ground import Ground
 from benchmarks.trial.schedule import Schedule
 from tests.acceptance import checker
+from tests.acceptance.scene import LEDGER
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
+QUEUE = "acceptance"
 TICK_S = 0.2
 LOOK_S = 3.0
 """How often the rules that always hold are looked at."""
@@ -41,6 +43,20 @@ SELECT coalesce(extract(epoch FROM max(look_after)), 0)::float FROM sidejob.mess
 READY_S = 60.0
 IDLE_S = 20.0
 RETENTION_S = 180.0
+RESCUES = """
+CREATE SCHEMA soak;
+CREATE TABLE soak.rescues (
+  at timestamptz NOT NULL DEFAULT clock_timestamp(), job bigint, run bigint, pid int, lost boolean);
+CREATE FUNCTION soak.note_rescue() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO soak.rescues (job, run, pid, lost) VALUES (
+    old.id, old.run_no, (SELECT locked_pid FROM sidejob.messages WHERE job_id = old.id), new.losses > old.losses);
+  RETURN NULL;
+END $$;
+CREATE TRIGGER soak_rescues AFTER UPDATE ON sidejob.jobs FOR EACH ROW
+  WHEN (old.unit_no IS NOT NULL AND new.unit_no IS NULL AND new.ended_run IS NOT DISTINCT FROM old.ended_run)
+  EXECUTE FUNCTION soak.note_rescue()"""
+"""Every run that was freed and not ended is noted by the store itself: nobody has to be looking just then."""
 
 
 class Soak:
@@ -68,13 +84,14 @@ class Soak:
             flush=True,
         )
         with ExitStack() as stack:
-            ground = stack.enter_context(Ground(self._broker))
+            ground = stack.enter_context(Ground(self._broker, queue=QUEUE, notes=f"{LEDGER};{RESCUES}"))
             guard = stack.enter_context(Guard())
             processes = Processes(self._home / "processes", guard)
             stack.callback(processes.kill_all)
             fleet = Fleet(
                 ground, processes, self._record, Record(self._home / "notes.jsonl"), self._seed,
-                retention_s=RETENTION_S, say=self._say, **self._options,
+                retention_s=RETENTION_S, say=self._say, app="benchmarks.soak.tasks", client="benchmarks.soak.client",
+                **self._options,
             )  # fmt: skip
             self._prepare(ground)
             self._soak(fleet)
@@ -87,7 +104,7 @@ class Soak:
 
     def _soak(self, fleet: Fleet) -> None:
         scenery = Scenery(fleet.ground, fleet, random.Random(self._seed))
-        self._wait_for_workers(fleet)
+        fleet.wait_for_workers(READY_S)
         self._figures.measure_idle(fleet.ground.aside_url, IDLE_S)
         schedule = Schedule(scenery, say=self._say)
         self._begun = time.monotonic()
@@ -134,7 +151,7 @@ class Soak:
         fleet.dismiss("client")
         url = fleet.ground.database_url
         try:
-            self._wait_for_workers(fleet)
+            fleet.wait_for_workers(READY_S)
             self._say("all workers are ready")
             within_s = QUIET_S + self._longest_look_after_s(url)
             quiet_s = checker.wait_quiet(url, within_s)
@@ -146,13 +163,6 @@ class Soak:
                 self._complain(checker.violations(url, at_rest=True))
             return None
         return quiet_s
-
-    def _wait_for_workers(self, fleet: Fleet) -> None:
-        def ready() -> bool:
-            fleet.tend(without="client")
-            return fleet.ready
-
-        wait_until(ready, timeout=READY_S, interval=0.5, message="all workers to be ready")
 
     def _longest_look_after_s(self, url: str) -> float:
         with psycopg.connect(url, autocommit=True) as connection:

@@ -8,22 +8,15 @@ what a call has returned; the store itself notes every move of a row, by trigger
 
 from __future__ import annotations
 
-import argparse
-import random
-
-BROKERS = {"redis": ["redis"], "rabbitmq": ["rabbitmq"], "both": ["redis", "rabbitmq"]}
+# Workers and clients import this file with theirs: nothing heavy here.
+from benchmarks.trial.arguments import BROKERS, parser
 
 
 def main(arguments: list[str]) -> int:
     """Storm; return 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks storm", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tasks", type=int, default=10_000, help="accepted ones, after which the storm ends (10000)")
-    parser.add_argument("--broker", choices=BROKERS, default="redis", help="both: one after the other")
-    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000), help="draws tasks and faults")
-    parser.add_argument("--rate", type=float, default=10.0, help="calls per second of each client (10)")
-    parser.add_argument("--clients", type=int, default=3, help="how many clients (3)")
-    parser.add_argument("--pools", default="prefork,prefork,threads", help="workers; the last one is never killed")
-    given = parser.parse_args(arguments)
+    options = parser("storm", __doc__ or "", rate=10.0, clients=3, pools="prefork,prefork,threads")
+    options.add_argument("--tasks", type=int, default=10_000, help="accepted ones, after which the storm ends (10000)")
+    given = options.parse_args(arguments)
     from benchmarks.storm.storm import Storm
 
     wrong = 0

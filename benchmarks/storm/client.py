@@ -6,9 +6,7 @@ python -m benchmarks.storm.client NUMBER SEED RATE
 from __future__ import annotations
 
 import random
-import signal
 import sys
-import threading
 import traceback
 import uuid
 from collections.abc import Callable
@@ -18,17 +16,12 @@ from typing import Any
 
 import psycopg
 from celery import chain, chord, group
-from kombu.exceptions import OperationalError as BrokerAway
-from redis.exceptions import RedisError
 
 from benchmarks.storm import tasks
 from benchmarks.storm.tasks import app
-from celery_sidejob import StoreUnavailableError
+from benchmarks.trial.calls import AWAY, call_until_stopped
 from tests.tools.recorder import Record
 
-AWAY = (StoreUnavailableError, psycopg.OperationalError, psycopg.InterfaceError, BrokerAway, RedisError, OSError)
-"""What a call may raise when a server is away. Anything else is a finding."""
-AWAY_S = 0.5
 SINGLE = ("once", "late", "unwatched", "again")
 
 
@@ -148,12 +141,8 @@ FORMS: dict[str, Callable[[Client], dict[str, Any]]] = {
 def main(arguments: list[str]) -> None:
     """Call until SIGTERM."""
     number, seed, rate = int(arguments[0]), int(arguments[1]), float(arguments[2])
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     client = Client(number, seed, Record.from_env())
-    while not stopping.is_set():
-        served = client.call()
-        stopping.wait(client._dice.expovariate(rate) if served else AWAY_S)
+    call_until_stopped(client.call, rate=rate, dice=client._dice)
     app.sidejob.close()
 
 

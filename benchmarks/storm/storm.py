@@ -51,11 +51,9 @@ class Storm:
         """Storm, print what happened, and return what is wrong."""
         print(f"a storm of {self._tasks} tasks on {self._broker}, seed {self._seed}; logs in {self._home}", flush=True)
         with ExitStack() as stack:
-            ground = stack.enter_context(Ground(self._broker, queue=QUEUE, results_apart=True))
+            ground = stack.enter_context(Ground(self._broker, queue=QUEUE, notes=audit.TRIGGERS, results_apart=True))
             processes = Processes(self._home / "processes", stack.enter_context(Guard()))
             stack.callback(processes.kill_all)
-            with psycopg.connect(ground.database_url, autocommit=True) as connection:
-                connection.execute(audit.TRIGGERS)
             fleet = Fleet(
                 ground, processes, self._record, self._notes, self._seed, retention_s=3600.0, say=self._say,
                 app="benchmarks.storm.tasks", client="benchmarks.storm.client", **self._options,
@@ -70,7 +68,7 @@ class Storm:
 
     def _storm(self, fleet: Fleet) -> list[str]:
         scenery = Scenery(fleet.ground, fleet, random.Random(self._seed))
-        self._wait_for_workers(fleet)
+        fleet.wait_for_workers(READY_S)
         schedule = Schedule(scenery, say=self._say)
         self._begun = counted_at = time.monotonic()
         accepted = 0
@@ -96,18 +94,11 @@ class Storm:
     def _accepted(self) -> int:
         return sum(len(line["ids"]) for line in self._record.of("accepted"))
 
-    def _wait_for_workers(self, fleet: Fleet) -> None:
-        def ready() -> bool:
-            fleet.tend(without="client")
-            return fleet.ready
-
-        wait_until(ready, timeout=READY_S, interval=0.5, message="all workers to be ready")
-
     def _settle(self, fleet: Fleet) -> list[str]:
         """Wait until nothing is kept any more; return what is wrong with that."""
         begun = time.monotonic()
         try:
-            self._wait_for_workers(fleet)
+            fleet.wait_for_workers(READY_S)
             with psycopg.connect(fleet.ground.database_url, autocommit=True) as connection:
                 row = connection.execute(_LONGEST_LOOK).fetchone()
                 assert row is not None

@@ -266,20 +266,18 @@ def net(side: str, how: str) -> Act:
     return act
 
 
-@contextmanager
-def slow_store(scenery: Scenery) -> Iterator[str]:
-    delay_s = scenery.dice.uniform(0.02, 0.15)
-    scenery.ground.store_net.delay(delay_s)
-    yield f"{delay_s:.2f} s"
-    scenery.ground.store_net.pass_through()
+def slow(side: str, least_s: float, most_s: float) -> Act:
+    """A network that takes its time."""
 
+    @contextmanager
+    def act(scenery: Scenery) -> Iterator[str]:
+        proxy = getattr(scenery.ground, f"{side}_net")
+        delay_s = scenery.dice.uniform(least_s, most_s)
+        proxy.delay(delay_s)
+        yield f"{delay_s:.2f} s"
+        proxy.pass_through()
 
-@contextmanager
-def slow_broker(scenery: Scenery) -> Iterator[str]:
-    delay_s = scenery.dice.uniform(0.05, 0.7)
-    scenery.ground.broker_net.delay(delay_s)
-    yield f"{delay_s:.2f} s"
-    scenery.ground.broker_net.pass_through()
+    return act
 
 
 @contextmanager
@@ -306,7 +304,7 @@ FAULTS: dict[str, Fault] = {
     "broker stopped": Fault(freeze_broker, "broker", LONG),
     "broker refuses": Fault(net("broker", "refuse"), "broker network", LONG),
     "broker silent": Fault(net("broker", "black_hole"), "broker network", LONG),
-    "broker slow": Fault(slow_broker, "broker network", LONG),
+    "broker slow": Fault(slow("broker", 0.05, 0.7), "broker network", LONG),
     "broker connections cut": Fault(net("broker", "cut"), "broker network"),
     "store killed": Fault(kill_store, "store", (0.0, 6.0)),
     "store killed past the lease": Fault(kill_store, "store", PAST_LEASE),
@@ -315,7 +313,7 @@ FAULTS: dict[str, Fault] = {
     "store connections terminated": Fault(terminate_backends, "store"),
     "store refuses": Fault(net("store", "refuse"), "store network", LONG),
     "store silent": Fault(net("store", "black_hole"), "store network", (2.0, 12.0)),
-    "store slow": Fault(slow_store, "store network", LONG),
+    "store slow": Fault(slow("store", 0.02, 0.15), "store network", LONG),
     "store connections cut": Fault(net("store", "cut"), "store network"),
     "answer of a commit lost": Fault(lose_answer, "store network", cards=2),
     "transaction left open": Fault(pin_xmin, "vacuum", (20.0, 60.0), needs="store"),

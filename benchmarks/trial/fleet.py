@@ -1,4 +1,4 @@
-"""The processes of a soak: workers, a beat and clients, each in a place that is filled again when it is empty.
+"""The processes of a trial: workers, a beat and clients, each in a place that is filled again when it is empty.
 
 As a supervisor of services does it: who ends is followed by another, after a moment; nobody waits for it to be ready.
 """
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from benchmarks.trial.ground import Ground
 from tests.tools.freezing import is_alive
 from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
 from tests.tools.workers import Process, Processes
 
-APP = "benchmarks.soak.tasks"
-CLIENT = "benchmarks.soak.client"
 SETTINGS = {
     "SIDEJOB_LEASE": "6",
     "SIDEJOB_HEARTBEAT_INTERVAL": "1",
@@ -69,8 +68,9 @@ class Fleet:
     clients: int
     retention_s: float
     say: Callable[[str], None]
-    app: str = APP
-    client: str = CLIENT
+    app: str
+    """The module of workers and beat."""
+    client: str
     """The module that is run with a number, the seed and the rate."""
     places: list[Place] = field(default_factory=list)
     ended: Counter[str] = field(default_factory=Counter)
@@ -141,9 +141,17 @@ class Fleet:
             self._see_off(time.monotonic())
             time.sleep(0.1)
 
+    def wait_for_workers(self, timeout: float) -> None:
+        """Fill all places but those of clients until every worker has said that it is ready."""
+
+        def ready() -> bool:
+            self.tend(without="client")
+            return self._workers_are_ready
+
+        wait_until(ready, timeout=timeout, interval=0.5, message="all workers to be ready")
+
     @property
-    def ready(self) -> bool:
-        """Whether every worker has said that it is."""
+    def _workers_are_ready(self) -> bool:
         workers = [place for place in self.places if place.kind == "worker"]
         return all(place.process is not None and place.alive and " ready." in place.process.log() for place in workers)
 

@@ -1,4 +1,4 @@
-"""The servers of a soak, and the networks before them that fail on request."""
+"""The servers of a trial, and the networks before them that fail on request."""
 
 from __future__ import annotations
 
@@ -13,27 +13,11 @@ from amqp.exceptions import NotFound
 from kombu import Connection
 
 from celery_sidejob import embedded
-from tests.acceptance.scene import LEDGER
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.rabbitmq import MISSING, RabbitMQ, is_installed
 
-QUEUE = "acceptance"
 PRELOADED = "pg_stat_statements"
-RESCUES = """
-CREATE SCHEMA soak;
-CREATE TABLE soak.rescues (
-  at timestamptz NOT NULL DEFAULT clock_timestamp(), job bigint, run bigint, pid int, lost boolean);
-CREATE FUNCTION soak.note_rescue() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  INSERT INTO soak.rescues (job, run, pid, lost) VALUES (
-    old.id, old.run_no, (SELECT locked_pid FROM sidejob.messages WHERE job_id = old.id), new.losses > old.losses);
-  RETURN NULL;
-END $$;
-CREATE TRIGGER soak_rescues AFTER UPDATE ON sidejob.jobs FOR EACH ROW
-  WHEN (old.unit_no IS NOT NULL AND new.unit_no IS NULL AND new.ended_run IS NOT DISTINCT FROM old.ended_run)
-  EXECUTE FUNCTION soak.note_rescue()"""
-"""Every run that was freed and not ended is noted by the store itself: nobody has to be looking just then."""
 
 
 class RedisBroker:
@@ -77,9 +61,10 @@ class Ground:
     store_net: TcpProxy
     broker_net: TcpProxy
 
-    def __init__(self, broker: str, *, queue: str = QUEUE, results_apart: bool = False) -> None:
-        """`results_apart`: they are in a Redis to which nothing happens."""
+    def __init__(self, broker: str, *, queue: str, notes: str, results_apart: bool = False) -> None:
+        """`notes`: SQL that makes what the store itself notes. `results_apart`: in a Redis to which nothing happens."""
         self._kind = broker
+        self._notes = notes
         self._queue = queue
         self._results_apart = results_apart or broker != "redis"
         self._stack = ExitStack()
@@ -130,8 +115,7 @@ class Ground:
             connection.execute(f"CREATE EXTENSION {PRELOADED}")
         prepare_template(self.postgres.url)
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
-            connection.execute(LEDGER)
-            connection.execute(RESCUES)
+            connection.execute(self._notes)
 
 
 def _rabbitmq(stack: ExitStack, queue: str) -> RabbitBroker:
@@ -140,6 +124,6 @@ def _rabbitmq(stack: ExitStack, queue: str) -> RabbitBroker:
     if given:
         return RabbitBroker(given, queue)
     if not is_installed():
-        raise SystemExit(f"A soak on RabbitMQ: {MISSING}")
+        raise SystemExit(MISSING)
     server = stack.enter_context(RabbitMQ())
     return RabbitBroker(server.url, queue, server)
