@@ -182,7 +182,7 @@ class Settings:
     )
     lock_grace: float = _setting(1.5, _SECONDS, "how long a worker whose liveness lock is free may stay silent")
     lost_after: float = _setting(
-        30.0, _POSITIVE_SECONDS, "first look for a published job message that nobody claimed; doubles each time"
+        30.0, _POSITIVE_SECONDS, "first look for a published message that nobody claimed; doubles each time"
     )
     max_losses: int = _setting(3, _COUNT, "runs lost in a row before a job is failed and in the dead set")
     poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry celery-sidejob-poll sweeps")
