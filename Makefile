@@ -24,8 +24,8 @@ matrix: ## the acceptance tests on every broker and pool, for hours: BROKERS=red
 model: install ## every interleaving of the protocol's model
 	$(PYTHON) tests/protocol_model/run.py
 
-bench: ## the benchmarks
-	./run bench
+bench: ## a benchmark, or the list of them: NAME=throughput
+	./run bench $${NAME:-}
 
 chaos: ## every crash point and every accident, again and again: CHAOS=10 times
 	for round in $$(seq $${CHAOS:-10}); do ./run test tests/acceptance -q || exit 1; done
