@@ -10,6 +10,7 @@ has it vouches to the store; what nobody vouches for is a dead worker's, which C
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class RedisLook:
         self._ask = ask
         self._fetched_within_s = fetched_within_s
         self._parts: dict[str, _Part] = {}
+        self._tables: dict[str, Sequence[tuple[str, str, str]]] = {}
         self._fetched: frozenset[str] | None = None
         self._left = OF_ALL
 
@@ -67,7 +69,7 @@ class RedisLook:
         behind: dict[str, str] = {}
         for one in sought:
             route = route_of(one.publication)
-            parts = {} if route is None else {key: self._part(channel, key) for key in _lists(channel, route)}
+            parts = {} if route is None else {key: self._part(channel, key) for key in self._lists(channel, route)}
             if any(one.task_id in part.known for part in parts.values()):
                 there.add(one.task_id)
             elif route is None or any(part.torn for part in parts.values()):  # newer formats are for newer workers
@@ -80,6 +82,28 @@ class RedisLook:
         return Sight(there, behind, {key: self._parts[key].ids[-LAST:] for key in set(behind.values())}, unread - there)
 
     # -- waiting -------------------------------------------------------------------------------------------------
+
+    def _lists(self, channel: Any, route: Route) -> list[str]:
+        """Return the lists into which kombu puts a message that goes this way.
+
+        What its publisher has declared only counts where nothing is bound: Celery declares the default queue for a
+        message that was sent to an exchange.
+        """
+        queues: Sequence[str] = [route.routing_key]
+        if route.exchange:
+            queues = self._bound(channel, route.exchange, route.routing_key) or route.queues
+        priority = channel._get_message_priority({"properties": {"priority": route.priority}})
+        return [channel._q_for_pri(queue, priority) for queue in queues]
+
+    def _bound(self, channel: Any, exchange: str, routing_key: str) -> Sequence[str]:
+        """Return the queues that an exchange gives a message to. Only a topic has patterns: no type need be known."""
+        if exchange not in self._tables:
+            self._tables[exchange] = channel.get_table(exchange)
+        return sorted(
+            queue
+            for key, pattern, queue in self._tables[exchange]
+            if (re.match(pattern, routing_key) if pattern else key == routing_key)
+        )
 
     def _part(self, channel: Any, key: str) -> _Part:
         if key not in self._parts:
@@ -133,16 +157,6 @@ class RedisLook:
                 found.update(_task_id_of(json.loads(text)[0]) for text in texts if text is not None)
             self._fetched = frozenset(filter(None, found))
         return self._fetched
-
-
-def _lists(channel: Any, route: Route) -> list[str]:
-    """Return the lists into which kombu puts a message that goes this way."""
-    queues: Sequence[str] = route.queues
-    if not queues and route.exchange:
-        table = channel.get_table(route.exchange)
-        queues = sorted(channel.typeof(route.exchange).lookup(table, route.exchange, route.routing_key, None))
-    priority = channel._get_message_priority({"properties": {"priority": route.priority}})
-    return [channel._q_for_pri(queue, priority) for queue in queues or [route.routing_key]]
 
 
 def _task_id(text: bytes) -> str | None:

@@ -18,7 +18,6 @@ from celery_sidejob.model.sight import Sight, Sought
 from celery_sidejob.store.statement import Statement
 
 ROWS = Statement("SELECT task_id, publication FROM {messages} ORDER BY task_id")
-PUBLISHED_LONG_AGO = Statement("UPDATE {messages} SET look_at = now() - interval '1 s'")
 PREFIX = "shop:"
 
 
@@ -100,7 +99,16 @@ def test_what_was_sent_to_an_exchange_is_looked_for_in_its_queues(app: Celery) -
     call(app, "by-key", exchange="news", routing_key="mail.now", exchange_type="topic")
     call(app, "to-nobody", exchange="news", routing_key="letter")
 
-    assert look(app).there >= {"by-queue"}
+    assert look(app) == Sight(there={"by-queue", "by-key"})
+
+
+def test_what_was_sent_to_an_exchange_that_another_process_knows_is_looked_for_too(app: Celery) -> None:
+    with Connection(app.conf.broker_url, transport_options=app.conf.broker_transport_options) as connection:
+        Queue("parcels", Exchange("post", "direct"), routing_key="large")(connection.default_channel).declare()
+    call(app, "large", exchange="post", routing_key="large")
+    call(app, "small", exchange="post", routing_key="small")
+
+    assert look(app) == Sight(there={"large"})
 
 
 def test_what_was_just_fetched_is_there_and_what_was_long_ago_is_not(app: Celery, client: redis.Redis) -> None:
