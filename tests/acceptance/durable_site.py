@@ -35,6 +35,7 @@ class Site:
         self.record = record
         self.processes = processes
         self.env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, **QUICK}
+        self._crashed = record.path.with_suffix(".crashed")
         self._clients: list[Celery] = []
         self.app = self.client(sidejob_database_url=database_url)
 
@@ -63,6 +64,14 @@ class Site:
         """Start a worker; it is ready when this returns."""
         env = {**self.env, **options.pop("env", {})}
         return self.processes.start_worker(APP, env=env, **options)
+
+    def worker_with_a_crash(self, point: str, action: str = "kill") -> WorkerProcess:
+        """Start a worker in which something befalls the first process, of all such workers, that reaches a point."""
+        return self.worker(env={"SIDEJOB_CRASH_POINTS": f"{point}={action}", "SIDEJOB_CRASH_ONCE": str(self._crashed)})
+
+    def wait_for_crash(self) -> None:
+        """Wait until a process has reached that point."""
+        wait_until(self._crashed.exists, timeout=TIMEOUT_S, message="the crash point to be reached")
 
     def outlive(self, worker: WorkerProcess) -> None:
         """Have somebody go on after a process died: where bodies run in the worker's own, that was the worker."""

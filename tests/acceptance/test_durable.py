@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -447,13 +446,12 @@ RUNS_AFTER_A_DEATH = {
 
 
 @pytest.mark.parametrize("point", RUNS_AFTER_A_DEATH)
-def test_a_process_dies_in_each_gap_of_a_run(site: Site, tmp_path: Path, point: str) -> None:
+def test_a_process_dies_in_each_gap_of_a_run(site: Site, point: str) -> None:
     """What may be repeated runs again and ends well; what follows it runs once."""
-    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    worker = site.worker(env=env)
+    worker = site.worker_with_a_crash(point)
     (first, last) = (site.s("step", 1), site.s("noted_late"))
     result = chain(first, last).apply_async()
-    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.wait_for_crash()
     site.outlive(worker)
 
     assert result.get(timeout=TIMEOUT_S) == 1
@@ -464,12 +462,11 @@ def test_a_process_dies_in_each_gap_of_a_run(site: Site, tmp_path: Path, point: 
 
 
 @pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:before-commit"])
-def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, point: str) -> None:
-    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    worker = site.worker(env=env)
+def test_what_must_not_be_repeated_is_done_or_dead(site: Site, point: str) -> None:
+    worker = site.worker_with_a_crash(point)
     result = site.call("noted", 1)
 
-    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.wait_for_crash()
     site.outlive(worker)
     site.wait_quiet()
     if point == "durable-end:before-commit":
@@ -495,12 +492,11 @@ def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site:
 
 
 @pytest.mark.parametrize("point", ["durable-move:before-commit", "durable-move:after-commit"])
-def test_a_process_dies_around_a_retry(site: Site, tmp_path: Path, point: str) -> None:
-    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    worker = site.worker(env=env)
+def test_a_process_dies_around_a_retry(site: Site, point: str) -> None:
+    worker = site.worker_with_a_crash(point)
     result = site.call("retrying", 1)
 
-    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.wait_for_crash()
     site.outlive(worker)
     site.wait_quiet()
     if point == "durable-move:before-commit":
@@ -510,13 +506,12 @@ def test_a_process_dies_around_a_retry(site: Site, tmp_path: Path, point: str) -
 
 
 @pytest.mark.parametrize("point", [f"durable-{name}:after-commit" for name in ("begin", "end", "keep", "move", "bury")])
-def test_an_answer_is_lost(site: Site, tmp_path: Path, point: str) -> None:
-    env = {"SIDEJOB_CRASH_POINTS": f"{point}=lost", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    site.worker(env=env)
+def test_an_answer_is_lost(site: Site, point: str) -> None:
+    site.worker_with_a_crash(point, "lost")
     results = [site.call("nesting", 1), site.call("retrying", 1), site.call("failing")]
 
+    site.wait_for_crash()
     site.wait_quiet()
-    assert (tmp_path / "once").exists()
     assert [len(site.ran(result)) for result in results] == [1, 2, 1]
     assert len(site.record.of("ran", task=f"{APP}.noted")) == 1
     assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(results[2].id, "failed")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
-from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 
@@ -88,14 +86,15 @@ def test_a_worker_that_stood_still_ends_nothing_that_was_taken_from_it(site: Sit
 
 @PROCESSES
 @pytest.mark.parametrize("point", ["durable-bury:before-commit", "durable-bury:after-commit", "doom:told"])
-def test_a_death_around_a_burial_makes_one_entry(site: Site, tmp_path: Path, point: str) -> None:
-    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
-    workers = [site.worker(env=env) for _ in range(2 if point == "doom:told" else 1)]  # then the sweeper dies
+def test_a_death_around_a_burial_makes_one_entry(site: Site, point: str) -> None:
+    workers = [
+        site.worker_with_a_crash(point) for _ in range(2 if point == "doom:told" else 1)
+    ]  # then the sweeper dies
     result = site.call("holder" if point == "doom:told" else "failing", link_error=site.s("errback"))
     if point == "doom:told":
         os.kill(site.holding(result)["pid"], signal.SIGKILL)
 
-    wait_until(lambda: (tmp_path / "once").exists(), timeout=TIMEOUT_S)
+    site.wait_for_crash()
     site.wait_quiet()
 
     (entry,) = site.dead()
