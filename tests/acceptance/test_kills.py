@@ -122,13 +122,14 @@ def test_a_committed_turn_resets_the_losses(scene: Scene) -> None:
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_body_that_leaves_its_process_is_run_again(scene: Scene, code: int) -> None:
-    scene.worker()
+    worker = scene.worker(SIDEJOB_LEASE="600")  # it is told at once, not by silence
+
     job = scene.enqueue("leaver", (code, 2))
 
     scene.settle(30)
-
     assert str(job.refresh().status) == "completed"
     assert [line["run"] for line in scene.record.of("leaver")] == [1, 2, 3]
+    assert worker.alive
 
 
 @pytest.mark.pools("prefork", "gevent", reason="has no time limits")

@@ -95,26 +95,6 @@ def test_a_greenlet_that_computes_for_long_keeps_its_run(scene: Scene) -> None:
     assert "declared dead" not in burning.log()
 
 
-@pytest.mark.slow  # as test_kills shows it with --pools
-@THREADS
-def test_a_frozen_worker_loses_its_run_and_changes_nothing(scene: Scene, pool: str) -> None:
-    frozen = scene.worker(pool=pool, **FAST)
-    job = scene.enqueue("zombie")
-    scene.record.wait_for("holding", job=job.id)
-    scene.worker(pool=pool, **FAST)
-
-    frozen.stop_signal()
-    scene.record.wait_for("holding", count=2, job=job.id, timeout=20)
-    scene.go(job)
-    scene.record.wait_for("done", run=2, job=job.id)
-    frozen.cont()
-
-    (refused,) = scene.record.wait_for("refused", job=job.id)
-    assert (refused["run"], refused["error"]) == (1, "LeaseLostError")
-    scene.settle(20)
-    assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "effect")]
-
-
 @pytest.mark.parametrize("pool", [pytest.param("threads", marks=pytest.mark.slow), "gevent"])
 def test_a_soft_stop_gives_bodies_their_time(scene: Scene, pool: str) -> None:
     """As orchestrators stop a worker, with `worker_soft_shutdown_timeout`: the body that is quick finishes."""
@@ -188,19 +168,6 @@ def test_a_revoked_run_ends_at_once(scene: Scene, pool: str) -> None:
     after.input("b").write(2)
     wait_until(lambda: str(after.refresh().status) == "completed", timeout=20)
     assert [what for of, _, what, _ in scene.ledger() if of == job.id] == []
-
-
-@pytest.mark.slow  # as test_kills shows it with --pools
-@POOLS
-def test_a_body_that_leaves_the_process_is_run_again(scene: Scene, pool: str) -> None:
-    worker = scene.worker(pool=pool, **NEVER)
-    job = scene.enqueue("leaver", (3, 2))
-
-    scene.settle(30)
-
-    assert str(job.refresh().status) == "completed"
-    assert [line["run"] for line in scene.record.of("leaver")] == [1, 2, 3]
-    assert worker.alive
 
 
 @THREADS
