@@ -11,13 +11,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import pytest
 import redis
 from celery import Celery, signals
 from kombu import Exchange, Queue
 from kombu.serialization import register, unregister
-from sqlalchemy import create_engine
 
 from celery_sidejob import (
     DurableTask,
@@ -342,7 +340,7 @@ def test_the_project_s_own_class_stays_in_place(app: Celery) -> None:
     assert called == ["before", "around"]
 
 
-# -- transactions, and what waits in the store -----------------------------------------------------------------------
+# -- what waits in the store -----------------------------------------------------------------------------------------
 
 
 def kept(app: Celery) -> list[tuple[Any, ...]]:
@@ -367,38 +365,6 @@ def mail(app: Celery) -> Any:
     app.conf.sidejob_lost_after = 30
     app.sidejob.poll()  # its first look at a new broker takes it for an emptied one
     return app.tasks["shop.mail"]
-
-
-def test_a_task_shares_the_fate_of_the_transaction_it_is_called_in(app: Celery, mail: Any, database_url: str) -> None:
-    engine = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
-    with engine.begin() as connection:
-        mail.apply_async(("kept",), task_id="kept", transaction=connection)
-        inner = connection.begin_nested()
-        mail.apply_async(("inner",), task_id="inner", transaction=connection)
-        inner.rollback()
-        assert (kept(app), published(app)) == ([], [])
-    with engine.connect() as connection:
-        mail.apply_async(("gone",), task_id="gone", transaction=connection)
-        connection.rollback()
-    engine.dispose()
-
-    wait_until(
-        lambda: kept(app) == [("kept", True, False)], message="the committed task, and no other, to be published"
-    )
-    assert [message["headers"]["id"] for message in published(app)] == ["kept"]
-
-
-def test_a_commit_that_nobody_tells_of_is_published_by_the_sweeper(app: Celery, mail: Any, database_url: str) -> None:
-    with psycopg.connect(database_url) as connection:
-        mail.apply_async(("me",), task_id="one", transaction=connection)
-        connection.commit()
-    assert (kept(app), published(app)) == ([("one", False, False)], [])
-
-    app.sidejob.runtime.connections.run(_due())
-    app.sidejob.poll()
-
-    assert kept(app) == [("one", True, False)]
-    assert len(published(app)) == 1
 
 
 def test_what_is_due_beyond_the_horizon_waits_in_the_store(app: Celery, mail: Any) -> None:
