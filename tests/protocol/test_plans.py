@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -91,19 +92,26 @@ def hot_statements() -> dict[str, Statement]:
 HOT = {name: statement for name, statement in hot_statements().items() if name not in READS_ALL}
 
 
-@pytest.fixture(scope="module")
-def large_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to a store with a hundred thousand rows in each table that grows."""
-    with databases.fresh(template=database_template) as name:
+@contextmanager
+def filled(databases: Databases, template: str, fill: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store with these rows, on which statements are planned for any parameters."""
+    with databases.fresh(template=template) as name:
         with psycopg.connect(
             databases.url_of(name),
             autocommit=True,
             prepare_threshold=None,
             options=f"-c search_path={SCHEMA} -c jit=off",
         ) as connection:
-            connection.execute(FILL)
+            connection.execute(fill)
             connection.execute("SET plan_cache_mode = force_generic_plan")
             yield connection
+
+
+@pytest.fixture(scope="module")
+def large_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store with a hundred thousand rows in each table that grows."""
+    with filled(databases, database_template, FILL) as connection:
+        yield connection
 
 
 def plan_of(connection: psycopg.Connection[Any], statement: Statement) -> Any:
@@ -158,16 +166,8 @@ ANALYZE"""
 @pytest.fixture(scope="module")
 def finished_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
     """A connection to a store where nearly everything is finished."""
-    with databases.fresh(template=database_template) as name:
-        with psycopg.connect(
-            databases.url_of(name),
-            autocommit=True,
-            prepare_threshold=None,
-            options=f"-c search_path={SCHEMA} -c jit=off",
-        ) as connection:
-            connection.execute(FINISHED)
-            connection.execute("SET plan_cache_mode = force_generic_plan")
-            yield connection
+    with filled(databases, database_template, FINISHED) as connection:
+        yield connection
 
 
 WATCHED = {name: value for name, value in hot_statements().items() if name.startswith(("statistics.", "counters."))}
