@@ -43,7 +43,7 @@ SHORTEST_PAUSE_S = 5.0
 
 
 class SideJob:
-    """Durable jobs for one Celery app.
+    """Durable jobs and durable tasks for one Celery app.
 
     ``SideJob(app)``, or ``SideJob()`` and later ``init_app(app)``. Making it creates no app, reads no configuration
     and connects to nothing; settings are read, checked and frozen at their first use.

@@ -122,7 +122,7 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     try:
         with _inside(task, unit, job, row, request):
             if hold.kind == "shutdown":
-                _shut_down(task, runtime, unit, job)
+                _shut_down(task, unit, job)
             return _run(task, runtime, unit, job, row)
     except InputsMovedError as error:
         logger.warning("%s The run begins again.", error)
@@ -177,9 +177,9 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     hold = unit.hold
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
-        return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
+        return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     if own_process.is_revoked(task.app, row.task_id):
-        return _fail(task, runtime, unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
+        return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
     unit.look()
     try:
         if not hold.started:
@@ -205,13 +205,13 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
             raise  # as above; who kills a greenlet ends its run
         if worker_is_stopping():
             _let_process_end(error)
-        return _fail(task, runtime, unit, error, own_process.limit(error, task.app, task, job.request))
+        return _fail(unit, error, own_process.limit(error, task.app, task, job.request))
     try:
         ended = _end(unit, unit.unit, ending)
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
     except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
-        return _fail(task, runtime, unit, error)
+        return _fail(unit, error)
     if ending.outcome == Status.SUSPENDED:
         if ended.status == Status.SUSPENDED:
             _show(runtime, task, row, Status.SUSPENDED)
@@ -232,7 +232,7 @@ def _let_process_end(error: BaseException) -> None:
         behind = behind.__context__
 
 
-def _shut_down(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob) -> NoReturn:
+def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
     last = unit.unit
     try:
         task.run_hook("shutdown", job)
@@ -290,7 +290,7 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     """Discard the unit and have the run tried again, or fail when the retries are used up."""
     unit.discard()
     if not task.retries_left(row.retries, again.max_retries):
-        return _fail(task, runtime, unit, task.out_of_retries(again.exc))
+        return _fail(unit, task.out_of_retries(again.exc))
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
     error = _error_json(cause, _trace(cause)) if cause is not None else None
@@ -301,9 +301,7 @@ def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again:
     raise Retry(exc=cause, when=countdown)
 
 
-def _fail(
-    task: SideJobTask, runtime: Runtime, unit: OpenUnit, error: BaseException, shown: BaseException | None = None
-) -> Any:
+def _fail(unit: OpenUnit, error: BaseException, shown: BaseException | None = None) -> NoReturn:
     """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error.
 
     With `shown` it ends with that, and Celery is told of `error` all the same.

@@ -37,14 +37,14 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
             # One of Celery's producers for all; it connects only if something is published that is no durable task.
             producer = stack.enter_context(app.producer_pool.acquire(block=True))
             results = [signature.apply_async(producer=producer) for signature in wanted]
-        _keep(app, together, transaction, producer)
+        _keep(app, together, transaction)
         if transaction is None:
             _tell(app, together.events)
     _tell(app, together.wanted)
     return results
 
 
-def _keep(app: Celery, together: Together, transaction: Any, producer: Any) -> None:
+def _keep(app: Celery, together: Together, transaction: Any) -> None:
     runtime = app.sidejob.runtime
     if transaction is not None:
         operations.lend_many(runtime, together.messages, transaction)

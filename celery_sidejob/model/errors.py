@@ -64,7 +64,7 @@ class CycleError(SideJobError):
 
 
 class LeaseLostError(SideJobError):
-    """This run is no longer the job's current one: nothing of it was applied. The body should end at once."""
+    """This run is no longer the current one: nothing of it was applied. The body should end at once."""
 
 
 class TaskRevokedError(SideJobError):

@@ -184,7 +184,7 @@ class Settings:
     lost_after: float = _setting(
         30.0, _POSITIVE_SECONDS, "first look for a published message that nobody claimed; doubles each time"
     )
-    max_losses: int = _setting(3, _COUNT, "runs lost in a row before a job is failed and in the dead set")
+    max_losses: int = _setting(3, _COUNT, "runs lost in a row before a job, or a durable task, is in the dead set")
     poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry celery-sidejob-poll sweeps")
     poll_queue: str | None = _setting(None, _or_none(_QUEUE), "the queue of that entry; None is task_default_queue")
     worker_services: bool = _setting(True, _BOOLEAN, "workers sweep too, one at a time per schema")
