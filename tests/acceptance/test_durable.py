@@ -481,9 +481,10 @@ COUNTS, PUBLISHES = "on_chord_part_return", "_chord_claim_extend_script"
 
 @pytest.mark.parametrize(("task", "where"), [("once", COUNTS), ("once", PUBLISHES), ("repeatable", PUBLISHES)])
 def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site: Site, task: str, where: str) -> None:
-    site.worker()
+    worker = site.worker()
     other = site.s("noted", 2)
     result = chord([other, site.s(f"uncounted_{task}", 1, where)])(site.s("plus"))
+    site.outlive(worker)
 
     assert result.get(timeout=TIMEOUT_S) == 4
     site.wait_quiet()

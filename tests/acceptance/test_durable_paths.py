@@ -184,6 +184,7 @@ def test_autoretry_goes_on_in_the_row_until_it_is_used_up(site: Site) -> None:
 # -- how it ends -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.pools("prefork", reason="is Celery's apply_target, which calls all that is no Exception a lost worker")
 def test_a_body_that_raises_no_exception_of_the_ordinary_kind(site: Site) -> None:
     left, raised = site.call("leaving", "exit"), site.call("leaving", "raise")
 
