@@ -1,20 +1,30 @@
-"""The dead set: jobs that rest as failed, and messages of ordinary tasks, until a person decides."""
+"""The dead set: jobs that rest as failed, and messages of ordinary tasks, until a person decides.
+
+Each store has its own. Here they are one, the primary's entries first; those of others have the store's name in their
+id, as two stores may number theirs alike.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from .job import Job
-from .model.errors import InvalidValueError, JobNotFoundError
+from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
 from .model.status import Status
 from .operations import durable as operations
 from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
 from .store import dead
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_sidejob")
 
 PAGE = 200
 DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
@@ -24,7 +34,8 @@ DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
 class DeadEntry:
     """One entry: what died, why, and when."""
 
-    id: int
+    id: int | str
+    """Its number; of an entry in another store than the primary ``"<store>:<number>"``."""
     job_id: int | None
     """The job; None for an ordinary durable task, whose message is kept here."""
     task_id: str | None
@@ -35,6 +46,8 @@ class DeadEntry:
     traceback: str | None
     died_at: datetime
     retries: int
+    store: str | None = None
+    """The name of the store it is in, if that is not the primary."""
     losses: int = 0
     """Of an ordinary task: how many of its runs were lost with their workers."""
     arguments: str | None = None
@@ -49,45 +62,63 @@ class DeadEntry:
 
 
 class DeadSet:
-    """A view of the dead set; nothing is kept in memory."""
+    """A view of the dead set; nothing is kept in memory.
+
+    A store that does not answer is passed over with a warning, in what reads or changes many entries, unless none does.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._stores = runtime.stores
 
     def __len__(self) -> int:
-        return dead.count(self._runtime.connections)
+        return sum(number for _, number in self._of_each(lambda store: dead.count(store.connections)))
 
     def __bool__(self) -> bool:
         """The set is true, also an empty one."""
         return True
 
     def __iter__(self) -> Iterator[DeadEntry]:
-        """Iterate over all entries, oldest first, a page at a time."""
+        """Iterate over all entries, the oldest of each store first, a page at a time."""
         return self._all()
 
     def list(
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 100,
-        after: int = 0,
+        after: int | str = 0,
     ) -> Sequence[DeadEntry]:  # fmt: skip
-        """Return up to `limit` entries that match, oldest first, from the id `after` (exclusive) on."""
+        """Return up to `limit` entries that match, the oldest of each store first, from the id `after` on."""
         _count("limit", limit)
-        rows = dead.page(
-            self._runtime.connections, after=after, limit=limit, task_group=group, task=task, queue=queue
-        )  # fmt: skip
-        return [self._entry(row) for row in rows]
+        first, number = self._place_of(after)
+        found: list[DeadEntry] = []
+
+        def read(store: Runtime) -> None:
+            found.extend(
+                self._entry(store, row)
+                for row in dead.page(
+                    store.connections, after=number if store is first else 0, limit=limit - len(found),
+                    task_group=group, task=task, queue=queue,
+                )
+            )  # fmt: skip
+
+        self._of_each(read, lambda store: store.place >= first.place and len(found) < limit)
+        return found
 
     def groups(self) -> dict[str, int]:
         """Count all entries by task and kind of error, the largest group first."""
-        return dead.groups(self._runtime.connections)
+        counts: Counter[str] = Counter()
+        for _, found in self._of_each(lambda store: dead.groups(store.connections)):
+            counts.update(found)
+        return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
-    def get(self, entry_id: int) -> DeadEntry:
+    def get(self, entry_id: int | str) -> DeadEntry:
         """Return one entry; raises JobNotFoundError if it is not there (any more)."""
-        row = dead.get(self._runtime.connections, entry_id)
+        store, number = self._place_of(entry_id)
+        row = dead.get(store.connections, number)
         if row is None:
             raise JobNotFoundError(f"The dead set has no entry {entry_id}: it was retried or deleted, or never was.")
-        return self._entry(row)
+        return self._entry(store, row)
 
-    def retry(self, entry_id: int) -> Any:
+    def retry(self, entry_id: int | str) -> Any:
         """Have the entry tried again, which leaves the dead set with that.
 
         A job is forced to run, and returned. The message of an ordinary task is published again with its own task id,
@@ -95,7 +126,8 @@ class DeadSet:
         """
         entry = self.get(entry_id)
         if entry.job_id is None:
-            if not operations.revive(self._runtime, [entry_id]):
+            store, number = self._place_of(entry_id)
+            if not operations.revive(store, [number]):
                 raise operations.not_revived(entry_id, entry.task_id)
             return self._runtime.tasks.result(str(entry.task_id))
         return self._force(entry.job_id)
@@ -108,66 +140,112 @@ class DeadSet:
         """
         if limit is not None:
             _count("limit", limit)
-        retried, after, last = 0, 0, dead.last_id(self._runtime.connections)
-        while after < last and (limit is None or retried < limit):
-            page = PAGE if limit is None else min(PAGE, limit - retried)
-            entries = self.list(group=group, task=task, limit=page, after=after)
-            if not entries:
-                break
-            after = entries[-1].id
-            entries = [entry for entry in entries if entry.id <= last]
-            messages = [entry.id for entry in entries if entry.job_id is None]
-            if messages:
-                retried += operations.revive(self._runtime, messages)
-            for entry in entries:
-                if entry.job_id is not None:
-                    self._force(entry.job_id)
-                    retried += 1
+        retried = 0
+
+        def retry(store: Runtime) -> None:
+            nonlocal retried
+            retried += self._retry_in(store, group, task, None if limit is None else limit - retried)
+
+        self._of_each(retry, lambda store: limit is None or retried < limit)
         return retried
 
-    def delete(self, entry_id: int) -> bool:
+    def delete(self, entry_id: int | str) -> bool:
         """Remove an entry for good, a job with everything below it; False if something below is not finished."""
-        return self._delete(self.get(entry_id))
+        store, number = self._place_of(entry_id)
+        return self._delete(store, number, self.get(entry_id).job_id)
 
     def purge(self, *, older_than: timedelta | float | None = None, keep: int | None = None) -> int:
-        """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many."""
+        """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
+
+        The newest of each store.
+        """
         if older_than is None and keep is None:
             raise InvalidValueError("purge() takes older_than= or keep=: what is to go?")
         if keep is not None:
             _count("keep", keep, least=0)
         age_s = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        connections = self._runtime.connections
-        below = dead.id_before_the_newest(connections, keep) if keep is not None else 0
-        purged, after = 0, 0
-        while rows := dead.old_page(connections, after=after, age_s=age_s, below=below, limit=PAGE):
-            after = rows[-1].id
-            purged += sum(self._delete(self._entry(row)) for row in rows)
-        return purged
+        return sum(purged for _, purged in self._of_each(lambda store: self._purge_in(store, age_s, keep)))
 
     # ------------------------------------------------------------------------------------------------------------
 
     def _all(self) -> Iterator[DeadEntry]:
-        after = 0
-        while rows := dead.page(self._runtime.connections, after=after, limit=PAGE):
-            yield from map(self._entry, rows)
+        for store, rows in self._of_each(lambda store: dead.page(store.connections, after=0, limit=PAGE)):
+            while rows:
+                yield from [self._entry(store, row) for row in rows]
+                rows = dead.page(store.connections, after=rows[-1].id, limit=PAGE)
+
+    def _of_each(
+        self, do: Callable[[Runtime], T], where: Callable[[Runtime], bool] = lambda store: True
+    ) -> Sequence[tuple[Runtime, T]]:
+        """Do something in each store that answers; raises StoreUnavailableError if none does."""
+        done: list[tuple[Runtime, T]] = []
+        failure: StoreUnavailableError | None = None
+        for store in self._stores:
+            if not where(store):
+                continue
+            try:
+                done.append((store, do(store)))
+            except StoreUnavailableError as error:
+                failure = error
+                if self._stores.several:
+                    logger.warning("The dead set of this store is passed over. %s: %s", store.where, error)
+        if failure is not None and not done:
+            raise failure
+        return done
+
+    def _place_of(self, entry_id: int | str) -> tuple[Runtime, int]:
+        """Return the store that an entry is in, and its number there."""
+        if isinstance(entry_id, int):
+            return self._stores[0], entry_id
+        name, _, number = str(entry_id).rpartition(":")
+        if not number.isdecimal():
+            raise InvalidValueError(f"{entry_id!r} is no id of the dead set: a number, or a store's name:number.")
+        return self._stores.named(name) if name else self._stores[0], int(number)
+
+    def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> int:
+        retried, after, last = 0, 0, dead.last_id(store.connections)
+        while after < last and (limit is None or retried < limit):
+            page = PAGE if limit is None else min(PAGE, limit - retried)
+            rows = dead.page(store.connections, after=after, limit=page, task_group=group, task=task)
+            if not rows:
+                break
             after = rows[-1].id
+            rows = [row for row in rows if row.id <= last]
+            messages = [row.id for row in rows if row.job_id is None]
+            if messages:
+                retried += operations.revive(store, messages)
+            for row in rows:
+                if row.job_id is not None:
+                    self._force(row.job_id)
+                    retried += 1
+        return retried
+
+    def _purge_in(self, store: Runtime, age_s: float | None, keep: int | None) -> int:
+        below = dead.id_before_the_newest(store.connections, keep) if keep is not None else 0
+        purged, after = 0, 0
+        while rows := dead.old_page(store.connections, after=after, age_s=age_s, below=below, limit=PAGE):
+            after = rows[-1].id
+            purged += sum(self._delete(store, row.id, row.job_id) for row in rows)
+        return purged
 
     def _force(self, job_id: int) -> Job:
         job = Job(job_id, runtime=self._runtime)
         asked = job.run(force=True)
         return asked if asked is not None else job
 
-    def _delete(self, entry: DeadEntry) -> bool:
-        if entry.job_id is None:
-            return dead.delete_message(self._runtime.connections, entry.id)
-        return delete_finished(self._runtime, entry.job_id, DELETABLE)
+    def _delete(self, store: Runtime, number: int, job_id: int | None) -> bool:
+        if job_id is None:
+            return dead.delete_message(store.connections, number)
+        return delete_finished(self._runtime, job_id, DELETABLE)
 
-    def _entry(self, row: Any) -> DeadEntry:
+    def _entry(self, store: Runtime, row: Any) -> DeadEntry:
         hide = self._runtime.settings.redacted
         return DeadEntry(
-            id=row.id, job_id=row.job_id, task_id=row.task_id, task=row.task, queue=row.queue, reason=row.reason,
-            error=str(hide(row.error or "")), traceback=None if row.traceback is None else str(hide(row.traceback)),
-            died_at=row.died_at, retries=row.retries, **(_of_message(row.payload, hide) if row.job_id is None else {}),
+            id=operations.entry_id_of(store, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
+            queue=row.queue, reason=row.reason, error=str(hide(row.error or "")),
+            traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
+            retries=row.retries, store=self._stores.label_of(store),
+            **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
@@ -79,8 +80,8 @@ class Diagnosis:
             return
         yield from self._schema()
         checks: list[Check] = [
-            self._rights, self._queues, self._tasks, self._workers, self._sweeping, self._results, self._dead,
-            self._vacuum, self._horizon, lambda executor: self._rules(executor, thorough),
+            self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping, self._results,
+            self._dead, self._vacuum, self._horizon, lambda executor: self._rules(executor, thorough),
         ]  # fmt: skip
         for check in checks:
             try:
@@ -92,6 +93,31 @@ class Diagnosis:
                     "store", str(failure), meaning="This could not be looked at.", remedy="See what the message says."
                 )
         yield from self._liveness()
+
+    def of_further_store(self) -> Iterator[Finding]:
+        """Yield what is found of a store that has durable tasks only; each finding says of which."""
+        settings = self._runtime.connections.setting
+        checks: list[Check] = [
+            self._server, self._rights, self._publishing, self._workers, self._sweeping, self._dead, self._vacuum,
+            self._horizon,
+        ]  # fmt: skip
+        whose = f"store {self._runtime.place}"
+        try:
+            self._of(self._server)
+            self._runtime.stores.name_of(self._runtime)
+        except (StoreUnavailableError, SettingsError, SchemaError) as failure:
+            yield error(
+                whose, str(failure), meaning="What it has waits, and nothing goes to it when the first store is away.",
+                remedy=f"Start that Postgres, or correct {settings}.",
+            )  # fmt: skip
+            return
+        found: list[Finding] = list(self._schema())
+        for check in checks:
+            try:
+                found += self._of(check)
+            except SchemaError:
+                break  # it has been said
+        yield from (replace(finding, check=f"{whose}: {finding.check}") for finding in found)
 
     def _of(self, check: Check) -> list[Finding]:
         return self._runtime.connections.transact("doctor", lambda executor: list(check(executor)))
@@ -183,6 +209,9 @@ class Diagnosis:
             served = {row.queue for row in counters.served(executor)}
             silent = counters.silent(executor)
             yield from self._unserved([row for row in depths if row.depth and row.queue not in served], silent)
+
+    def _publishing(self, executor: Executor) -> Iterator[Finding]:
+        depths = messages.depth(executor)
         ages = [(row.oldest_unpublished_s, row) for row in depths if row.oldest_unpublished_s is not None]
         oldest_s = max((age for age, _ in ages), default=0.0)
         if oldest_s <= UNPUBLISHED_S[0]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, overload
 
@@ -26,7 +28,7 @@ from .job import Job
 from .model import channel as channels
 from .model import values
 from .model.changes import Publish
-from .model.errors import InvalidValueError, JobNotFoundError, SettingsError
+from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import Status
 from .open_unit import submit
@@ -35,8 +37,11 @@ from .running import RunningJob
 from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
-from .store import jobs, migrate, ports, registry
+from .store import jobs, migrate, ports, registry, twins
+from .store.connection import Connections, connection_parameters
 from .store.measured import MeasuredConnections
+
+logger = logging.getLogger("celery_sidejob")
 
 SHORTEST_PAUSE_S = 5.0
 """However short the lease is: a large unit takes its process some time to encode, with the transaction open."""
@@ -57,8 +62,8 @@ class SideJob:
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._globs: tuple[str, ...] | None = None
-        self.heartbeat: Heartbeat | None = None
-        """The worker's heartbeat, in the parent process of a worker."""
+        self.heartbeats: Sequence[Heartbeat] = ()
+        """In the parent process of a worker its heartbeats, one in each store, the primary first."""
         if app is not None:
             self.init_app(app)
 
@@ -85,6 +90,11 @@ class SideJob:
         recording.install()
         logs.install(self)
         jobs_of.use_runtime(lambda: self.runtime)
+
+    @property
+    def heartbeat(self) -> Heartbeat | None:
+        """The worker's heartbeat in the primary, in the parent process of a worker."""
+        return self.heartbeats[0] if self.heartbeats else None
 
     @property
     def app(self) -> Celery:
@@ -120,11 +130,11 @@ class SideJob:
     def _make_runtime(self) -> Runtime:
         app = self.app
         settings = configuration.settings_of(app)
+        pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
         connections = MeasuredConnections(
-            settings.database_url, settings.schema, prepare=settings.direct_url is None,
-            longest_pause_s=max(settings.lease / 2, SHORTEST_PAUSE_S),
-        )  # fmt: skip
-        return Runtime(
+            settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s
+        )
+        primary = Runtime(
             settings=settings,
             connections=connections,
             publisher=CeleryPublisher(app, settings.schema, partial(run_here, self), lease_s=settings.lease),
@@ -132,6 +142,13 @@ class SideJob:
             observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),
         )
+        primary.stores.add(primary)
+        for place, url in enumerate(settings.failover_urls, 1):
+            connection_parameters(url, setting="sidejob_failover_urls")  # raises SettingsError for what cannot be read
+            own = replace(settings, database_url=url, direct_url=None, failover_urls=())
+            further = Connections(url, settings.schema, longest_pause_s=pause_s, setting="sidejob_failover_urls")
+            primary.stores.add(replace(primary, settings=own, connections=further, place=place))
+        return primary
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -262,11 +279,22 @@ class SideJob:
     # -- operations ----------------------------------------------------------------------------------------------
 
     def poll(self) -> PollReport:
-        """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs."""
+        """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs.
+
+        All stores that answer; raises StoreUnavailableError, after all others, if the primary does not.
+        """
         runtime = self.runtime
+        report = PollReport()
+        failure: StoreUnavailableError | None = None
         with recording.counting(runtime):
-            report = Sweeper(runtime).run_once()
-        assert report is not None
+            for store in runtime.stores:
+                try:
+                    report += Sweeper(store).run_once() or PollReport()
+                except StoreUnavailableError as error:
+                    logger.warning("%s cannot be swept: %s", store.where, error)
+                    failure = failure or (error if store is runtime else None)
+        if failure is not None:
+            raise failure
         return report
 
     @property
@@ -284,15 +312,24 @@ class SideJob:
         return {"app": self.app.main or "celery", "broker": configuration.broker_identity(self.app)}
 
     def check_schema(self) -> None:
-        """Raise SchemaError if the schema is missing, too old, too new, or belongs to another app or broker."""
-        settings = self.settings
-        migrate.check(settings.require_database_url(), settings.schema, owner=self.owner)
+        """Raise SchemaError if a schema is missing, too old, too new, or belongs to another app or broker."""
+        self.settings.require_database_url()
+        for store in self.runtime.stores:
+            self.check_store(store)
+
+    def check_store(self, store: Runtime) -> None:
+        """Raise SchemaError if the schema of one of the stores does not fit."""
+        url = store.settings.require_database_url()
+        oldest = twins.SINCE if store.stores.several else None
+        migrate.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=store.connections.setting)
 
     def upgrade_schema(self) -> None:
         """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""
-        settings = self.settings
-        url = settings.require_database_url()
-        migrate.upgrade(settings.direct_url or url, settings.schema, owner=self.owner)
+        self.settings.require_database_url()
+        for store in self.runtime.stores:
+            settings = store.settings
+            url = settings.direct_url or settings.require_database_url()
+            migrate.upgrade(url, settings.schema, owner=self.owner)
 
     def close(self) -> None:
         """Close this process's idle connections to the store and the broker; they open again at the next use.
@@ -300,8 +337,9 @@ class SideJob:
         For tests that drop their database; otherwise idle connections to the store close after five seconds.
         """
         if self._runtime is not None:
-            self._runtime.connections.write_put_off()
-            self._runtime.connections.close()
+            for store in self._runtime.stores:
+                store.connections.write_put_off()
+                store.connections.close()
             self._runtime.publisher.close()
 
     def register_tasks(self) -> None:

@@ -6,13 +6,14 @@ What comes from here is fit to be shown: arguments, errors and tracebacks went t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .job import Job
 from .model import values
-from .model.errors import JobNotFoundError
+from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
 from .model.measures import counts, durations
 from .operations.runtime import Runtime
 from .store import aliases, asks, counters, dead, jobs, messages, packets, ports, state, statistics, workers
@@ -70,8 +71,20 @@ class Inspection:
 
         Ages are seconds, None where nothing waits. `counters` and `durations` are totals of all workers since the
         schema was made; what a process had counted in its last seconds before it was killed is missing from them.
+        Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are.
         """
-        return self._runtime.connections.transact("stats", self._stats)
+        found = self._runtime.connections.transact("stats", self._stats)
+        stores: list[dict[str, Any]] = []
+        for store in self._runtime.stores.others(self._runtime):
+            try:
+                added = store.connections.transact("stats", _of_tasks)
+                name = self._runtime.stores.label_of(store)
+            except (StoreUnavailableError, SchemaError) as error:
+                stores.append({"place": store.place, "name": None, "answers": False, "error": str(error)})
+                continue
+            _add(found, added)
+            stores.append({"place": store.place, "name": name, "answers": True, "error": None})
+        return {**found, "stores": stores}
 
     def _stats(self, executor: Executor) -> dict[str, Any]:
         known = counters.exist(executor)
@@ -116,18 +129,25 @@ class Inspection:
         """
 
         def work(executor: Executor) -> dict[str, Any]:
-            rows = [row for row in messages.depth(executor) if queue in (None, row.queue)]
             rest = statistics.resting(executor, queue)
             return {
-                "queues": {
-                    row.queue: {"queued": row.depth + row.delayed, "running": row.running} for row in rows
-                },
+                "queues": unfinished(executor),
                 "suspended": rest.suspended,
                 "timers": rest.timers,
                 "results": statistics.results(executor).unsent,
-            }  # fmt: skip
+            }
 
-        return self._runtime.connections.transact("inspect", work)
+        def unfinished(executor: Executor) -> dict[str, dict[str, int]]:
+            rows = [row for row in messages.depth(executor) if queue in (None, row.queue)]
+            return {row.queue: {"queued": row.depth + row.delayed, "running": row.running} for row in rows}
+
+        found = self._runtime.connections.transact("inspect", work)
+        for store in self._runtime.stores.others(self._runtime):
+            for name, counts_here in store.connections.transact("inspect", unfinished).items():
+                of_queue = found["queues"].setdefault(name, {"queued": 0, "running": 0})
+                for what, number in counts_here.items():
+                    of_queue[what] += number
+        return found
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -162,6 +182,38 @@ class Inspection:
             "died_at": row.died_at,
             "retries": row.retries,
         }
+
+
+def _of_tasks(executor: Executor) -> dict[str, Any]:
+    """Read what there is to be told of a store that has durable tasks only."""
+    return {
+        "queues": {row.queue: _queue(row, 0) for row in messages.depth(executor)},
+        "dead": {
+            "entries": dead.count(executor),
+            "groups": [
+                {"task": row.task, "error": row.error, "entries": row.entries}
+                for row in statistics.dead_groups(executor)
+            ],
+        },
+    }
+
+
+def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
+    """Add what another store has."""
+    for name, theirs in more["queues"].items():
+        ours = found["queues"].setdefault(name, _queue(None, 0))
+        for what, value in theirs.items():
+            if what.endswith("_s"):
+                ours[what] = max((age for age in (ours[what], value) if age is not None), default=None)
+            else:
+                ours[what] += value
+    found["dead"]["entries"] += more["dead"]["entries"]
+    groups: Counter[tuple[str, str]] = Counter()
+    for group in (*found["dead"]["groups"], *more["dead"]["groups"]):
+        groups[group["task"], group["error"]] += group["entries"]
+    found["dead"]["groups"] = [
+        {"task": task, "error": error, "entries": entries} for (task, error), entries in groups.most_common()
+    ]
 
 
 def _queue(row: Any | None, served_by: int) -> dict[str, Any]:

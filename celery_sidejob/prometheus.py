@@ -98,6 +98,11 @@ def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
     )  # fmt: skip
     yield _gauge("sidejob_workers", "Workers that the store knows.", ["state"], _workers(found["workers"]))
     yield _gauge(
+        "sidejob_failover_stores", "Further stores of durable tasks.", ["state"],
+        {(state,): sum(one["answers"] is answers for one in found["stores"])
+         for state, answers in (("up", True), ("away", False))},
+    )  # fmt: skip
+    yield _gauge(
         "sidejob_sweep_lag_seconds", "How long the oldest thing that a sweeper should have seen to has been due.", [],
         {(): found["sweep"]["lag_s"]},
     )  # fmt: skip

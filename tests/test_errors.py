@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextvars
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from celery import Celery, group
 from celery.concurrency import get_implementation
 
-from celery_sidejob import Job, RunningJob, SideJob, SideJobError, current_job
+from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job
 from celery_sidejob.hooks import durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
@@ -231,16 +233,37 @@ def protocol_one(scene: Scene) -> None:
     durable(scene).delay()
 
 
-def failover(scene: Scene) -> None:
-    """Configure what is not there yet."""
+def stores_of(scene: Scene, *urls: str) -> Any:
+    """A client with further stores."""
     app = Celery("failing", broker="memory://", set_as_current=False)
-    app.conf.sidejob_failover_urls = ["postgresql://elsewhere/shop"]
-    _ = SideJob(app).settings
+    app.conf.update(sidejob_database_url=scene.stage.database_url, sidejob_failover_urls=urls)
+    return SideJob(app)
+
+
+def one_store_twice(scene: Scene) -> None:
+    """The same database by two names."""
+    further = urlsplit(scene.stage.database_url)
+    further = further._replace(netloc=further.netloc.replace("127.0.0.1", "localhost"))
+    stores = stores_of(scene, further.geturl()).runtime.stores
+    for store in stores:
+        stores.name_of(store)
+
+
+def no_store(scene: Scene) -> None:
+    """Neither store answers, and both are left alone."""
+    app = Celery("away", broker="memory://", set_as_current=False)
+    nowhere = "postgresql://127.0.0.1:1/nothing"
+    app.conf.update(sidejob_database_url=nowhere, sidejob_failover_urls=[nowhere.replace(":1/", ":2/")])
+    SideJob(app)
+    app.conf.sidejob_durable_tasks = ["shop.*"]
+    with suppress(StoreUnavailableError):
+        app.send_task("shop.mail")
+    app.send_task("shop.mail")
 
 
 def lost_on_the_way(scene: Scene) -> None:
     """A run goes on whose row is gone."""
-    run = operations.Run(("gone", 1), "durable", 1)
+    run = operations.Run(("gone", 1), "durable", 1, scene.stage.runtime)
     operations.go_on(scene.stage.runtime, run, Message("gone", "durable", "q", "{}", b"[]"))
 
 
@@ -252,7 +275,12 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
-    "`sidejob_failover_urls` is set": failover,
+    "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
+    "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://[::1").runtime,
+    "two stores are one database": one_store_twice,
+    "no store answers, and each is left alone": no_store,
+    "an id of the dead set that cannot be one": lambda s: s.stage.sidejob.dead.get("one"),
+    "an entry of a store that is not known here": lambda s: s.stage.sidejob.dead.get("12345678:1"),
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
     "nobody listens at the store's address": without_store,

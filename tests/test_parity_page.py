@@ -33,8 +33,6 @@ BEHAVIOURS = [
 ]
 IDS = [f"DJ-{number:03}" for number in BEHAVIOURS] + [f"WD-{number:02}" for number in range(1, 26)]
 MOST_THAT_DO_NOT_APPLY = 5
-NOT_YET = {"DJ-003", "DJ-021", "DJ-073", "WD-11"}
-"""What the page says is missing: several stores. To be removed with the line's `not yet`."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +109,9 @@ def test_each_behaviour_and_weakness_is_there_once() -> None:
 
 
 def test_each_line_says_how_it_compares() -> None:
-    wrong = [row.id for row in ROWS if not re.fullmatch(r"same|better: .+|does not apply: .+|not yet: .+", row.how)]
+    wrong = [row.id for row in ROWS if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
     assert wrong == []
     assert sum(row.how.startswith("does not apply") for row in ROWS) <= MOST_THAT_DO_NOT_APPLY
-    assert {row.id for row in ROWS if row.how.startswith("not yet")} == NOT_YET
     assert [row.id for row in ROWS if not row.calls] == []
 
 

@@ -16,7 +16,7 @@ from celery_sidejob import drafting
 from celery_sidejob.hooks import task_options
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
-FOR_OURSELVES = {"runtime", "register_tasks", "durable_globs", "heartbeat"}
+FOR_OURSELVES = {"runtime", "register_tasks", "durable_globs", "heartbeat", "heartbeats", "check_store"}
 """What the package's own layers use of `SideJob`."""
 CLASSES = ("SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport")
 

@@ -34,31 +34,31 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
         return
     if since is not None:
         raise click.UsageError("--from is for --sql: an upgrade looks by itself where it begins.")
-    url = _url(sidejob)
-    before = migrate.current(url, schema)
-    after = migrate.upgrade(url, schema, owner=sidejob.owner)
-    if before == after:
-        output.show(Text(f"Schema {schema!r} is up to date: revision {after}."))
-    else:
-        output.show(
-            Text(f"Schema {schema!r} is now at revision {after}; {f'it was at {before}' if before else 'it is new'}.")
-        )
+    for store in _stores(sidejob):
+        url = _url(store)
+        before = migrate.current(url, schema)
+        after = migrate.upgrade(url, schema, owner=sidejob.owner)
+        if before == after:
+            output.show(Text(f"{_schema(store)} is up to date: revision {after}."))
+        else:
+            was = f"it was at {before}" if before else "it is new"
+            output.show(Text(f"{_schema(store)} is now at revision {after}; {was}."))
 
 
 @db.command()
 @as_json
 @with_sidejob
 def current(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Show the revision the schema is at, and the one this version works on."""
-    schema = sidejob.settings.schema
-    found = {"schema": schema, "revision": migrate.current(_url(sidejob), schema), "head": migrate.head()}
+    """Show the revision the schema is at, and the one this version works on; of failover stores too."""
+    stores = _stores(sidejob)
+    revisions = [migrate.current(_url(store), store.settings.schema) for store in stores]
     if as_json:
-        output.json(found)
-    elif found["revision"] is None:
-        output.show(Text(f"Schema {schema!r} does not exist; this version works on revision {found['head']}."))
-    else:
-        output.show(Text(f"Schema {schema!r} is at revision {found['revision']}; "
-                         f"this version works on {found['head']}."))  # fmt: skip
+        found = {"schema": sidejob.settings.schema, "revision": revisions[0], "head": migrate.head()}
+        output.json({**found, "failover": revisions[1:]} if revisions[1:] else found)
+        return
+    for store, revision in zip(stores, revisions, strict=True):
+        is_at = f"is at revision {revision}" if revision is not None else "does not exist"
+        output.show(Text(f"{_schema(store)} {is_at}; this version works on revision {migrate.head()}."))
 
 
 AWAY, BEHIND = 3, 4
@@ -68,22 +68,23 @@ AWAY, BEHIND = 3, 4
 @as_json
 @with_sidejob
 def check(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Check that the schema is there, fits this version, and belongs to this app and broker.
+    """Check that the schema is there, fits this version, and belongs to this app and broker; in each of the stores.
 
     Also that the user has all rights that workers need. Ends with 0 if workers can start; 3 if the store cannot be
     reached, so that it is worth trying again; 4 if `db upgrade` is wanted; 1 if a person must look.
     """
     schema = sidejob.settings.schema
-    try:
-        migrate.check(sidejob.settings.require_database_url(), schema, owner=sidejob.owner)
-    except SideJobError as error:
-        if as_json:
-            output.json({"schema": schema, "ok": False, "error": str(error)})
-        raise Failed(error, code=_code(error)) from error
+    for store in _stores(sidejob):
+        try:
+            sidejob.check_store(store)
+        except SideJobError as error:
+            if as_json:
+                output.json({"schema": schema, "ok": False, "error": str(error)})
+            raise Failed(f"{store.where}: {error}" if store.place else error, code=_code(error)) from error
+        if not as_json:
+            output.show(Text(f"{_schema(store)} fits."))
     if as_json:
         output.json({"schema": schema, "ok": True, "error": None})
-    else:
-        output.show(Text(f"Schema {schema!r} fits."))
 
 
 @db.command()
@@ -102,10 +103,11 @@ def reassign(sidejob: Any, output: Output) -> None:
     What waits is published again.
     """
     owner = sidejob.owner
-    schema = sidejob.settings.schema
-    before = migrate.reassign(_url(sidejob), schema, owner=owner)
-    was = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}" if before != owner else ""
-    output.show(Text(f"Schema {schema!r} belongs to the app {owner['app']!r} and the broker {owner['broker']!r}{was}."))
+    ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
+    for store in _stores(sidejob):
+        before = migrate.reassign(_url(store), store.settings.schema, owner=owner)
+        theirs = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}"
+        output.show(Text(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}."))
 
 
 def _code(error: SideJobError) -> int:
@@ -117,8 +119,20 @@ def _code(error: SideJobError) -> int:
     return 1
 
 
-def _url(sidejob: Any) -> str:
-    """Return the store's URL, past a proxy that would not keep a session's locks."""
-    settings = sidejob.settings
+def _stores(sidejob: Any) -> list[Any]:
+    """Return all stores, the primary first."""
+    sidejob.settings.require_database_url()
+    return list(sidejob.runtime.stores)
+
+
+def _schema(store: Any) -> str:
+    """Return what a store's schema is called."""
+    named = f"Schema {store.settings.schema!r}"
+    return f"{named} of store {store.place} of sidejob_failover_urls" if store.place else named
+
+
+def _url(store: Any) -> str:
+    """Return a store's URL, past a proxy that would not keep a session's locks."""
+    settings = store.settings
     url: str = settings.require_database_url()
     return settings.direct_url or url

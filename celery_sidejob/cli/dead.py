@@ -12,7 +12,21 @@ from ..deadset import DeadEntry
 from .command import Failed, as_json, largest_id, load_modules, with_sidejob
 from .output import Output, facts, table
 
-entry_argument = click.argument("entry_id", metavar="ID", type=click.IntRange(1, largest_id))
+
+class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A number, or that of a failover store with the store's name before it."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        """Check it, and return it as the dead set knows it."""
+        name, _, number = str(value).rpartition(":")
+        if not number.isdecimal() or int(number) > largest_id or (":" in str(value) and not name):
+            self.fail(f"{value!r} is no entry's id: a number, or a store's name:number.", param, context)
+        return f"{name}:{int(number)}" if name else int(number)
+
+
+entry_argument = click.argument("entry_id", metavar="ID", type=EntryId())
 group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
 task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
 LONGEST_S = 1e10
@@ -28,11 +42,12 @@ def dead() -> None:
 @task_option
 @click.option("--queue", metavar="NAME", help="Only those of this queue.")
 @click.option("--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many.")
-@click.option("--after", metavar="ID", type=click.IntRange(0, largest_id), default=0, help="Only those after this id.")
+@click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only those after this id.")
 @as_json
 @with_sidejob
 def list_entries(
-    sidejob: Any, output: Output, group: str | None, task: str | None, queue: str | None, limit: int, after: int,
+    sidejob: Any, output: Output, group: str | None, task: str | None, queue: str | None, limit: int,
+    after: int | str,
     as_json: bool,
 ) -> None:  # fmt: skip
     """List entries, oldest first."""
@@ -62,7 +77,7 @@ def groups(sidejob: Any, output: Output, as_json: bool) -> None:
 @entry_argument
 @as_json
 @with_sidejob
-def show(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
+def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
     """Show one entry with its traceback."""
     found: DeadEntry = sidejob.dead.get(entry_id)
     if as_json:
@@ -74,7 +89,7 @@ def show(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
 
 
 @dead.command()
-@click.argument("entry_id", metavar="[ID]", type=click.IntRange(1, largest_id), required=False)
+@click.argument("entry_id", metavar="[ID]", type=EntryId(), required=False)
 @click.option("--all", "everything", is_flag=True, help="All there are.")
 @group_option
 @task_option
@@ -82,7 +97,7 @@ def show(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
 @as_json
 @with_sidejob
 def retry(
-    sidejob: Any, output: Output, entry_id: int | None, everything: bool, group: str | None, task: str | None,
+    sidejob: Any, output: Output, entry_id: int | str | None, everything: bool, group: str | None, task: str | None,
     limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Have one entry tried again, those of a group or a task, or all."""
@@ -102,7 +117,7 @@ def retry(
 @entry_argument
 @as_json
 @with_sidejob
-def delete(sidejob: Any, output: Output, entry_id: int, as_json: bool) -> None:
+def delete(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
     """Remove one entry for good, a job with everything below it."""
     if not sidejob.dead.delete(entry_id):
         raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")

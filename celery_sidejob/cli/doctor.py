@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import click
@@ -33,6 +34,9 @@ def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
     """
     found = [
         *Diagnosis(sidejob.runtime, sidejob.owner).findings(thorough=thorough),
+        *chain.from_iterable(
+            Diagnosis(store, sidejob.owner).of_further_store() for store in sidejob.runtime.stores if store.place
+        ),
         *broker_check.findings(sidejob.app),
     ]
     found = [replace(one, found=with_app(one.found), remedy=with_app(one.remedy)) for one in found]

@@ -81,6 +81,9 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
         shown.append(table("Worker", "Process", "", rows=lives))
     else:
         shown.append(Text("No worker is known."))
+    if found["stores"]:
+        stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]
+        shown.append(table("Failover store", "Name", "", rows=stores))
     timed = [(TIMED[name], row) for name, row in found["durations"].items() if row["count"]]
     if timed:
         times = [(what, row["count"], _milliseconds(row["p50_s"]), _milliseconds(row["p99_s"])) for what, row in timed]

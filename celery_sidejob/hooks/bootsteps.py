@@ -10,7 +10,9 @@ from typing import Any
 from celery import bootsteps, signals
 from celery.worker.state import active_requests
 
+from ..model.errors import StoreUnavailableError
 from ..model.settings import Settings
+from ..operations.runtime import Runtime
 from ..services import stop_flag
 from ..services.heartbeat import Heartbeat
 from ..services.heartbeat_file import HeartbeatFile
@@ -33,7 +35,7 @@ class SideJobStep(bootsteps.StartStopStep):
         super().__init__(worker, **kwargs)
         self._sidejob = worker.app.sidejob
         self._loops: list[Loop] = []
-        self._heartbeat: Heartbeat | None = None
+        self._heartbeats: list[Heartbeat] = []
         self._bell = PoolBell()
         stop_flag.share()  # before the pool forks
         durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
@@ -46,22 +48,19 @@ class SideJobStep(bootsteps.StartStopStep):
         return True
 
     def start(self, worker: Any) -> None:
-        """Check the schema, register this worker, begin to beat and to sweep."""
+        """Check the schemas, register this worker, begin to beat and to sweep."""
         sidejob = self._sidejob
         file = _heartbeat_file(sidejob.settings)
-        sidejob.check_schema()
-        sidejob.register_tasks()
-        runtime = sidejob.runtime
-        processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
-        self._heartbeat = Heartbeat(
-            runtime, processes if pool_kind.has_processes(worker.pool) else None, file,
-            is_busy=lambda: bool(active_requests),
-        )  # fmt: skip
-        self._heartbeat.register()
-        sidejob.heartbeat = self._heartbeat
-        self._loops = [Loop(self._heartbeat, unpatched=True), Loop(self._heartbeat.errands)]
-        if sidejob.settings.worker_services:
-            self._loops.append(Loop(Sweeper(runtime, self._heartbeat)))
+        self._heartbeats = [
+            self._heartbeat_of(worker, store, file if store.place == 0 else None) for store in sidejob.runtime.stores
+        ]
+        self._register()
+        sidejob.heartbeats = self._heartbeats
+        self._loops = [Loop(heartbeat, unpatched=True) for heartbeat in self._heartbeats]
+        for heartbeat in self._heartbeats:
+            self._loops.append(Loop(heartbeat.errands))
+            if sidejob.settings.worker_services:
+                self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
@@ -91,15 +90,41 @@ class SideJobStep(bootsteps.StartStopStep):
 
         worker.wait_for_soft_shutdown = announce_and_wait
 
+    def _heartbeat_of(self, worker: Any, store: Runtime, file: HeartbeatFile | None) -> Heartbeat:
+        processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
+
+        def check() -> None:
+            self._sidejob.check_store(store)
+            if store.place == 0:
+                self._sidejob.register_tasks()
+
+        return Heartbeat(
+            store, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
+            is_busy=lambda: bool(active_requests),
+        )  # fmt: skip
+
+    def _register(self) -> None:
+        """Enter this worker in all stores; in one that is away its heartbeat does so later, if another is there."""
+        away: list[StoreUnavailableError] = []
+        for heartbeat in self._heartbeats:
+            try:
+                heartbeat.register()
+            except StoreUnavailableError as error:
+                away.append(error)
+                if len(away) == len(self._heartbeats):
+                    raise
+                logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.where, error)
+
     def _leave(self, **_: Any) -> None:
         """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""
-        heartbeat, self._heartbeat = self._heartbeat, None
-        if heartbeat is None:
+        heartbeats, self._heartbeats = self._heartbeats, []
+        if not heartbeats:
             return
-        for loop in self._loops[1:]:
+        for loop in self._loops[len(heartbeats) :]:
             loop.stop()
-        released = heartbeat.leave()
-        self._loops[0].stop()
+        released = sum(heartbeat.leave() for heartbeat in heartbeats)
+        for loop in self._loops[: len(heartbeats)]:
+            loop.stop()
         if released:
             logger.info("Gave back %d runs that this stop had cut off", released)
 

@@ -15,10 +15,7 @@ from ..model.settings import Settings, read_settings
 
 def settings_of(app: Celery) -> Settings:
     """Read, check and freeze the settings of an app: its configuration, then the environment, then defaults."""
-    settings = read_settings(_ours(app), os.environ, namespace=app.namespace)
-    if settings.failover_urls:  # a promise that is not kept yet must not look kept
-        raise SettingsError("sidejob_failover_urls is not supported yet: durable tasks are kept in one store")
-    return settings
+    return read_settings(_ours(app), os.environ, namespace=app.namespace)
 
 
 def _ours(app: Celery) -> dict[str, Any]:

@@ -26,7 +26,6 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def stop(self, c: Any) -> None:
         """Vouch no longer for what was fetched over the connection that broke."""
-        heartbeat = c.app.sidejob.heartbeat  # none without a store
-        if heartbeat is not None:
+        for heartbeat in c.app.sidejob.heartbeats:  # none without a store
             heartbeat.runs.disconnected()
             heartbeat.tasks.runs.disconnected()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +23,8 @@ class Delivered(Request):
     _solo_is_busy = False
     """Whether the one process of a solo worker is running a body."""
 
-    _delivery: Delivery[Any] | None = None
+    _deliveries: Sequence[tuple[RunsHere[Any], Delivery[Any]]] = ()
+    """What the worker knows of it: of each store in which its row may be."""
     _is_being_accepted = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -35,11 +37,6 @@ class Delivered(Request):
 
     @property
     def _has_row(self) -> bool:
-        raise NotImplementedError
-
-    @property
-    def _runs(self) -> RunsHere[Any]:
-        """What runs in this worker of its kind; only where there is a heartbeat."""
         raise NotImplementedError
 
     @property
@@ -58,9 +55,9 @@ class Delivered(Request):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""
-        if self._heartbeat is not None and self._delivery is not None:
+        for runs, delivery in self._deliveries:
             # gevent gives the greenlet's number, which is no process
-            self._runs.accepted(self._delivery, pid if self._heartbeat.has_processes else os.getpid())
+            runs.accepted(delivery, pid if self._heartbeat.has_processes else os.getpid())
         self._is_being_accepted = True
         try:
             super().on_accepted(pid, time_accepted)
@@ -101,8 +98,8 @@ class Delivered(Request):
         raise NotImplementedError
 
     def _over(self) -> None:
-        if self._heartbeat is not None and self._delivery is not None:
-            self._runs.over(self._delivery)
+        for runs, delivery in self._deliveries:
+            runs.over(delivery)
 
     def _redacted(self, value: Any) -> Any:
         sidejob = getattr(self._app, "sidejob", None)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,19 @@ from kombu.utils.imports import symbol_by_name
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
-from ..model.durable import ADOPTED, DEATHS, FORMAT, HEADER, ON_LOST, REPUBLISHED, WORKER, Message, header_of
+from ..model.durable import (
+    ADOPTED,
+    CALL,
+    DEATHS,
+    FORMAT,
+    HEADER,
+    ON_LOST,
+    REPUBLISHED,
+    WAITS,
+    WORKER,
+    Message,
+    header_of,
+)
 from ..model.errors import InvalidValueError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
@@ -106,7 +119,7 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
     a row of a newer format: it is left to newer workers.
     """
     about = message.about or _about(message)
-    headers = {**about["headers"], HEADER: header_of(message.generation)}
+    headers = {**about["headers"], HEADER: header_of(message)}
     if about.get("deaths"):
         headers[DEATHS] = about["deaths"]
     properties = dict(about["properties"])
@@ -190,6 +203,7 @@ def received(app: Celery, task: str, message: Any) -> Message:
         publication=_publication(kept),
         body=_as_bytes(message.body),
         expires_at=_time(headers.get("expires")),
+        call=headers.get(CALL),
     )  # fmt: skip
 
 
@@ -322,44 +336,59 @@ class KeepingProducer:
             return None
         self._kept = True
         headers = options["headers"]
-        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED):
+        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED, CALL):
             headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
         deaths = headers.pop(DEATHS, None)
         transaction = options.pop("transaction", None)
-        message = self._message(body, deaths, **options)
         if together is not None:
+            message = self._message(body, deaths, self._new_call(headers), **options)
             together.messages.append(message)
-            together.without_rows.append(partial(self._producer.publish, body, **options))
+            together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
             return None
+        parent = self._app.current_worker_task
+        run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+        if transaction is not None:
+            durable.lend(self._runtime, self._message(body, deaths, **options), transaction)
+        elif run is not None and (run.body_is_over or (run.key[0] == headers.get("id") and not run.moved)):
+            self._keep_of(run, self._message(body, deaths, **options))
+        else:
+            return self._keep_anywhere(body, deaths, options)
+        return None
+
+    def _keep_of(self, run: Run, message: Message) -> None:
+        """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
+        if run.key[0] == message.task_id and not run.moved:
+            durable.go_on(run.runtime, run, message)
+        elif _in_callbacks is not None and _in_callbacks.get():
+            run.follows.append(message)  # the end of the run keeps it
+        else:
+            durable.keep_again(run.runtime, message)
+
+    def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
+        message = self._message(body, deaths, self._new_call(options["headers"]), **options)
         try:
-            self._keep(message, transaction)
+            durable.keep(self._runtime, message)
         except StoreUnavailableError as error:
             if self._runtime.settings.on_store_down != "publish":
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
-            return self._producer.publish(body, **options)
+            return self._producer.publish(body, **_without_row(message, options))
         return None
 
-    def _keep(self, message: Message, transaction: Any) -> None:
-        parent = self._app.current_worker_task
-        run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
-        if transaction is not None:
-            durable.lend(self._runtime, message, transaction)
-            return
-        if run is not None and run.key[0] == message.task_id and not run.moved:
-            durable.go_on(self._runtime, run, message)
-            return
-        after_the_body = run is not None and run.body_is_over
-        if run is not None and after_the_body and _in_callbacks is not None and _in_callbacks.get():
-            run.follows.append(message)  # the end of the run keeps it
-            return
-        durable.keep(self._runtime, message, repeated=after_the_body)
+    def _new_call(self, headers: Mapping[str, Any]) -> str | None:
+        """Name this call, where two stores may come to have a copy of its message."""
+        if not self._runtime.stores.several:
+            return None
+        eta = _time(headers.get("eta"))
+        horizon = timedelta(seconds=self._runtime.settings.timer_horizon)
+        waits = eta is not None and eta - datetime.now(UTC) > horizon
+        return (WAITS if waits else "") + secrets.token_hex(8)
 
     def _message(
-        self, body: Any, deaths: Any, /, *, headers: dict[str, Any], exchange: Any = "", routing_key: Any = None,
-        serializer: Any = None, compression: Any = None, delivery_mode: Any = None, declare: Any = None,
-        retry: Any = None, retry_policy: Any = None, timeout: Any = None, confirm_timeout: Any = None,
-        **properties: Any,
+        self, body: Any, deaths: Any, call: str | None = None, /, *, headers: dict[str, Any], exchange: Any = "",
+        routing_key: Any = None, serializer: Any = None, compression: Any = None, delivery_mode: Any = None,
+        declare: Any = None, retry: Any = None, retry_policy: Any = None, timeout: Any = None,
+        confirm_timeout: Any = None, **properties: Any,
     ) -> Message:  # fmt: skip
         """Return the message as the broker would get it; what only says how to send it is left out."""
         task_id = headers.get("id")
@@ -379,8 +408,8 @@ class KeepingProducer:
             "declare": [one.name for one in maybe_list(declare) or () if isinstance(one, Queue)],
         }  # fmt: skip
         return Message(
-            task_id, self._task, str(queue), _publication(about, deaths), data,
-            eta=_time(headers.get("eta")), expires_at=_time(headers.get("expires")), about={**about, "deaths": deaths},
+            task_id, self._task, str(queue), _publication(about, deaths, call), data, eta=_time(headers.get("eta")),
+            expires_at=_time(headers.get("expires")), about={**about, "deaths": deaths}, call=call,
         )  # fmt: skip
 
     @property
@@ -392,10 +421,21 @@ class KeepingProducer:
         return runtime
 
 
-def _publication(about: Mapping[str, Any], deaths: Any = None) -> str:
+def _without_row(message: Message, options: dict[str, Any]) -> dict[str, Any]:
+    """Return how a message is published without a row: with its call, as a store may have taken it after all."""
+    if message.call is None:
+        return options
+    return {**options, "headers": {**options["headers"], CALL: message.call}}
+
+
+def _publication(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:
     try:
         kept = {"v": FORMAT, "about": kombu_dumps(about)}
-        return json.dumps({**kept, "deaths": deaths} if deaths else kept)
+        if deaths:
+            kept["deaths"] = deaths
+        if call is not None:
+            kept["call"] = call
+        return json.dumps(kept)
     except TypeError as error:
         raise InvalidValueError(f"The headers and options of a durable task must be JSON values: {error}") from error
 

@@ -13,10 +13,11 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, HEADER, Key, key_of
-from ..services.runs_here import ENDED, RunsHere
+from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, key_of
+from ..services.runs_here import ENDED
 from .delivered import Delivered
 from .durable import received
+from .holders import bury, holders
 
 
 def install() -> None:
@@ -26,12 +27,12 @@ def install() -> None:
 
 def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None = None, **_: Any) -> None:
     """Nobody here knows the task: Celery fails it and drops its message, so it is buried."""
-    heartbeat = getattr(getattr(sender.app, "sidejob", None), "heartbeat", None)
     headers = message.headers or {}
-    key = key_of(str(headers.get("id")), headers.get(HEADER))
-    if heartbeat is not None and key is not None:
+    header = headers.get(HEADER)
+    key = key_of(str(headers.get("id")), header)
+    if key is not None:
         error = f"NotRegistered: no worker of this queue knows {headers.get('task')!r}; import its module there"
-        heartbeat.errands.soon(lambda: heartbeat.tasks.fail(key, reason="failed", error=error))
+        bury(holders(sender.app, header), key, Address.of(header), reason="failed", error=error)
 
 
 class DurableRequest(Delivered):
@@ -39,28 +40,35 @@ class DurableRequest(Delivered):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        header = self._request_dict.get(HEADER)
+        self._kept: Key | None = key_of(self.id, header)
+        self._key: Key = self._kept or (self.id, 1)
+        self._address = Address.of(header)
+        # Shown by `inspect`, in events and in logs.
         self._argsrepr: str = self._redacted(self._argsrepr)
         self._kwargsrepr: str = self._redacted(self._kwargsrepr)
-        self._kept: Key | None = key_of(self.id, self._request_dict.get(HEADER))
-        self._key: Key = self._kept or (self.id, 1)
         self._failed = False
-        heartbeat = self._heartbeat
-        if heartbeat is not None:
-            self._delivery = heartbeat.tasks.runs.received(self._key, request=self)
+        self._holders = holders(self._app, header)
+        self._deliveries = [
+            (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
+            for heartbeat in self._holders
+        ]
 
     @property
     def _has_row(self) -> bool:
         return self._kept is not None
 
     @property
-    def _runs(self) -> RunsHere[Key]:
-        runs: RunsHere[Key] = self._heartbeat.tasks.runs
-        return runs
-
-    @property
     def request_dict(self) -> dict[str, Any]:
         """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
         given = super().request_dict
+        heartbeats = self._app.sidejob.heartbeats
+        if len(heartbeats) > 1:
+            given[WORKER] = {
+                heartbeat.store: (heartbeat.runtime.place, heartbeat.worker_id)
+                for heartbeat in heartbeats
+                if heartbeat.may_claim
+            }
         if self._kept is None and HEADER not in given:
             given[ADOPTED] = received(self._app, self.task_name, self._message)
         return given
@@ -82,8 +90,8 @@ class DurableRequest(Delivered):
             super().terminate(pool, signal)
         except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
             self._announce_revoked("terminated", True, signal, False)
-            if self._heartbeat is not None:
-                self._heartbeat.tasks.runs.stopped(self._key)
+            for runs, _ in self._deliveries:
+                runs.stopped(self._key)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
@@ -126,15 +134,14 @@ class DurableRequest(Delivered):
         self._bury(reason, error, None)
 
     def _bury(self, reason: str, error: str, traceback: str | None) -> None:
-        heartbeat, key, retries = self._heartbeat, self._key, self._request_dict.get("retries") or 0
-        if heartbeat is not None:
-            heartbeat.errands.soon(
-                lambda: heartbeat.tasks.fail(key, reason=reason, error=error, traceback=traceback, retries=retries)
-            )
+        bury(
+            self._holders, self._key, self._address, reason=reason, error=error, traceback=traceback,
+            retries=self._request_dict.get("retries") or 0,
+        )  # fmt: skip
 
     def _plan(self, plan: str) -> None:
-        if self._heartbeat is not None:
-            self._heartbeat.tasks.runs.planned(self._key, plan)
+        for runs, _ in self._deliveries:
+            runs.planned(self._key, plan)
 
     def _over(self) -> None:
         super()._over()

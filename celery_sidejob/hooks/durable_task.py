@@ -11,6 +11,7 @@ import os
 import random
 import time
 import traceback as tracebacks
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, cast
@@ -20,13 +21,15 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, InvalidTaskError, Reject
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import ADOPTED, HEADER, WORKER, Key, Message, key_of
+from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
+from ..operations.stores import Stores
 from . import chords, own_process, recording
 from .durable import RUNS, check_options, is_durable
+from .holders import bury, holders
 from .publishing import PAUSE_S
 
 logger = logging.getLogger("celery_sidejob")
@@ -105,11 +108,11 @@ class DurableTask(Task):
             return super().__call__(*args, **kwargs)
         run.in_body = True
         try:
-            with durable.in_body(_runtime(self), run):
+            with durable.in_body(run.runtime, run):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
-            if own_process.is_left(self.app, run.key, error):
-                _lose(_runtime(self), run, error)
+            if own_process.is_left(self.app, run.key, error, place=run.runtime.place):
+                _lose(run, error)
             raise
         run.body_is_over = True
         return value
@@ -182,44 +185,87 @@ def run_of(task: Any) -> Run | None:
 def _begin(task: DurableTask, request: Context) -> None:
     runtime = _runtime(task)
     recording.begin(task.app)
-    worker_id = request.get(WORKER)
-    key = key_of(request.id, request.get(HEADER))
-    if worker_id is None:
-        _back(request, "this worker has no identity in the store yet")
-    if key is not None and own_process.is_revoked(task.app, request.id):
-        _revoked(task, request, key, worker_id)
+    header = request.get(HEADER)
+    key, address = key_of(request.id, header), Address.of(header)
     adopted = request.get(ADOPTED) if key is None else None
-    run = Run(key or (request.id, 1), task.name, worker_id)
+    if key is None and adopted is None:
+        _back(request, "its message is of a newer format")
+    try:
+        places = _places(runtime.stores, request.get(WORKER), address, adopted=adopted is not None)
+    except StoreUnavailableError as error:
+        _leave(runtime, request, str(error))
+    if not places:
+        _leave(runtime, request, "this worker is not known, or not just now, in the store that has its row")
+    if key is not None and own_process.is_revoked(task.app, request.id):
+        _revoked(task, request, key, places)
     policy: dict[str, Any] = {
         "pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": task.max_losses or runtime.settings.max_losses,
     }  # fmt: skip
-    try:
-        if key is not None:
-            begun = durable.begin(runtime, run, is_here=request.id in RUNS, **policy)
-        elif adopted is not None:
-            begun = durable.adopt(runtime, run, cast("Message", adopted), **policy)
-        else:
-            _back(request, "its message is of a newer format")
-    except StoreUnavailableError as error:
-        time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
-        _back(request, str(error))
-    if not begun:
-        raise Ignore(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
-    run.stopping = partial(own_process.is_to_stop, task.app, run.key)
-    for ours in (HEADER, WORKER, ADOPTED):  # a body may give its headers to what it calls
-        (request.headers or {}).pop(ours, None)
-    RUNS[request.id] = run
-    request.sidejob_run = run  # the request's own: another delivery of this id may come and go in another thread
+    failure: StoreUnavailableError | None = None
+    for store, worker_id in places:
+        run = Run(key or (request.id, 1), task.name, worker_id, store)
+        began = time.monotonic()
+        try:
+            if adopted is not None:
+                begun = durable.adopt(store, run, cast("Message", adopted), **policy)
+            else:
+                begun = durable.begin(store, run, address, is_here=request.id in RUNS, **policy)
+        except StoreUnavailableError as error:
+            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
+            failure = error
+            continue
+        runtime.stores.answered(store)
+        if begun:
+            run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=store.place)
+            for ours in (HEADER, WORKER, ADOPTED):  # a body may give its headers to what it calls
+                (request.headers or {}).pop(ours, None)
+            RUNS[request.id] = run
+            request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
+            return
+    if failure is not None:
+        _leave(runtime, request, str(failure))
+    if address.store is None and adopted is None and len(places) < len(runtime.stores):
+        _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
+    raise Ignore(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
-def _revoked(task: DurableTask, request: Context, key: Key, worker_id: int) -> NoReturn:
+def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
+    """Return in which stores the row may be, each with this worker's identity there; those that answer, if several."""
+    if known is None:
+        return ()
+    if not isinstance(known, Mapping):  # there is one store
+        here = address.store is None or address.store == stores.name_of(stores[0])
+        return ((stores[0], known),) if here else ()
+    found = [(stores[place], worker_id) for place, worker_id in known.values()]
+    if adopted:
+        return [(store, worker_id) for store, worker_id in found if store.place == 0]
+    if address.store is not None:
+        found = [(stores[place], worker_id) for name, (place, worker_id) in known.items() if name == address.store]
+    return [(store, worker_id) for store, worker_id in found if not stores.is_left_alone(store)]
+
+
+def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tuple[Runtime, int]]) -> NoReturn:
     """Bury what was revoked while it waited for a thread, unless the worker does."""
     error = "TaskRevokedError: the task was revoked"
-    if not own_process.is_ended(task.app, key) and durable.fail(
-        _runtime(task), key, by="worker", worker_id=worker_id, reason="revoked", error=error
+    if not own_process.is_ended(task.app, key) and any(
+        durable.fail(store, key, by="worker", worker_id=worker_id, reason="revoked", error=error)
+        for store, worker_id in places
     ):
         task.backend.mark_as_revoked(request.id, "revoked", request=request)
     raise Ignore(f"task {request.id} was revoked")
+
+
+def _leave(runtime: Runtime, request: Context, why: str) -> NoReturn:
+    """Do not begin what has its row in a store that does not answer.
+
+    With one store the message is to be there at once when that answers again. With several it must not keep this worker
+    from what is in the others: it is forgotten here, and the store's sweeper sends it again.
+    """
+    if runtime.stores.several and request.get(HEADER) is not None:
+        logger.warning("Task %s is left to the sweeper of its store: %s", request.id, why)
+        raise Ignore(why)
+    time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
+    _back(request, why)
 
 
 def _back(request: Context, why: str) -> NoReturn:
@@ -228,28 +274,28 @@ def _back(request: Context, why: str) -> NoReturn:
     raise Reject(why, requeue=True)
 
 
-def _lose(runtime: Runtime, run: Run, error: BaseException) -> NoReturn:
+def _lose(run: Run, error: BaseException) -> NoReturn:
     """A body has left a process that goes on: what it held is as good as lost with it."""
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
-        durable.give_back(runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+        durable.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
 def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
     """Bury a message that cannot be read here: it would come again for ever. Who waits for its result is told."""
-    heartbeat = getattr(getattr(app, "sidejob", None), "heartbeat", None)
     headers = message.headers
-    key = key_of(str(headers.get("id")), headers.get(HEADER))
-    if heartbeat is None or key is None:
+    header = headers.get(HEADER)
+    key, found = key_of(str(headers.get("id")), header), holders(app, header)
+    if key is None or not found:
         return
     try:
         if not headers.get("ignore_result"):
             app.backend.mark_as_failure(key[0], error, request=Context({**headers, **message.properties}))
     except Exception as trouble:
         logger.warning("The end of %s could not be stored: %s", key[0], trouble)
-    heartbeat.errands.soon(lambda: heartbeat.tasks.fail(key, reason="failed", error=_shown(error, "")))
+    bury(found, key, Address.of(header), reason="failed", error=_shown(error, ""))
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -284,7 +330,7 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
 
 
 def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
-    runtime, request = _runtime(task), task.request
+    runtime, request = run.runtime, task.request
     if run.moved or run.is_lost or state is None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
@@ -319,16 +365,17 @@ def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:
             "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
             "the task is made, or name it in sidejob_durable_tasks here too.", task.name,
         )  # fmt: skip
-    runtime = _runtime(task)
+    stores, address = _runtime(task).stores, Address.of(header)
     try:
-        if state == states.FAILURE:
-            durable.fail(
-                runtime, key, by="sweeper", worker_id=None, reason="failed", retries=request.retries or 0,
-                error=_shown(retval, states.FAILURE), traceback=_trace(retval),
-            )  # fmt: skip
-        else:
-            durable.forget(runtime, key)
-    except StoreUnavailableError as error:
+        for store in stores if address.store is None else [stores.named(address.store)]:
+            if state == states.FAILURE:
+                durable.fail(
+                    store, key, by="sweeper", worker_id=None, reason="failed", retries=request.retries or 0,
+                    error=_shown(retval, states.FAILURE), traceback=_trace(retval),
+                )  # fmt: skip
+            else:
+                durable.forget(store, key)
+    except (StoreUnavailableError, SettingsError) as error:
         logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
 
 

@@ -15,21 +15,21 @@ from ..services.runs_here import ENDED, RunsHere
 from ..services.stop_flag import worker_is_stopping
 
 
-def is_to_stop(app: Celery, key: tuple[Any, int]) -> bool:
+def is_to_stop(app: Celery, key: tuple[Any, int], *, place: int = 0) -> bool:
     """Whether a body should come to its end: its worker stops, or its run was ended or lost, as far as is known here.
 
     A body in a thread cannot be stopped from outside; it can only look.
     """
-    runs = _runs(app, key)
+    runs = _runs(app, key, place)
     return worker_is_stopping() or (runs is not None and runs.is_over(key))
 
 
-def is_left(app: Celery, key: tuple[Any, int], error: BaseException) -> bool:
+def is_left(app: Celery, key: tuple[Any, int], error: BaseException, *, place: int = 0) -> bool:
     """Whether the body has left its process, by `sys.exit()` for one, which yet goes on and gives nothing back.
 
     Not if the worker made it leave, because it stops or the run was revoked: then the worker sees to the run.
     """
-    runs = _runs(app, key)
+    runs = _runs(app, key, place)
     if runs is None or worker_is_stopping() or isinstance(error, WorkerShutdown | WorkerTerminate):
         return False
     unasked = runs.plan_of(key) is None and not runs.is_over(key)
@@ -43,8 +43,8 @@ def is_revoked(app: Celery, task_id: str | None) -> bool:
 
 def is_ended(app: Celery, key: tuple[Any, int]) -> bool:
     """Whether this worker has ended the run already, before it began."""
-    runs = _runs(app, key)
-    return runs is not None and runs.plan_of(key) == ENDED
+    known = [_runs(app, key, place) for place in range(len(app.sidejob.heartbeats))]
+    return any(runs is not None and runs.plan_of(key) == ENDED for runs in known)
 
 
 def is_kill(error: BaseException) -> bool:
@@ -66,11 +66,11 @@ def _heartbeat(app: Celery) -> Heartbeat | None:
     return None if found is None or found.has_processes else found
 
 
-def _runs(app: Celery, key: tuple[Any, int]) -> RunsHere[Any] | None:
-    """Return what runs here of the kind of a run's key: a job's number, or a task's id."""
-    heartbeat = _heartbeat(app)
-    if heartbeat is None:
+def _runs(app: Celery, key: tuple[Any, int], place: int) -> RunsHere[Any] | None:
+    """Return what runs here of the kind of a run's key, a job's number or a task's id, and of one store."""
+    if _heartbeat(app) is None:
         return None
+    heartbeat: Heartbeat = app.sidejob.heartbeats[place]
     return heartbeat.tasks.runs if isinstance(key[0], str) else heartbeat.runs
 
 

@@ -56,8 +56,8 @@ class CeleryPublisher:
         self._app = app
         self._lease_s = lease_s
         self._run_here = run_here
-        self._marker = f"celery_sidejob:marker:{schema}"
-        self._exchange = rabbitmq.MarkerExchange(schema)
+        self._schema = schema
+        self._exchanges: dict[str | None, rabbitmq.MarkerExchange] = {}
         self._lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
         self._pid = os.getpid()
         self._producer: Producer | None = None
@@ -157,16 +157,19 @@ class CeleryPublisher:
         """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
         return self._family == "amqp"
 
-    def was_emptied(self) -> bool:
-        """Look for our marker in the broker, and put it there: a key in Redis, an exchange in RabbitMQ."""
+    def was_emptied(self, store: str | None = None) -> bool:
+        """Look for a store's marker in the broker, and put it there: a key in Redis, an exchange in RabbitMQ."""
         self._mind_fork()
+        marked = self._schema if store is None else f"{self._schema}:{store}"
         with self._lock:
             try:
                 channel, family = self._channel(), self._family
                 if family == "redis":
-                    there = channel.client.set(self._marker, "1", get=True, keepttl=False)
+                    there = channel.client.set(f"celery_sidejob:marker:{marked}", "1", get=True, keepttl=False)
                 elif family == "amqp":
-                    there = self._exchange.is_there(channel.connection)
+                    if store not in self._exchanges:
+                        self._exchanges[store] = rabbitmq.MarkerExchange(marked)
+                    there = self._exchanges[store].is_there(channel.connection)
                 else:
                     return False
             except Exception as error:

@@ -12,7 +12,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.state import active_requests, requests, task_ready
 
 from ..model.messages import is_readable
-from ..services.runs_here import ENDED, Key, RunsHere
+from ..services.runs_here import ENDED, Key
 from ..services.stopped_runs import end_from_outside
 from .delivered import Delivered
 from .events import Rested
@@ -33,16 +33,12 @@ class JobRequest(Delivered):
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
-            self._delivery = heartbeat.runs.received(self._key, getattr(self._task, "lease", None), request=self)
+            lease_s = getattr(self._task, "lease", None)
+            self._deliveries = ((heartbeat.runs, heartbeat.runs.received(self._key, lease_s, request=self)),)
 
     @property
     def _has_row(self) -> bool:
         return self._key is not None
-
-    @property
-    def _runs(self) -> RunsHere[Key]:
-        runs: RunsHere[Key] = self._heartbeat.runs
-        return runs
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
@@ -84,7 +80,7 @@ class JobRequest(Delivered):
                 self._over()  # no process was lost: Celery calls so whatever is no Exception
             task_ready(self)
             self.acknowledge()
-            if self._delivery is not None and self._delivery.pid is None:
+            if any(delivery.pid is None for _, delivery in self._deliveries):
                 self._over()  # its process died before it began: it waits here no longer, and nobody may vouch for it
             if send_failed_event:
                 self.send_event("task-failed", exception=repr(error), traceback=None)

@@ -17,6 +17,7 @@ from celery.canvas import _chain as chain
 
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import durable as operations
+from ..operations.durable import Run
 from .durable import Together, is_durable, keeping_together
 
 logger = logging.getLogger("celery_sidejob")
@@ -50,9 +51,12 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
         operations.lend_many(runtime, together.messages, transaction)
         return
     parent = app.current_worker_task
-    run = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+    run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
     try:
-        operations.keep_many(runtime, together.messages, repeated=run is not None and run.body_is_over)
+        if run is not None and run.body_is_over:
+            operations.keep_many(run.runtime, together.messages, of_run=True)
+        else:
+            operations.keep_many(runtime, together.messages)
     except StoreUnavailableError as error:
         if runtime.settings.on_store_down != "publish":
             raise

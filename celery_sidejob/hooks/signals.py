@@ -58,7 +58,7 @@ class SignalObserver:
         self._measures.count("runs_lost")
         task_lost.send(sender=task, job_id=job_id, task=task, run_no=run_no)
 
-    def task_buried(self, entry_id: int, task_id: str, task: str, reason: str) -> None:
+    def task_buried(self, entry_id: int | str, task_id: str, task: str, reason: str) -> None:
         """Send `task_buried` for an ordinary task."""
         logger.log(
             logging.ERROR if reason == "lost" else logging.WARNING,

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 HEADER = "sidejob_durable"
-"""The message's header: ``{"v": 1, "n": generation}``. A message without it has no row."""
+"""The message's header: ``{"v": 1, "n": generation}``. A message without it has no row.
+
+Where there are several stores, ``"s"`` is the name of the one that has the row. ``"c"`` names the call of a message
+that another store may have a copy of: those in ``"t"``, or any (``"u"``), as its publisher may not know of the row.
+"""
+CALL = "sidejob_call"
+"""The header of a message that is published without a row, as all stores are away: some may have a copy of it."""
 REPUBLISHED = "sidejob_republished"
 """A header of copies: the store published it again, because the first was not heard of."""
 WORKER = "sidejob_worker"
@@ -45,6 +52,14 @@ class Message:
     again: bool = False
     about: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """What `publication` says, where this process has just made it: it need not be read back."""
+    store: str | None = None
+    """The name of the store that has the row, where there are several."""
+    call: str | None = None
+    """Names the call that made it, where another store may be given a copy of it."""
+    tried: tuple[str, ...] = ()
+    """The stores that may have a copy: they took it and did not answer."""
+    unconfirmed: bool = False
+    """Its publisher may not know of the row: it may have given a copy to another store."""
 
     @classmethod
     def of_row(cls, row: Any) -> Message:
@@ -55,9 +70,39 @@ class Message:
         )  # fmt: skip
 
 
-def header_of(generation: int) -> dict[str, int]:
+WAITS = "w"
+"""How the name of a call begins whose message waits in the store first: whoever made it is long through with it."""
+
+
+def header_of(message: Message) -> dict[str, Any]:
     """Return what a message's header says."""
-    return {"v": HEADER_FORMAT, "n": generation}
+    header: dict[str, Any] = {"v": HEADER_FORMAT, "n": message.generation}
+    if message.store is not None:
+        header["s"] = message.store
+    if message.call is not None and (message.tried or message.unconfirmed):
+        header["c"] = message.call
+        if message.tried:
+            header["t"] = list(message.tried)
+        if message.unconfirmed:
+            header["u"] = True
+    return header
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """What a message's header says of where its row is."""
+
+    store: str | None = None
+    call: str | None = None
+    tried: tuple[str, ...] = ()
+    unconfirmed: bool = False
+
+    @classmethod
+    def of(cls, header: Any) -> Address:
+        """Read it; a message without a header has no row."""
+        if not isinstance(header, Mapping):
+            return cls()
+        return cls(header.get("s"), header.get("c"), tuple(header.get("t") or ()), bool(header.get("u")))
 
 
 def key_of(task_id: str, header: Any) -> Key | None:
@@ -65,3 +110,12 @@ def key_of(task_id: str, header: Any) -> Key | None:
     if not isinstance(header, Mapping) or int(header.get("v", 1)) > HEADER_FORMAT:
         return None
     return task_id, int(header["n"])
+
+
+def call_of(publication: str) -> str | None:
+    """Return the name of the call that made a message; None where there was only one store, or it cannot be read."""
+    try:
+        call: str | None = json.loads(publication).get("call")
+    except (ValueError, AttributeError):
+        return None
+    return call

@@ -50,8 +50,11 @@ class Publisher(Protocol):
         """Let go of the connection; the next publish opens another."""
         ...
 
-    def was_emptied(self) -> bool:
-        """Tell whether the broker has lost what it had since this was last asked, where that can be known."""
+    def was_emptied(self, store: str | None = None) -> bool:
+        """Tell whether the broker has lost what it had since this was last asked, where that can be known.
+
+        It is told once for each store (None is the primary), whose rows are then published again.
+        """
         ...
 
 
@@ -98,7 +101,7 @@ class Observer(Protocol):
         """A run's worker died."""
         ...
 
-    def task_buried(self, entry_id: int, task_id: str, task: str, reason: str) -> None:
+    def task_buried(self, entry_id: int | str, task_id: str, task: str, reason: str) -> None:
         """An ordinary durable task was entered in the dead set."""
         ...
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 from celery_sidejob.model.errors import SettingsError
 
@@ -170,7 +171,9 @@ class Settings:
     direct_url: str | None = _setting(
         None, _or_none(_STORE_URL), "the store without the transaction-pooling proxy that database_url goes through"
     )
-    failover_urls: tuple[str, ...] = _setting((), _STORE_URLS, "further stores for durable tasks only")
+    failover_urls: tuple[str, ...] = _setting(
+        (), _STORE_URLS, "further stores for durable tasks only, in the order in which they are tried"
+    )
     schema: str = _setting("sidejob", _SCHEMA, "the schema in the store; one belongs to one app and one broker")
     durable_tasks: tuple[str, ...] = _setting(
         (), _GLOBS, "globs of task names made durable without touching their code"
@@ -300,3 +303,30 @@ def _check_contradictions(settings: Settings, spelled: Mapping[str, str]) -> Non
         raise SettingsError(
             f"{spelled['direct_url']} is set without {spelled['database_url']}: it is a second way to the same store"
         )
+    _check_failover(settings, spelled)
+
+
+def _check_failover(settings: Settings, spelled: Mapping[str, str]) -> None:
+    if settings.failover_urls and settings.database_url is None:
+        raise SettingsError(
+            f"{spelled['failover_urls']} is set without {spelled['database_url']}: those stores follow the first one"
+        )
+    seen = {_place(settings.database_url): spelled["database_url"]} if settings.database_url is not None else {}
+    for number, url in enumerate(settings.failover_urls, 1):
+        name = f"number {number} of {spelled['failover_urls']}"
+        before = seen.setdefault(_place(url), name)
+        if before != name:
+            raise SettingsError(f"{name} is the same store as {before}: each must be a database of its own")
+
+
+def _place(url: str) -> tuple[str, ...]:
+    """Return where a URL leads as it is written, whoever goes there: hosts with ports, and the database."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return (url,)
+    query = dict(parse_qsl(parts.query))
+    hosts = parts.netloc.rpartition("@")[2].lower() or query.get("host", "")
+    ports = query.get("port", "5432")
+    with_ports = ",".join(host if re.search(r":\d+$", host) else f"{host}:{ports}" for host in hosts.split(","))
+    return with_ports, parts.path.strip("/") or query.get("dbname", "")

@@ -16,23 +16,27 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..model.crash_points import reach
-from ..model.durable import Key, Message
+from ..model.durable import Address, Key, Message
 from ..model.errors import IllegalMoveError, InvalidValueError, LeaseLostError, StoreUnavailableError
 from ..model.protocols import Observer
-from ..store import durable
+from ..store import durable, twins
 from ..store.borrowed import Borrowed
-from ..store.connection import OutcomeUnknown
+from ..store.connection import NoAnswer, OutcomeUnknown
 from ..store.durable import FIRST_LOOK_S, Kept, Waits
 from ..store.put_off import PutOff
 from ..store.statement import Executor
+from . import copies
 from .endings import storable
 from .hold import PAUSE_S
 from .runtime import Aftermath, Runtime
+from .stores import Stores
 
 T = TypeVar("T")
 
 logger = logging.getLogger("celery_sidejob")
 
+NOWHERE = Address()
+"""Of a message that can have no copy, as far as is known."""
 PAGE = 1000
 PAGE_BYTES = 8_000_000
 """How many messages one statement keeps at most, and how large they may be together, but for the last."""
@@ -49,6 +53,8 @@ class Run:
     key: Key
     task: str
     worker_id: int
+    runtime: Runtime
+    """Of the store that has the row."""
     in_body: bool = False
     body_is_over: bool = False
     moved: bool = False
@@ -79,24 +85,23 @@ def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
 # -- publishing ------------------------------------------------------------------------------------------------------
 
 
-def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
+def keep(runtime: Runtime, message: Message) -> None:
     """Keep a message and give it to the broker. Once this returns it runs or is in the dead set.
 
-    Raises StoreUnavailableError, or InvalidValueError if another message of this task id is not finished; not with
-    `repeated`, which is how a run that was begun again publishes what its first try had published already. What is not
-    due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means that the
-    sweeper publishes.
+    It is kept in the first of the stores that answers, and the wait for each that does not is bounded: once per pause.
+    Raises StoreUnavailableError if none does, or InvalidValueError if another message of this task id is not finished.
+    What is not due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means
+    that the sweeper publishes.
     """
-
-    def work(executor: Executor) -> Kept | None:
-        return durable.keep(executor, message, _waits(runtime))
-
-    kept = _repeat(lambda: runtime.connections.transact("durable-keep", work, single=True))
-    if kept is None:
-        if repeated or durable.is_kept(runtime.connections, message):
-            return
-        raise _taken(message.task_id)
+    store, (kept, tried) = _in_the_first(runtime.stores, lambda store, tried: (_keep(store, message, tried), tried))
     if not kept.waits:
+        send(store, [replace(message, tried=tried) if tried else message])
+
+
+def keep_again(runtime: Runtime, message: Message) -> None:
+    """Keep what a run publishes after its body, in the run's own store, unless its first try has kept it already."""
+    kept = _repeat(lambda: runtime.connections.transact("durable-keep", _keeping(runtime, message), single=True))
+    if kept is not None and not kept.waits:
         send(runtime, [message])
 
 
@@ -118,26 +123,27 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     borrowed.after_commit(partial(_after_commit, committed))
 
 
-def keep_many(runtime: Runtime, messages: Sequence[Message], *, repeated: bool = False) -> None:
+def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = False) -> None:
     """Keep messages, all or none in one commit, and give them to the broker, all of a page at once.
 
-    Raises StoreUnavailableError, and InvalidValueError where the task id of one is taken; `repeated` as for `keep`.
+    All in the first store that answers, as `keep` does; or in this one, `of_run`: what a run publishes after its body,
+    which its first try may have kept already. Raises StoreUnavailableError, and InvalidValueError where the task id of
+    one is taken.
     """
     _check_ids(messages)
     pages = list(_pages(messages))
 
-    def work(executor: Executor) -> set[str]:
-        return _keep_pages(executor, pages, _waits(runtime), repeated=repeated)
+    def keep(store: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
+        return _keep_all(store, pages, tried, repeated=of_run), tried
 
-    try:
-        waiting = runtime.connections.transact("durable-keep", work)
-    except OutcomeUnknown:
-        if durable.is_kept(runtime.connections, messages[0]):
-            return  # then all are, and the sweeper publishes them
-        waiting = runtime.connections.transact("durable-keep", work)
+    store, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime.stores, keep)
+    if waiting is None:
+        return  # all are kept, and the sweeper publishes them
     for page in pages:
         due = [message for message in page if message.task_id not in waiting]
-        if due and not send(runtime, due) and not runtime.publisher.ready:
+        if tried:
+            due = [replace(message, tried=tried) for message in due]
+        if due and not send(store, due) and not runtime.publisher.ready:
             return  # the sweeper publishes the rest
 
 
@@ -168,10 +174,13 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     def work(executor: Executor) -> Kept | None:
         return durable.move(executor, message, run.key, _waits(runtime), worker_id=run.worker_id)
 
+    def once() -> Kept | None:
+        return runtime.connections.transact("durable-move", work, single=True, within_s=_patience_s(runtime))
+
     try:
-        kept = runtime.connections.transact("durable-move", work, single=True)
+        kept = once()
     except OutcomeUnknown:
-        kept = _repeat(lambda: runtime.connections.transact("durable-move", work, single=True))
+        kept = _repeat(once)
         row = None if kept else durable.read(runtime.connections, run.key[0])
         if row is not None and row.generation == run.key[1] + 1:
             kept = Kept(waits=not row.unpublished, generation=row.generation)
@@ -213,25 +222,34 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def begin(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int, is_here: bool) -> bool:
+def begin(
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
+) -> bool:
     """Lock the row; False if this delivery is a copy, of which nothing is to run.
 
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
 
     def work(executor: Executor) -> bool:
-        return durable.begin(
+        begun = durable.begin(
             executor, run.key, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
         )
+        if begun and noted:
+            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+        return begun
 
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
+
+    noted = copies.is_to_be_noted(address)
+    within_s = runtime.stores.wait_s if runtime.stores.several else None
     try:
-        return runtime.connections.transact("durable-begin", work, single=True)
+        begun = once()
+    except NoAnswer:
+        raise  # it would say nothing to a second one either
     except OutcomeUnknown:
-        if runtime.connections.transact("durable-begin", work, single=True):
-            return True
-        row = durable.read(runtime.connections, run.key[0])
-        mine = (run.key[1], run.worker_id, pid)
-        return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
+        begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
+    return begun and _counts(runtime, run, address)
 
 
 def check_hold() -> None:
@@ -252,15 +270,40 @@ def is_to_stop() -> bool:
 
 
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
-    """Keep a message of a publisher without this package, locked for its run; False if another delivery did."""
+    """Keep a message that came without a row, locked for its run; False if it has one, or another delivery made one.
+
+    Its publisher had no extension, or no store that answered; in that case one of them may have it after all.
+    """
+    address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
+    noted = copies.is_to_be_noted(address)
 
     def work(executor: Executor) -> bool:
-        return durable.adopt(
+        adopted = durable.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
             look_after_s=runtime.settings.lost_after,
         )  # fmt: skip
+        if adopted and noted:
+            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+        return adopted
 
-    return _repeat(lambda: runtime.connections.transact("durable-begin", work, single=True))
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=_patience_s(runtime))
+
+    return _repeat(once) and _counts(runtime, run, address)
+
+
+def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
+    row = durable.read(runtime.connections, run.key[0])
+    mine = (run.key[1], run.worker_id, pid)
+    return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
+
+
+def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
+    """Tell whether the copy that was just locked is the one to run; removes it if it is not."""
+    if copies.gives_way(runtime, run.key, address, worker_id=run.worker_id):
+        return False
+    copies.note(runtime, run.key, address)
+    return True
 
 
 def end(runtime: Runtime, run: Run) -> None:
@@ -292,7 +335,9 @@ def end(runtime: Runtime, run: Run) -> None:
     def once(work: Callable[[Executor], bool]) -> bool:
         nonlocal unknown
         try:
-            return runtime.connections.transact("durable-end", work, single=not run.follows)
+            return runtime.connections.transact(
+                "durable-end", work, single=not run.follows, within_s=_patience_s(runtime)
+            )
         except OutcomeUnknown:
             unknown = True
             raise
@@ -309,26 +354,58 @@ def end(runtime: Runtime, run: Run) -> None:
 
 def fail(
     runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
-    traceback: str | None = None, retries: int = 0, patient: bool = False,
+    traceback: str | None = None, retries: int = 0, patient: bool = False, address: Address = NOWHERE,
 ) -> bool:  # fmt: skip
-    """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already."""
+    """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
+
+    Also if the message has a copy that counts, as far as its `address` tells.
+    """
+    if address.call is not None:
+        row = durable.read(runtime.connections, key[0])
+        if row is None or row.generation != key[1] or copies.gives_way(runtime, key, address, worker_id=worker_id):
+            return False
+    noted = copies.is_to_be_noted(address)
 
     def work(executor: Executor) -> tuple[int, str] | None:
         found = durable.bury(
             executor, key, by=by, worker_id=worker_id, reason=reason, error=storable(error),
             traceback=None if traceback is None else storable(traceback), retries=retries,
         )  # fmt: skip
+        if found is not None and noted:
+            twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
         return None if found is None else (found.id, found.task)
 
+    unknown = False
+
     def once() -> tuple[int, str] | None:
-        return runtime.connections.transact("durable-bury", work, single=True)
+        nonlocal unknown
+        try:
+            found = runtime.connections.transact(
+                "durable-bury", work, single=not noted, within_s=_patience_s(runtime)
+            )
+        except OutcomeUnknown:
+            unknown = True
+            raise
+        if found is None and unknown:  # the first try may have done it, and nobody was told
+            row = durable.buried(runtime.connections, key)
+            return None if row is None else (row.id, row.task)
+        return found
 
     buried = _patiently(runtime, once) if patient else _repeat(once)
     if buried is None:
         return False
-    entry_id, task = buried
+    number, task = buried
+    entry_id = entry_id_of(runtime, number)
     runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, reason)]))
     return True
+
+
+def entry_id_of(runtime: Runtime, number: int) -> int | str:
+    """Return by what an entry of the dead set is known: its number, with the store's name before it if that is not
+    the primary.
+    """
+    label = runtime.stores.label_of(runtime)
+    return number if label is None else f"{label}:{number}"
 
 
 def forget(runtime: Runtime, key: Key) -> None:
@@ -350,25 +427,15 @@ def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss
     """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set."""
     ids = list(task_ids)
 
-    def work(executor: Executor) -> Sequence[tuple[str, str]]:
-        rows = durable.give_back(executor, ids, worker_id=worker_id, loss=loss)
-        return [(row.task_id, row.task) for row in rows]
+    def work(executor: Executor) -> Sequence[Any]:
+        return durable.give_back(executor, ids, worker_id=worker_id, loss=loss)
 
-    taken = runtime.connections.transact("durable-lose", work, single=True)
-    if loss:
-        _tell_of_losses(runtime, taken)
-    return len(taken)
+    return _lose(runtime, work)
 
 
 def take_from_the_dead(runtime: Runtime, limit: int) -> int:
     """Take a page of runs from workers that were declared dead; returns how many."""
-
-    def work(executor: Executor) -> Sequence[tuple[str, str]]:
-        return [(row.task_id, row.task) for row in durable.take_from_the_dead(executor, limit)]
-
-    taken = runtime.connections.transact("durable-lose", work, single=True)
-    _tell_of_losses(runtime, taken)
-    return len(taken)
+    return _lose(runtime, lambda executor: durable.take_from_the_dead(executor, limit))
 
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
@@ -382,7 +449,7 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     return len(messages)
 
 
-def not_revived(entry_id: int, task_id: str | None) -> IllegalMoveError:
+def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:
     """Return why an entry that there is did not leave the dead set."""
     return IllegalMoveError(
         f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
@@ -393,20 +460,109 @@ def not_revived(entry_id: int, task_id: str | None) -> IllegalMoveError:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _tell_of_losses(runtime: Runtime, lost: Iterable[tuple[str, str]]) -> None:
-    runtime.follow(Aftermath(calls=[partial(_tell_of_loss, task_id=task_id, task=task) for task_id, task in lost]))
+def _lose(runtime: Runtime, take: Callable[[Executor], Sequence[Any]]) -> int:
+    """Take runs from whoever held them, and tell of those that were lost."""
+    taken = runtime.connections.transact("durable-lose", take, single=True, within_s=_patience_s(runtime))
+    runtime.follow(
+        Aftermath(calls=[partial(_tell_of_loss, task_id=row.task_id, task=row.task) for row in taken if row.loss])
+    )
+    return len(taken)
 
 
 def _tell_of_loss(observer: Observer, *, task_id: str, task: str) -> None:
     observer.task_lost(task_id, task)
 
 
+def _in_the_first(stores: Stores, keep: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, T]:
+    """Keep something in the first of the stores that answers, and return that too.
+
+    `keep` is told which stores may have it already: those that took it and did not answer.
+    """
+    tried: list[str] = []
+    failure: StoreUnavailableError | None = None
+    for store in stores:
+        if stores.is_left_alone(store):
+            continue
+        began = time.monotonic()
+        try:
+            name = stores.name_of(store) if stores.several else ""
+            return store, keep(store, tuple(tried))
+        except OutcomeUnknown as error:
+            tried.append(name)
+            failure = error
+        except StoreUnavailableError as error:
+            failure = error
+        stores.failed(store, failure, after_s=time.monotonic() - began)
+    raise failure or stores.all_left_alone()
+
+
+def _keep(store: Runtime, message: Message, tried: tuple[str, ...]) -> Kept:
+    within_s = store.stores.wait_s
+    keeping = _keeping(store, message, tried)
+    kept = _repeat(lambda: store.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s))
+    if kept is None and _is_kept(store, message, within_s):
+        return Kept(waits=True)  # by the first of two tries: the sweeper publishes it
+    if kept is None:
+        raise _taken(message.task_id)
+    return kept
+
+
+def _is_kept(store: Runtime, message: Message, within_s: float) -> bool:
+    """Tell whether the row in whose way a message is, is its own; OutcomeUnknown if the store goes away just then."""
+    try:
+        return store.connections.read(lambda executor: durable.is_kept(executor, message), within_s=within_s)
+    except StoreUnavailableError as error:
+        raise OutcomeUnknown(f"There is a row of this task id, which may be of this very call: {error}") from error
+
+
+def _keep_all(
+    store: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], *, repeated: bool
+) -> set[str] | None:
+    """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them."""
+    within_s = store.stores.wait_s + len(pages) * PAGE_TAKES_S
+
+    def work(executor: Executor) -> set[str]:
+        waiting = _keep_pages(executor, pages, _waits(store), repeated=repeated)
+        if tried:
+            made = [(message.task_id, message.call) for page in pages for message in page if message.call is not None]
+            twins.note(executor, made, tried=tried, kept_s=twins.KEPT_S)
+        return waiting
+
+    first = True
+
+    def once() -> set[str] | None:
+        nonlocal first
+        again, first = not first, False
+        if again and store.connections.read(lambda executor: durable.is_kept(executor, pages[0][0]), within_s=within_s):
+            return None
+        return store.connections.transact("durable-keep", work, within_s=within_s)
+
+    return _repeat(once)
+
+
+def _keeping(runtime: Runtime, message: Message, tried: tuple[str, ...] = ()) -> Callable[[Executor], Kept | None]:
+    def work(executor: Executor) -> Kept | None:
+        kept = durable.keep(executor, message, _waits(runtime))
+        if kept is not None and tried and message.call is not None:
+            twins.note(executor, [(message.task_id, message.call)], tried=tried, kept_s=twins.KEPT_S)
+        return kept
+
+    return work
+
+
 def _repeat(once: Callable[[], T]) -> T:
-    """Do what may be repeated again if its answer was lost."""
+    """Do what may be repeated again if its answer was lost with its connection; then its outcome stays unknown."""
     try:
         return once()
-    except OutcomeUnknown:
-        return once()
+    except NoAnswer:
+        raise
+    except OutcomeUnknown as unknown:
+        try:
+            return once()
+        except OutcomeUnknown:
+            raise
+        except StoreUnavailableError as error:
+            raise OutcomeUnknown(f"{unknown} Then: {error}") from error
 
 
 def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
@@ -422,12 +578,22 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
 
 
 def _publish(runtime: Runtime, messages: Sequence[Message]) -> list[Key]:
+    if runtime.stores.several and messages:
+        try:
+            name = runtime.stores.name_of(runtime)
+        except StoreUnavailableError as error:
+            logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
+            return []
+        messages = [replace(message, store=name) for message in messages]
     sent = runtime.publisher.publish(messages)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 
 def _mark(runtime: Runtime, published: list[Key]) -> None:
-    runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, published), single=True)
+    runtime.connections.transact(
+        "mark", lambda executor: durable.mark_published(executor, published), single=True,
+        within_s=runtime.stores.wait_s,
+    )  # fmt: skip
 
 
 def _after_commit(work: Callable[[], None]) -> None:
@@ -470,6 +636,11 @@ def _keep_pages(executor: Executor, pages: Iterable[list[Message]], waits: Waits
             raise _taken(taken)
         waiting.update(held_back)
     return waiting
+
+
+def _patience_s(runtime: Runtime) -> float | None:
+    """Return how long what a run does waits for a store that is silent: for ever where there is no other to serve."""
+    return runtime.settings.lease if runtime.stores.several else None
 
 
 def _waits(runtime: Runtime) -> Waits:

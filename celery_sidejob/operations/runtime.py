@@ -13,6 +13,7 @@ from ..model.protocols import Observer, Publication, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store import askings, messages
 from ..store.connection import Connections
+from .stores import Stores
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -40,7 +41,7 @@ class Aftermath:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One app's store, publisher, results and observer."""
+    """One of an app's stores, with the app's publisher, results and observer."""
 
     settings: Settings
     connections: Connections
@@ -48,8 +49,21 @@ class Runtime:
     results: Results
     observer: Observer
     tasks: Tasks
+    stores: Stores = field(default_factory=Stores)
+    """All stores that durable tasks may be in, this one among them."""
+    place: int = 0
+    """Which of them this one is; 0 is the primary."""
     later: Callable[[Callable[[], None]], None] | None = None
     """Has something done by another thread, for one that may use nothing but the store; None for all others."""
+
+    @property
+    def where(self) -> str:
+        """What this store is called before its name is known: the setting it comes from."""
+        return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
+
+    def called(self, service: str) -> str:
+        """Return what a service of this store is called in logs and among threads."""
+        return f"{service}-{self.place}" if self.place else service
 
     def follow(self, aftermath: Aftermath) -> None:
         """Carry out what follows a commit, or have it carried out."""

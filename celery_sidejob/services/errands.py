@@ -17,9 +17,8 @@ WAIT_S = 0.1
 class Errands:
     """Does one thing after the other: ending a revoked run waits for whoever has its job locked."""
 
-    name = "errands"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "errands") -> None:
+        self.name = name
         self._waiting: deque[Callable[[], None]] = deque()
         self._one_at_a_time = threading.Lock()
 

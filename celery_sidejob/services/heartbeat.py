@@ -50,12 +50,13 @@ class Beat:
 class Heartbeat:
     """Keeps one worker alive in the store, and has what it holds and does not run rescued."""
 
-    name = "heartbeat"
-
     def __init__(
-        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None,
-        *, is_busy: Callable[[], bool] = lambda: True,
+        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None, *,
+        is_busy: Callable[[], bool] = lambda: True, check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
+        """`check` raises what keeps a worker from serving the store: a schema that does not fit, for one."""
+        self.name = runtime.called("heartbeat")
+        self._check = check
         self.has_processes = processes is not None
         """Whether bodies run in processes of a pool, and not in this one."""
         self.runtime = runtime
@@ -64,14 +65,17 @@ class Heartbeat:
         self._settings = runtime.settings
         self.runs: RunsHere[Key] = RunsHere()
         self.worker_id = 0
-        self.errands = Errands()
+        """Under which it is entered in the store; 0: not yet."""
+        self.store: str | None = None
+        """The store's name, where there are several."""
+        self.errands = Errands(runtime.called("errands"))
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
         self._waiting = WaitingRuns(runtime, self.runs, messages.still_wait)
         self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id, is_busy=is_busy)
         self._beat: OwnExecutor | None = None
-        self._lock = LivenessLock(runtime.settings)
+        self._lock = LivenessLock(runtime.settings, runtime.connections.setting)
         self._beat_at = float("-inf")
         self._sweep_at = float("-inf")
 
@@ -79,6 +83,9 @@ class Heartbeat:
 
     def register(self) -> int:
         """Enter this process under a new identity, with its liveness lock where the connection allows one."""
+        self._check()
+        if self.runtime.stores.several:
+            self.store = self.runtime.stores.name_of(self.runtime)
         ident = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         executor = self._beating()
         self.worker_id = workers.register(executor, ident)
@@ -106,6 +113,8 @@ class Heartbeat:
     def leave(self) -> int:
         """Give back everything this worker holds, without counting a loss, and declare it gone."""
         released = 0
+        if not self.worker_id:
+            return released
         try:
             for row in claims.held_by(self.runtime.connections, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
@@ -122,6 +131,8 @@ class Heartbeat:
         """Beat if it is time, and rescue what is held and not run, by pool processes that died or at all."""
         if self._file is not None:
             self._file.touch()  # first: what follows raises while there is no store
+        if not self.worker_id:
+            self.register()  # the store was away when the worker started
         beaten = self._beat_if_due()
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())
         with self.runtime.connections.over(self._beating()):

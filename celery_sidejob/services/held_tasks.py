@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..model.crash_points import reach
-from ..model.durable import Key
+from ..model.durable import Address, Key
 from ..operations import durable as operations
 from ..operations.runtime import Runtime
 from ..store import durable
@@ -37,11 +37,14 @@ class HeldTasks:
         """Tell the store of what was received here and waits."""
         return self._waiting.vouch()
 
-    def fail(self, key: Key, *, reason: str, error: str, traceback: str | None = None, retries: int = 0) -> None:
+    def fail(
+        self, key: Key, *, reason: str, error: str, traceback: str | None = None, retries: int = 0,
+        address: Address = operations.NOWHERE,
+    ) -> None:  # fmt: skip
         """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
         operations.fail(
             self._runtime, key, by="worker", worker_id=self._worker_id(), reason=reason, error=error,
-            traceback=traceback, retries=retries,
+            traceback=traceback, retries=retries, address=address,
         )  # fmt: skip
 
     def rescue(self, died: Iterable[int]) -> int:

@@ -24,8 +24,10 @@ AGAIN_S = 5.0
 class LivenessLock:
     """Takes and watches the lock of one worker."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, setting: str = "sidejob_database_url") -> None:
+        """`setting` is where the store's URL comes from."""
         self._settings = settings
+        self._setting = setting
         self._executor: OwnExecutor | None = None
         self._again_at = float("-inf")
         self.lost = False
@@ -75,18 +77,19 @@ class LivenessLock:
         url, schema = settings.direct_url or settings.require_database_url(), settings.schema
         self._again_at = float("inf")  # where it makes no sense it stays so
         try:
-            self._executor = Connections(url, schema, prepare=False).connect()
+            self._executor = Connections(url, schema, prepare=False, setting=self._setting).connect()
         except StoreUnavailableError as error:
             self._again_at = time.monotonic() + AGAIN_S
             return str(error).rstrip(".")
-        setting = "sidejob_direct_url" if settings.direct_url else "sidejob_database_url"
+        setting = "sidejob_direct_url" if settings.direct_url else self._setting
         if self._executor.pooled:
-            wanted = "it must lead past it" if settings.direct_url else "set sidejob_direct_url to lead past it"
+            past = settings.direct_url or self._setting != "sidejob_database_url"
+            wanted = "it must lead past it" if past else "set sidejob_direct_url to lead past it"
             return f"{setting} leads through a pooling proxy; {wanted}"
         if not workers.take_lock(self._executor, worker_id, schema):
             self._again_at = time.monotonic() + AGAIN_S
             return "somebody holds it just now; it is tried again"
         if not workers.lock_is_seen(beating, worker_id, schema):
-            return f"{setting} leads to another database than sidejob_database_url, where nobody would see it"
+            return f"{setting} leads to another database than {self._setting}, where nobody would see it"
         self._again_at = float("-inf")
         return None

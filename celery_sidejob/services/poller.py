@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..model.crash_points import reach
-from ..model.durable import Message
+from ..model.durable import Address, Message
+from ..operations import copies
 from ..operations import durable as operations
 from ..operations.runtime import Runtime
 from ..store import durable
@@ -121,7 +122,7 @@ class Poller:
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
     def _publish(self, rows: Sequence[Any], report: Report) -> bool:
-        messages = [Message.of_row(row) for row in rows]
+        messages = copies.of_rows(self._runtime, rows)
         report.missing += sum(row.missing for row in rows)
         reach("sweep:before-publish")
         sent = operations.dispatch(self._runtime, messages)
@@ -134,13 +135,17 @@ class Poller:
 
     def _bury(self, rows: Sequence[Any]) -> None:
         """Tell the backend of each, then move it to the dead set: a death in between only tells once more."""
-        for row in rows:
+        for row, address in zip(rows, copies.addresses_of(self._runtime, rows), strict=True):
             try:
-                self._bury_one(row)
+                self._bury_one(row, address)
             except Exception:
                 logger.exception("Task %s is doomed, and could not be buried; it is tried again", row.task_id)
 
-    def _bury_one(self, row: Any) -> None:
+    def _bury_one(self, row: Any, address: Address) -> None:
+        if copies.gives_way(self._runtime, (row.task_id, row.generation), address):
+            return
+        if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
+            return  # a copy may have run to its end in a store that does not answer: there is time to ask it
         error = (
             EXPIRED if row.fate == "expired" else LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST
         )
@@ -149,7 +154,9 @@ class Poller:
         reach("doom:told")
         if verdict == "bury":
             key = (row.task_id, row.generation)
-            operations.fail(self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error)
+            operations.fail(
+                self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error, address=address
+            )
         elif verdict == "remove":
             operations.forget(self._runtime, (row.task_id, row.generation))
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..model.status import Status
 from ..operations.deletion import delete_finished
 from ..operations.runtime import Runtime
-from ..store import dead, durable, jobs
+from ..store import dead, durable, jobs, twins
 from ..store.statement import Executor
 
 PRUNE_S = 60.0
@@ -37,11 +37,13 @@ class Pruner:
         self._entries_after = 0
 
     def run_once(self) -> Pruned:
-        """Remove old entries of the dead set, and old finished jobs with everything below them."""
+        """Remove old entries of the dead set, old finished jobs with all below them, and notes on old copies."""
         settings = self._runtime.settings
         entries = 0
         if settings.dead_retention is not None:
             entries = self._prune_dead(settings.dead_retention.total_seconds())
+        if self._runtime.stores.several and twins.exist(self._runtime.connections):
+            twins.prune(self._runtime.connections, WINDOW)
         age_s = settings.retention.total_seconds() if settings.retention is not None else None
         return Pruned(self._prune_jobs(age_s), entries)
 

@@ -70,6 +70,13 @@ class PollReport:
     def __bool__(self) -> bool:
         return any(getattr(self, field.name) for field in fields(self))
 
+    def __iadd__(self, other: PollReport) -> PollReport:
+        """Count what another sweep found and did as well."""
+        for field in fields(self):
+            ours, theirs = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, ours or theirs if isinstance(ours, bool) else ours + theirs)
+        return self
+
 
 class Worker(Protocol):
     """The worker whose service a sweeper is: the heartbeat."""
@@ -89,9 +96,8 @@ class Worker(Protocol):
 class Sweeper:
     """Sweeps one schema, by itself or, as the service of a worker, while no other worker does."""
 
-    name = "sweeper"
-
     def __init__(self, runtime: Runtime, worker: Worker | None = None) -> None:
+        self.name = runtime.called("sweeper")
         self._runtime = runtime
         self._settings = runtime.settings
         self._worker = worker
@@ -229,7 +235,9 @@ class Sweeper:
     def _look_for_an_emptied_broker(self, report: PollReport) -> None:
         """Have everything published again that the broker no longer has: copies are harmless."""
         if not self._emptied:
-            self._emptied = self._is_time("marker", MARKER_S) and self._runtime.publisher.was_emptied()
+            self._emptied = self._is_time("marker", MARKER_S) and self._runtime.publisher.was_emptied(
+                self._runtime.stores.label_of(self._runtime)
+            )
         if not self._emptied:
             return
         report.broker_emptied = True

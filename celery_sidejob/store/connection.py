@@ -32,6 +32,7 @@ from ..model.crash_points import AnswerLost, reach
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ..model.settings import NO_STORE
 from .borrowed import Address, Borrowed, borrow, check
+from .bounded import BoundedConnection, Overdue
 from .identity import Database, cluster, look
 from .libpq import Exchange
 from .places import Places
@@ -62,6 +63,9 @@ GREENLETS_SHARE = 10
 PREPARE_AFTER = 5
 """How often a statement is run on a connection before it is prepared there, where that is allowed."""
 
+SHORTEST_CONNECT_S = 2
+"""What libpq takes for the least time in which to connect."""
+
 LONGEST_TURN_S = 1.0
 """How long a service waits for a row that somebody has locked, before the other services have their turn."""
 
@@ -72,6 +76,10 @@ class OutcomeUnknown(StoreUnavailableError):
 
 class LacksRights(SchemaError):
     """The user may not do in the schema what is wanted."""
+
+
+class NoAnswer(OutcomeUnknown):
+    """The store took a statement and has not answered within the time that there was."""
 
 
 class RowsLocked(StoreUnavailableError):
@@ -86,10 +94,15 @@ class Connections:
     """Opens, lends and closes this process's connections to one store."""
 
     def __init__(
-        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None
-    ) -> None:
-        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it."""
+        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
+        setting: str = "sidejob_database_url",
+    ) -> None:  # fmt: skip
+        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
+
+        `setting` is where the URL comes from, for errors.
+        """
         self._url = url
+        self.setting = setting
         self._prepare = prepare
         self._longest_pause_s = longest_pause_s
         self.schema = schema
@@ -105,15 +118,21 @@ class Connections:
         self._put_off: dict[str, PutOff[Any]] = {}
         _pools.add(self)
 
-    def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
+    def transact(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
+    ) -> T:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
         With `single` it is one statement, which needs no BEGIN and no COMMIT. `work` is repeated whole after a
         deadlock, when a job or a port that it had read was deleted before it wrote (a foreign key tells), or when it
         raises `Moved`, and once after a connection that had died while idle; it must not have effects outside the
-        transaction. Raises `OutcomeUnknown` when the connection breaks during the commit,
-        `StoreUnavailableError` when nothing was committed.
+        transaction. Raises `OutcomeUnknown` when the connection breaks during the commit (`NoAnswer` if the store has
+        not answered `within_s`), `StoreUnavailableError` when nothing was committed.
         """
+        with self._within(within_s) if within_s is not None else nullcontext():
+            return self._in_turn(name, work, single=single)
+
+    def _in_turn(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool) -> T:
         if self._own_executor is not None:
             return self._transact(name, work, single=single, bounded=True)
         if _thread.takes_turns:
@@ -122,12 +141,23 @@ class Connections:
         with self._turn if _process.shares_one else self._places.one() if self._places else nullcontext():
             return self._transact(name, work, single=single)
 
+    @contextmanager
+    def _within(self, seconds: float) -> Iterator[None]:
+        """Have what this thread says to the store within the block answered by then, or given up."""
+        self._of_thread.deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._of_thread.deadline = None
+
     def _transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
     ) -> T:
         fresh = False
+        deadline: float | None = getattr(self._of_thread, "deadline", None)
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(fresh)
+            executor.connection.deadline = deadline
             try:
                 result = executor.in_transaction(name, work, single=single, bounded=bounded)
             except (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, Moved) as error:
@@ -144,7 +174,7 @@ class Connections:
             except pg.InsufficientPrivilege as error:
                 self._release(executor)
                 raise LacksRights(
-                    f"The user in sidejob_database_url lacks a right that {name!r} needs in schema {self.schema!r} "
+                    f"The user in {self.setting} lacks a right that {name!r} needs in schema {self.schema!r} "
                     f"({_first_line(error)}). Workers and clients need what "
                     "`celery -A <app> sidejob db grants <user>` prints; an upgrade is run by the schema's owner."
                 ) from error
@@ -161,7 +191,7 @@ class Connections:
             except (psycopg.OperationalError, psycopg.InterfaceError, pg.IdleInTransactionSessionTimeout) as error:
                 broken = executor.broken
                 executor.close() if broken else self._release(executor)
-                if broken and executor.used and not fresh:
+                if broken and executor.used and not fresh and not isinstance(error, Overdue):
                     fresh = True  # it had died while it was idle (a restart of Postgres): nothing was sent, try anew
                     continue
                 raise StoreUnavailableError(f"The store failed during {name!r}: {_first_line(error)}") from error
@@ -180,14 +210,22 @@ class Connections:
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement that may be repeated, as a transaction of its own."""
+        return self.read(lambda executor: executor.run(statement, **parameters))
 
-        def work(executor: OwnExecutor) -> list[Any]:
-            return executor.run(statement, **parameters)
+    def read(self, work: Callable[[OwnExecutor], T], *, within_s: float | None = None) -> T:
+        """Do `work`, one statement that may be repeated; raises StoreUnavailableError if there is no answer in time.
 
+        Never `OutcomeUnknown`: what may be repeated is as good as not done.
+        """
         try:
-            return self.transact(READ, work, single=True)
-        except OutcomeUnknown:  # it had died while it was idle, or has just broken
-            return self.transact(READ, work, single=True)
+            try:
+                return self.transact(READ, work, single=True, within_s=within_s)
+            except NoAnswer:
+                raise
+            except OutcomeUnknown:  # it had died while it was idle, or has just broken
+                return self.transact(READ, work, single=True, within_s=within_s)
+        except OutcomeUnknown as error:
+            raise StoreUnavailableError(str(error)) from error
 
     @contextmanager
     def over(self, executor: OwnExecutor) -> Iterator[None]:
@@ -248,9 +286,15 @@ class Connections:
         if self._url is None:
             raise SettingsError(NO_STORE)
         executor = None
+        parameters = connection_parameters(self._url, setting=self.setting)
+        deadline: float | None = getattr(self._of_thread, "deadline", None)
+        if deadline is not None:
+            left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
+            parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
         try:
-            connection = psycopg.connect(**connection_parameters(self._url), autocommit=True, prepare_threshold=None)
+            connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
             _open_connections.add(connection)
+            connection.deadline = deadline
             executor = OwnExecutor(connection, self.schema, longest_pause_s=self._longest_pause_s)
             if self._prepare and not executor.pooled:
                 executor.allow_prepared()
@@ -258,7 +302,7 @@ class Connections:
             if executor is not None:
                 executor.close()
             raise StoreUnavailableError(
-                f"Cannot connect to the store: {_first_line(error)}. Is Postgres up, and is sidejob_database_url right?"
+                f"Cannot connect to the store: {_first_line(error)}. Is Postgres up, and is {self.setting} right?"
             ) from error
         return executor
 
@@ -281,6 +325,7 @@ class Connections:
         return self.connect()
 
     def _release(self, executor: OwnExecutor) -> None:
+        executor.connection.deadline = None
         if executor.broken or executor.busy:
             executor.close()
             return
@@ -368,9 +413,7 @@ _PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 class OwnExecutor:
     """Runs statements on a connection of ours."""
 
-    def __init__(
-        self, connection: psycopg.Connection[Any], schema: str, *, longest_pause_s: float | None = None
-    ) -> None:
+    def __init__(self, connection: BoundedConnection, schema: str, *, longest_pause_s: float | None = None) -> None:
         self.connection = connection
         self.used = False
         self._begin = _PLANNED_ONCE
@@ -427,9 +470,7 @@ class OwnExecutor:
         except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
             if isinstance(error, psycopg.Error) and not self.broken:
                 raise  # Postgres answered: the commit failed and was rolled back
-            raise OutcomeUnknown(
-                f"The connection broke while {name!r} was being committed: it may or may not have been applied."
-            ) from error
+            raise _unknown(error, f"while {name!r} was being committed") from error
         return result
 
     def _as_one_statement(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
@@ -444,9 +485,7 @@ class OwnExecutor:
         except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
             if isinstance(error, psycopg.Error) and not self.broken:
                 raise  # Postgres answered: it failed
-            raise OutcomeUnknown(
-                f"The connection broke during {name!r}: it may or may not have been applied."
-            ) from error
+            raise _unknown(error, f"during {name!r}") from error
         return result
 
     @property
@@ -488,7 +527,13 @@ class OwnExecutor:
             self.connection.close()
 
 
-def connection_parameters(url: str) -> dict[str, Any]:
+def _unknown(error: BaseException, when: str) -> OutcomeUnknown:
+    if isinstance(error, Overdue):
+        return NoAnswer(f"The store did not answer in time {when}: it may or may not have been applied.")
+    return OutcomeUnknown(f"The connection broke {when}: it may or may not have been applied.")
+
+
+def connection_parameters(url: str, *, setting: str = "sidejob_database_url") -> dict[str, Any]:
     """Return libpq's parameters for a `postgresql://` URL, also for one in SQLAlchemy's spelling.
 
     Half-open connections are noticed within about ten seconds (keep-alives and `tcp_user_timeout`), not hours.
@@ -498,7 +543,7 @@ def connection_parameters(url: str) -> dict[str, Any]:
         given = conninfo_to_dict(plain)
     except psycopg.ProgrammingError as error:
         reason = _first_line(error).replace(plain, "…")
-        raise SettingsError(f"sidejob_database_url cannot be read: {reason}") from None
+        raise SettingsError(f"{setting} cannot be read: {reason}") from None
     return {
         "application_name": "celery_sidejob",
         "connect_timeout": "5",

@@ -342,6 +342,21 @@ def bury(
     return found[0] if found else None
 
 
+_BURIED = Statement(
+    """
+SELECT id, task FROM {dead}
+WHERE task_id = %(task_id)s AND (payload->>'generation')::int = %(generation)s AND body IS NOT NULL
+ORDER BY id DESC LIMIT 1""",
+    since=SINCE,
+)
+
+
+def buried(executor: Executor, key: Key) -> Any | None:
+    """Read the (id, task) of the entry that a row became, which a generation does once; reads the whole dead set."""
+    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
+    return found[0] if found else None
+
+
 _HELD = Statement(
     """
 SELECT task_id, generation, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
@@ -365,7 +380,7 @@ UPDATE {{messages}} m SET {_LOST}
 FROM (SELECT task_id, %(loss)s::int AS loss FROM {{messages}}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND body IS NOT NULL
       ORDER BY task_id FOR UPDATE SKIP LOCKED) held
-WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
     since=SINCE,
 )
 
@@ -383,7 +398,7 @@ WITH held AS MATERIALIZED (
   WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)
 UPDATE {{messages}} m SET {_LOST}
-FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, m.losses, m.doom""",
+FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
     since=SINCE,
 )
 

@@ -21,6 +21,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "served_queues": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "jobs": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "messages": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "twins": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "timers": ("SELECT", "INSERT", "DELETE"),
     "askings": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "dead": ("SELECT", "INSERT", "DELETE"),

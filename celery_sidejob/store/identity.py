@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import registry
 from .statement import Executor, Statement
 
 _LOOK = Statement("""
 SELECT to_regclass(%(table)s) IS NOT NULL AS found, current_database() AS name,
   (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()) AS oid""")
-_IDENTITY = Statement("SELECT value FROM {meta} WHERE key = 'identity'")
 _CLUSTER = Statement("SELECT system_identifier AS cluster FROM pg_control_system()")
 
 
@@ -41,8 +41,7 @@ def look(executor: Executor, schema: str) -> Database | None:
     found = executor.run(_LOOK, table=f'"{schema}".jobs')[0]
     if not found.found:
         return None
-    named = executor.run(_IDENTITY)
-    return Database(found.name, found.oid, named[0].value if named else None, None)
+    return Database(found.name, found.oid, registry.identity(executor), None)
 
 
 def cluster(executor: Executor) -> int:

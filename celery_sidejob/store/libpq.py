@@ -16,10 +16,13 @@ from psycopg import errors as pg
 from psycopg import pq
 from psycopg.adapt import Transformer
 
+from .bounded import BoundedConnection
 from .statement import Statement, row_type
 
 POLL_MS = 1000
 """How long one wait takes at most; signals end it sooner."""
+BOUNDED_POLL_MS = 100
+"""How long where the answer has a deadline."""
 
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
@@ -30,7 +33,8 @@ class Exchange:
     From its `prepare_after`th run on a statement is prepared, if that is not None.
     """
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str, *, prepare_after: int | None) -> None:
+    def __init__(self, connection: BoundedConnection, schema: str, *, prepare_after: int | None) -> None:
+        self._connection = connection
         self._loader = Transformer(connection)
         self._pgconn = connection.pgconn
         self._schema = schema
@@ -78,13 +82,21 @@ class Exchange:
         make = row_type(names)
         return [make(*row) for row in self._loader.load_rows(0, count, tuple)]
 
+    def _wait(self) -> list[tuple[int, int]]:
+        if self._connection.deadline is None:
+            return self._poll.poll(POLL_MS)
+        ready = self._poll.poll(BOUNDED_POLL_MS)
+        if not ready:
+            self._connection.hang_up_if_late()
+        return ready
+
     def _answer(self) -> pq.abc.PGresult:
         """Wait for the answer to what was sent; raises psycopg's error where it is one."""
         pgconn = self._pgconn
         while pgconn.flush():
             self._poll.modify(pgconn.socket, select.POLLIN | select.POLLOUT)
             try:
-                ready = self._poll.poll(POLL_MS)
+                ready = self._wait()
             finally:
                 self._poll.modify(pgconn.socket, select.POLLIN)
             if any(event & ~select.POLLOUT for _, event in ready):
@@ -92,7 +104,7 @@ class Exchange:
         answer = None
         while True:
             while pgconn.is_busy():
-                if self._poll.poll(POLL_MS):
+                if self._wait():
                     pgconn.consume_input()
             result = pgconn.get_result()
             if result is None:  # the answer's end

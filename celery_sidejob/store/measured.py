@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.measures import TIMED, Measures
@@ -24,18 +24,18 @@ EVERY_S = 10.0
 class MeasuredConnections(Connections):
     """Times the transactions of runs, and stores what this process has counted on a connection it has anyway."""
 
-    def __init__(
-        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None
-    ) -> None:
-        super().__init__(url, schema, prepare=prepare, longest_pause_s=longest_pause_s)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.measures = Measures()
 
-    def transact(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False) -> T:
+    def transact(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
+    ) -> T:
         """Run `work` in one transaction, as `Connections` does, from asking for a connection to the commit's answer."""
         if name not in TIMED or not self.measures.begun:
-            return super().transact(name, work, single=single)
+            return super().transact(name, work, single=single, within_s=within_s)
         began = time.monotonic()
-        result = super().transact(name, work, single=single)
+        result = super().transact(name, work, single=single, within_s=within_s)
         self.measures.time(name, time.monotonic() - began)
         if self.measures.age_s >= EVERY_S:
             self.record()  # by the thread whose connection has just become free, so that it takes no further one

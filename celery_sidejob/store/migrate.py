@@ -145,20 +145,24 @@ def current(url: str, schema: str = "sidejob") -> str | None:
         return connections.transact("current", partial(_revision, schema=schema))
 
 
-def check(store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None) -> None:
+def check(
+    store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None,
+    oldest: str | None = None, setting: str = "sidejob_database_url",
+) -> None:  # fmt: skip
     """Raise SchemaError if the schema is missing, too old, too new, or another app's or broker's.
 
-    `store` is its URL, or connections to it. The message says what is wrong and what to do.
+    `store` is its URL, which comes from `setting`, or connections to it. `oldest` is the revision that what is
+    configured needs, if that is newer than what this version needs. The message says what is wrong and what to do.
     """
     if isinstance(store, str):
-        with closing(Connections(store, schema, prepare=False)) as connections:
-            check(connections, schema, owner=owner)
+        with closing(Connections(store, schema, prepare=False, setting=setting)) as connections:
+            check(connections, schema, owner=owner, oldest=oldest)
         return
     with _explained(schema):
-        store.transact("check", partial(_check_usable, schema=schema, owner=owner))
+        store.transact("check", partial(_check_usable, schema=schema, owner=owner, oldest=oldest))
 
 
-def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None) -> None:
+def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, oldest: str | None) -> None:
     revision = _revision(executor, schema)
     if revision is None:
         raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {_REMEDY}.")
@@ -166,6 +170,10 @@ def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str
         raise NotUpgraded(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
             f"({int(head()) + SUPPORTED.start:04} or newer): {_REMEDY}."
+        )
+    if oldest is not None and revision < oldest:
+        raise NotUpgraded(
+            f"Schema {schema!r} is at revision {revision}, and sidejob_failover_urls needs {oldest}: {_REMEDY}."
         )
     _check_not_newer(revision, schema)
     _check_owner(executor, schema, owner)

@@ -61,3 +61,12 @@ def note_meta(executor: Executor, key: str, value: str) -> None:
 def read_meta(executor: Executor) -> dict[str, str]:
     """Read the recorded facts about the schema."""
     return {row.key: row.value for row in executor.run(_READ_META)}
+
+
+_IDENTITY = Statement("SELECT value FROM {meta} WHERE key = 'identity'")
+
+
+def identity(executor: Executor) -> str | None:
+    """Read the schema's random name."""
+    found = executor.run(_IDENTITY)
+    return found[0].value if found else None

@@ -14,6 +14,7 @@ from celery import Celery, group
 from celery.exceptions import Ignore, Reject
 
 from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost
+from celery_sidejob.operations import stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -36,6 +37,8 @@ app.conf.update(
 )
 if "START_METHOD" in os.environ:
     app.conf.worker_pool_start_method = os.environ["START_METHOD"]
+if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone, what comes then is the same
+    stores.PAUSE_S = (0.5, float(os.environ["STORE_PAUSE_S"]))
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 

@@ -28,7 +28,9 @@ from celery_sidejob import (
 )
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
+from celery_sidejob.operations import durable as operations
 from celery_sidejob.store.statement import Statement
+from tests.tools.crash_points import Arm, lost
 from tests.tools.waiting import wait_until
 
 
@@ -554,3 +556,44 @@ def test_taking_a_message_out_of_the_dead_set_decodes_nothing(app: Celery, mail:
     (message,) = published(app)
     assert message["content-type"] == "application/x-python-serialize"
     assert EXPLODED == []
+
+
+@pytest.mark.parametrize("answer", ["heard", "lost"])
+def test_a_burial_is_told_once_with_its_entry(app: Celery, at: Arm, answer: str) -> None:
+    told: list[Any] = []
+
+    def note(entry_id: int, task_id: str, reason: str, **_: Any) -> None:
+        told.append((entry_id, task_id, reason))
+
+    result = app.send_task("shop.mail", task_id="one")
+    runtime = app.sidejob.runtime
+    if answer == "lost":
+        at("durable-bury:after-commit", lost)
+    task_buried.connect(note)
+    try:
+        for _ in range(2):
+            operations.fail(runtime, (result.id, 1), by="worker", worker_id=0, reason="failed", error="ValueError: no")
+    finally:
+        task_buried.disconnect(note)
+
+    (entry,) = app.sidejob.dead
+    assert told == [(entry.id, "one", "failed")]
+
+
+def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str) -> None:
+    made = Celery("shop", broker=redis_url, set_as_current=False)
+    made.conf.update(
+        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"],
+        sidejob_redact=lambda text: str(text).replace("secret", "…"),
+    )  # fmt: skip
+    SideJob(made)
+    made.send_task("shop.mail", ("secret",), task_id="one")
+    operations.fail(
+        made.sidejob.runtime, ("one", 1), by="worker", worker_id=0, reason="failed", error="ValueError: secret",
+        traceback="in secret",
+    )  # fmt: skip
+    (entry,) = made.sidejob.dead
+    assert (entry.error, entry.traceback) == ("ValueError: …", "in …")
+    assert "secret" not in repr(entry)
+    made.sidejob.close()
+    made.close()

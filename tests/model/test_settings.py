@@ -108,7 +108,7 @@ def cases(table):
 
 def also_needed(name):
     """What else must be set for this setting not to contradict."""
-    return {"sidejob_database_url": URL} if name == "direct_url" else {}
+    return {"sidejob_database_url": "postgresql://first/x"} if name in ("direct_url", "failover_urls") else {}
 
 
 def test_the_table_is_complete_and_has_the_defaults_of_the_contract():
@@ -239,7 +239,7 @@ def test_unknown_names_in_the_environment_are_ignored():
     ],
 )
 def test_the_environments_text_is_read(name, text, expected):
-    assert getattr(read({}, {f"SIDEJOB_{name.upper()}": text}), name) == expected
+    assert getattr(read(also_needed(name), {f"SIDEJOB_{name.upper()}": text}), name) == expected
 
 
 @pytest.mark.parametrize(
@@ -273,6 +273,24 @@ def test_bad_text_in_the_environment_is_refused_with_the_variables_name(name, te
         ({"CELERY_SIDEJOB_HEARTBEAT_INTERVAL": 10}, {}, r"twice CELERY_SIDEJOB_HEARTBEAT_INTERVAL \(10 s\)"),
         ({"sidejob_lease": 30}, {"SIDEJOB_HEARTBEAT_INTERVAL": "15"}, r"SIDEJOB_HEARTBEAT_INTERVAL \(environment\)"),
         ({"SIDEJOB_DIRECT_URL": URL}, {}, "^SIDEJOB_DIRECT_URL is set without sidejob_database_url"),
+        ({"sidejob_failover_urls": [URL]}, {}, "^sidejob_failover_urls is set without sidejob_database_url"),
+        *[
+            (
+                {"sidejob_database_url": "postgresql://one@host:5432/shop", "sidejob_failover_urls": [URL, again]},
+                {},
+                "^number 2 of sidejob_failover_urls is the same store as sidejob_database_url",
+            )
+            for again in (
+                "postgresql://two:other@HOST/shop",
+                "postgresql+psycopg://host/shop?connect_timeout=3",
+                "postgresql:///shop?host=host",
+            )
+        ],
+        (
+            {"sidejob_database_url": "postgresql://h/x"},
+            {"SIDEJOB_FAILOVER_URLS": f"{URL},{URL}"},
+            r"^number 2 of SIDEJOB_FAILOVER_URLS \(environment\) is the same store as number 1",
+        ),
     ],
 )
 def test_contradictions_are_refused_in_the_spelling_found(lookup, environ, message):
@@ -283,6 +301,8 @@ def test_contradictions_are_refused_in_the_spelling_found(lookup, environ, messa
 def test_settings_that_just_do_not_contradict_are_read():
     assert read({"sidejob_lease": 4.001}).lease == 4.001
     assert read({"sidejob_direct_url": URL}, {"SIDEJOB_DATABASE_URL": URL}).direct_url == URL
+    several = ["postgresql://h:5433/x", "postgresql://h/y", "postgresql://i/x", "postgresql://h,i/x"]
+    assert read({"sidejob_database_url": "postgresql://h/x", "sidejob_failover_urls": several}).failover_urls
 
 
 def test_the_store_is_asked_for_only_where_it_is_needed():

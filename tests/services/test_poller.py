@@ -100,7 +100,7 @@ class Post:
 
     def begin(self, task_id: str, worker_id: int, *, generation: int = 1, on_lost: str = "requeue") -> Run | None:
         """Begin the run of a message, as a worker does that was given it."""
-        run = Run((task_id, generation), "post.letter", worker_id)
+        run = Run((task_id, generation), "post.letter", worker_id, self.runtime)
         return run if durable.begin(self.runtime, run, on_lost=on_lost, is_here=False, **HELD) else None
 
     def declare_dead(self, worker_id: int) -> None:

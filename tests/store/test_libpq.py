@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +11,7 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
+from celery_sidejob.store.bounded import BoundedConnection, Overdue
 from celery_sidejob.store.libpq import Exchange
 from celery_sidejob.store.statement import Statement
 
@@ -24,14 +26,14 @@ VALUES: list[tuple[str, Any]] = [
 
 
 @pytest.fixture
-def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(database_url, autocommit=True, prepare_threshold=None) as made:
+def connection(database_url: str) -> Iterator[BoundedConnection]:
+    with BoundedConnection.connect(database_url, autocommit=True, prepare_threshold=None) as made:
         made.execute("SET timezone TO 'UTC'")
         yield made
 
 
 @pytest.fixture(params=[None, PREPARE_AFTER], ids=["not prepared", "prepared"])
-def exchange(connection: psycopg.Connection[Any], request: pytest.FixtureRequest) -> Exchange:
+def exchange(connection: BoundedConnection, request: pytest.FixtureRequest) -> Exchange:
     return Exchange(connection, "sidejob", prepare_after=request.param)
 
 
@@ -52,7 +54,7 @@ def test_a_large_value_arrives_whole(exchange: Exchange) -> None:
     assert row.length == len(large)
 
 
-def test_it_prepares_only_where_it_may(connection: psycopg.Connection[Any]) -> None:
+def test_it_prepares_only_where_it_may(connection: BoundedConnection) -> None:
     statement = Statement("SELECT %(value)s::int AS value")
     for prepare_after, names in ((None, 0), (PREPARE_AFTER, 1)):
         exchange = Exchange(connection, "sidejob", prepare_after=prepare_after)
@@ -61,7 +63,7 @@ def test_it_prepares_only_where_it_may(connection: psycopg.Connection[Any]) -> N
         assert connection.execute("SELECT count(*) FROM pg_prepared_statements").fetchone() == (names,)
 
 
-def test_what_was_prepared_may_have_been_dropped(connection: psycopg.Connection[Any]) -> None:
+def test_what_was_prepared_may_have_been_dropped(connection: BoundedConnection) -> None:
     exchange = Exchange(connection, "sidejob", prepare_after=0)
     statement = Statement("SELECT %(value)s::int AS value")
     exchange.run(statement, {"value": 1})
@@ -80,9 +82,24 @@ def test_errors_are_psycopg_s_and_leave_the_connection_in_use(exchange: Exchange
     assert exchange.run(Statement("SELECT 1 AS one"), {})[0].one == 1
 
 
-def test_a_server_that_hangs_up_is_an_operational_error(
-    connection: psycopg.Connection[Any], exchange: Exchange
+@pytest.mark.parametrize("by", ["exchange", "cursor"])
+def test_a_server_that_does_not_answer_in_time_is_hung_up_on(
+    connection: BoundedConnection, exchange: Exchange, by: str
 ) -> None:
+    connection.deadline = time.monotonic() + 60
+    assert exchange.run(Statement("SELECT 1 AS one"), {})[0].one == 1
+
+    connection.deadline = began = time.monotonic()
+    sleep = {
+        "exchange": lambda: exchange.run(Statement("SELECT pg_sleep(30)"), {}),
+        "cursor": lambda: connection.execute("SELECT pg_sleep(30)"),
+    }
+    with pytest.raises(Overdue):
+        sleep[by]()
+    assert (connection.broken, time.monotonic() - began < 10) == (True, True)
+
+
+def test_a_server_that_hangs_up_is_an_operational_error(connection: BoundedConnection, exchange: Exchange) -> None:
     with pytest.raises(psycopg.OperationalError):
         exchange.run(Statement("SELECT pg_terminate_backend(pg_backend_pid())"), {})
     assert connection.broken

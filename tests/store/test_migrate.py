@@ -144,7 +144,10 @@ def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurr
         before = dict(execute(url, files))
         written = io.StringIO()
         migrate.upgrade_sql("sidejob", written, since=f"{number - 1:04}")
-        added = re.findall(r"CREATE (?:UNIQUE )?INDEX (\w+)", written.getvalue())
+        made = re.findall(r"CREATE TABLE (?:IF NOT EXISTS )?\S+\.(\w+)", written.getvalue())
+        # What a step makes anew nobody waits for.
+        written = re.sub(rf"CREATE INDEX \w+ ON \S+\.({'|'.join(made) or '-'}) ", "", written.getvalue())
+        added = re.findall(r"CREATE (?:UNIQUE )?INDEX (\w+)", written)
 
         migrate.upgrade(url, to=f"{number:04}")
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 from psycopg import errors as pg
 
-from celery_sidejob.store.connection import OwnExecutor
+from celery_sidejob import StoreUnavailableError
+from celery_sidejob.store import registry
+from celery_sidejob.store.connection import OutcomeUnknown, OwnExecutor
 from celery_sidejob.store.statement import Statement
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
 TWICE = Statement("INSERT INTO {messages} SELECT * FROM {messages} LIMIT 1")
@@ -32,3 +35,26 @@ def test_a_message_that_is_there_for_good_is_an_error(stage: Stage) -> None:
     stage.job()
     with pytest.raises(pg.UniqueViolation):
         stage.sidejob.runtime.connections.transact("ask", lambda executor: executor.run(TWICE))
+
+
+@pytest.mark.parametrize("answers_lost", [1, 2])
+def test_a_read_without_an_answer_is_repeated_once_and_is_never_of_unknown_outcome(
+    stage: Stage, at: Arm, answers_lost: int
+) -> None:
+    lost_so_far = 0
+
+    def lose() -> None:
+        nonlocal lost_so_far
+        lost_so_far += 1
+        if lost_so_far < answers_lost:
+            at("read:after-commit", lose)
+        lost()
+
+    at("read:after-commit", lose)
+    read = stage.sidejob.runtime.connections.read
+    if answers_lost == 1:
+        assert read(registry.identity)
+        return
+    with pytest.raises(StoreUnavailableError) as error:
+        read(registry.identity)
+    assert not isinstance(error.value, OutcomeUnknown)

@@ -1,0 +1,25 @@
+"""Which of a worker's heartbeats have to do with a message: those of the stores in which its row may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ..model.durable import Address, Key
+from ..services.heartbeat import Heartbeat
+
+
+def holders(app: Any, header: Any) -> Sequence[Heartbeat]:
+    """Return them; none where this is no worker's parent process."""
+    known: Sequence[Heartbeat] = getattr(getattr(app, "sidejob", None), "heartbeats", ())
+    if header is None:
+        return known[:1]  # without a row it gets one in the primary
+    store = Address.of(header).store
+    return [heartbeat for heartbeat in known if heartbeat.store == store] or known
+
+
+def bury(heartbeats: Sequence[Heartbeat], key: Key, address: Address, **why: Any) -> None:
+    """Have the task buried in the store that has its row, as soon as that can be done."""
+    for heartbeat in heartbeats:
+        heartbeat.errands.soon(partial(heartbeat.tasks.fail, key, address=address, **why))

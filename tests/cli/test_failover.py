@@ -1,0 +1,141 @@
+"""Commands with two stores: what is in either is shown and can be decided about, and each is migrated and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+
+from celery_sidejob import JobNotFoundError, SideJob
+from celery_sidejob.store import migrate
+from tests.cli.test_commands import Said, ask
+from tests.tools.databases import SCHEMA, Databases
+from tests.tools.proxy import TcpProxy
+
+Command = Callable[..., Said]
+DIED = """
+    INSERT INTO dead (task_id, task, queue, reason, error, payload, body)
+    SELECT %s || n, 'mail', 'q', 'lost', 'WorkerLostError: gone', json_build_object(
+      'publication', '{"v": 2, "about": "{}"}', 'generation', 1), 'x' FROM generate_series(1, 2) n"""
+
+
+class Pair:
+    """An app with two stores, the second behind a proxy."""
+
+    def __init__(self, first: str, second: str, proxy: TcpProxy) -> None:
+        self.urls = (first, second)
+        self.proxy = proxy
+        self.app = Celery("pair", broker="memory://", set_as_current=False)
+        self.app.conf.update(
+            sidejob_database_url=first, sidejob_failover_urls=[proxy.url_for(second)], sidejob_lost_after=0.05
+        )
+        self.sidejob = SideJob(self.app)
+
+    def sql(self, place: int, statement: str, *parameters: Any) -> list[Any]:
+        """Run SQL in one of the stores."""
+        with psycopg.connect(self.urls[place], autocommit=True, options=f"-c search_path={SCHEMA}") as connection:
+            cursor = connection.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def pair(databases: Databases) -> Iterator[Pair]:
+    """Two empty databases."""
+    with databases.fresh() as first, databases.fresh() as second:
+        with TcpProxy.to(databases.url_of(second)) as proxy:
+            made = Pair(databases.url_of(first), databases.url_of(second), proxy)
+            yield made
+            made.sidejob.close()
+
+
+@pytest.fixture
+def command(pair: Pair) -> Command:
+    """Gives a command to the pair's app; the code it ends with must be `code`."""
+
+    def command(*words: object, code: int = 0) -> Said:
+        said = ask(pair.app, *words)
+        assert said.code == code, said
+        return said
+
+    return command
+
+
+def test_both_schemas_are_made_and_checked(pair: Pair, command: Command) -> None:
+    assert len(command("db", "upgrade").lines) == 2
+    assert command("db", "current", "--json").document == {
+        "schema": SCHEMA, "revision": migrate.head(), "head": migrate.head(), "failover": [migrate.head()],
+    }  # fmt: skip
+    assert "of store 1 of sidejob_failover_urls fits." in " ".join(command("db", "check").lines)
+
+    pair.sql(1, "UPDATE alembic_version SET version_num = '0003'")
+    said = command("db", "check", code=4)
+    assert "Store 1 of sidejob_failover_urls" in said.err
+    assert "needs 0004" in said.err
+    pair.proxy.refuse()
+    assert "sidejob_failover_urls right?" in command("db", "check", code=3).err
+
+
+def test_the_dead_set_is_that_of_both(pair: Pair, command: Command) -> None:
+    command("db", "upgrade")
+    for place in (0, 1):
+        pair.sql(place, DIED, f"of {place}: ")
+    dead = pair.sidejob.dead
+    name = pair.sql(1, "SELECT left(value, 8) FROM meta WHERE key = 'identity'")[0][0]
+    ids = [1, 2, f"{name}:1", f"{name}:2"]
+
+    assert (len(dead), [entry.id for entry in dead], dead.groups()) == (4, ids, {"mail: WorkerLostError": 4})
+    assert [entry.store for entry in dead] == [None, None, name, name]
+    assert [[entry.id for entry in dead.list(limit=limit)] for limit in (1, 3, 9)] == [ids[:1], ids[:3], ids]
+    assert [[entry.id for entry in dead.list(after=after)] for after in ids] == [ids[1:], ids[2:], ids[3:], []]
+    assert [dead.get(one).task_id for one in ids] == ["of 0: 1", "of 0: 2", "of 1: 1", "of 1: 2"]
+    shown = command("dead", "list", "--json").document
+    assert [entry["id"] for entry in shown] == ids
+    assert command("dead", "show", f"{name}:2", "--json").document["task_id"] == "of 1: 2"
+
+    command("dead", "retry", f"{name}:2")
+    assert pair.sql(1, "SELECT task_id, generation FROM messages") == [("of 1: 2", 2)]
+    command("dead", "delete", f"{name}:1")
+    assert [entry.id for entry in dead] == [1, 2]
+    with pytest.raises(JobNotFoundError, match=f"no entry {name}:2"):
+        dead.get(f"{name}:2")
+    pair.sql(1, DIED, "again ")
+    assert command("dead", "purge", "--keep", 1).lines == ["2 entries purged."]
+    assert [(entry.task_id) for entry in dead] == ["of 0: 2", "again 2"]
+    assert (dead.retry_all(), len(dead)) == (2, 0)
+    assert "a store's name:number" in command("dead", "show", "x:y", code=2).err
+
+
+def test_a_store_that_is_away_is_said_to_be(pair: Pair, command: Command, caplog: pytest.LogCaptureFixture) -> None:
+    command("db", "upgrade")
+    for place in (0, 1):
+        pair.sql(place, DIED, f"of {place}: ")
+    found = pair.sidejob.stats()
+    assert (found["dead"]["entries"], [one["answers"] for one in found["stores"]]) == (4, [True])
+    assert "mail (WorkerLostError)" in " ".join(command("doctor", code=1).lines)
+
+    pair.proxy.refuse()
+    pair.sidejob.close()
+
+    assert len(pair.sidejob.dead) == 2
+    assert "The dead set of this store is passed over" in caplog.text
+    found = command("stats", "--json").document
+    assert (found["dead"]["entries"], [one["answers"] for one in found["stores"]]) == (2, [False])
+    assert 'sidejob_failover_stores{state="away"} 1.0' in command("stats", "--prometheus").lines
+    findings = command("doctor", "--json", code=2).document["findings"]
+    assert [one["check"] for one in findings if one["level"] == "error"] == ["store 1"]
+    assert "Cannot connect" in command("drain", "--timeout", 0, code=1).err
+
+
+def test_what_is_in_the_second_store_is_to_be_finished_too(pair: Pair, command: Command) -> None:
+    command("db", "upgrade")
+    pair.sql(
+        1,
+        """
+        INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after)
+        VALUES ('one', 'mail', 'q', '{}', 'x', 1, '1 s')""",
+    )
+    assert command("drain", "--timeout", 0, "--json", code=1).document["queues"] == {"q": {"queued": 1, "running": 0}}
+    assert pair.sidejob.stats()["queues"]["q"]["depth"] == 1
