@@ -18,6 +18,7 @@ from ..services.runs_here import ENDED
 from .delivered import Delivered
 from .durable import received
 from .holders import bury, holders
+from .not_begun import Copy, Left, SentBack
 
 
 def install() -> None:
@@ -96,6 +97,8 @@ class DurableRequest(Delivered):
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
         error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Copy | Left | SentBack):
+            self._not_begun(is_copy=isinstance(error, Copy), sent_back=isinstance(error, SentBack))
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._lost(error)
         if isinstance(error, TimeLimitExceeded):
@@ -113,6 +116,13 @@ class DurableRequest(Delivered):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
             self._over()
+
+    def _not_begun(self, *, is_copy: bool, sent_back: bool) -> None:
+        """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
+        for runs, delivery in self._deliveries:
+            runs.idle(delivery)
+            if not is_copy:
+                runs.left(delivery, again=self.acknowledged or not sent_back)
 
     def _lost(self, error: BaseException) -> None:
         """The row says what becomes of it; without one the message is all there is, and goes back."""

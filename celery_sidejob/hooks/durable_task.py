@@ -18,7 +18,7 @@ from typing import Any, NoReturn, cast
 
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
-from celery.exceptions import Ignore, InvalidTaskError, Reject
+from celery.exceptions import Ignore, InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, Message, key_of
@@ -30,6 +30,7 @@ from ..operations.stores import Stores
 from . import chords, own_process, recording
 from .durable import RUNS, check_options, is_durable
 from .holders import bury, holders
+from .not_begun import Copy, Left, SentBack
 from .publishing import PAUSE_S
 
 logger = logging.getLogger("celery_sidejob")
@@ -226,7 +227,7 @@ def _begin(task: DurableTask, request: Context) -> None:
         _leave(runtime, request, str(failure))
     if address.store is None and adopted is None and len(places) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
-    raise Ignore(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
+    raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
 def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
@@ -259,11 +260,11 @@ def _leave(runtime: Runtime, request: Context, why: str) -> NoReturn:
     """Do not begin what has its row in a store that does not answer.
 
     With one store the message is to be there at once when that answers again. With several it must not keep this worker
-    from what is in the others: it is forgotten here, and the store's sweeper sends it again.
+    from what is in the others: it is forgotten, and this worker has it sent again when the store is back.
     """
     if runtime.stores.several and request.get(HEADER) is not None:
         logger.warning("Task %s is left to the sweeper of its store: %s", request.id, why)
-        raise Ignore(why)
+        raise Left(why)
     time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
     _back(request, why)
 
@@ -271,7 +272,7 @@ def _leave(runtime: Runtime, request: Context, why: str) -> NoReturn:
 def _back(request: Context, why: str) -> NoReturn:
     """Have the message given back to the broker; what was acknowledged already is found by the sweeper."""
     logger.warning("Task %s does not begin and goes back to the broker: %s", request.id, why)
-    raise Reject(why, requeue=True)
+    raise SentBack(why, requeue=True)
 
 
 def _lose(run: Run, error: BaseException) -> NoReturn:

@@ -380,9 +380,7 @@ def fail(
     def once() -> tuple[int, str] | None:
         nonlocal unknown
         try:
-            found = runtime.connections.transact(
-                "durable-bury", work, single=not noted, within_s=_patience_s(runtime)
-            )
+            found = runtime.connections.transact("durable-bury", work, single=not noted, within_s=_patience_s(runtime))
         except OutcomeUnknown:
             unknown = True
             raise
@@ -423,12 +421,15 @@ def put_back(runtime: Runtime, run: Run) -> None:
     )
 
 
-def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool) -> int:
-    """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set."""
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
+    """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set.
+
+    Those that were not `begun`, only locked, run again.
+    """
     ids = list(task_ids)
 
     def work(executor: Executor) -> Sequence[Any]:
-        return durable.give_back(executor, ids, worker_id=worker_id, loss=loss)
+        return durable.give_back(executor, ids, worker_id=worker_id, loss=loss, begun=begun)
 
     return _lose(runtime, work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from ..model.crash_points import reach
@@ -14,6 +15,9 @@ from ..store import durable
 from ..store.statement import Executor
 from .runs_here import ENDED, GRACE_S, RELEASED, RunsHere
 from .waiting_runs import WaitingRuns
+
+PAGE = 1000
+"""How many messages one look has sent again."""
 
 
 class HeldTasks:
@@ -29,6 +33,7 @@ class HeldTasks:
         self._runtime = runtime
         self._worker_id = worker_id
         self._died: set[int] = set()
+        self._missed: set[Key] = set()
         self._fits = False
         self._reconciled_at = time.monotonic()
         self._waiting = WaitingRuns(runtime, self.runs, self._still_wait, is_busy)
@@ -48,12 +53,16 @@ class HeldTasks:
         )  # fmt: skip
 
     def rescue(self, died: Iterable[int]) -> int:
-        """Take the runs of processes that died, and return how many; those that the parent stopped it ends itself."""
+        """Take the runs of processes that died, and return how many; those that the parent stopped it ends itself.
+
+        And have messages sent again that were forgotten here while the store was away.
+        """
+        self._send_again()
         self._died.update(died)
         if self._died and self._is_there():
             reach("rescue:before")
             held = [row for row in self._held() if row.pid in self._died]
-            taken = self._take([(row.task_id, row.generation) for row in held])
+            taken = self._take(held)
             if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
                 return taken  # somebody has one of the rows locked just now: tried again at the next look
             for pid in self._died:
@@ -67,19 +76,28 @@ class HeldTasks:
         """Give back all that is held: this worker stops."""
         if not self._is_there():
             return 0
-        ids = [row.task_id for row in self._held()]
-        return operations.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=False) if ids else 0
+        return self._give_back((row, False) for row in self._held())
 
-    def _take(self, keys: Iterable[Key]) -> int:
-        lost: dict[bool, list[str]] = {True: [], False: []}
-        for key in keys:
-            plan = self.runs.plan_of(key)
-            if plan != ENDED:
-                lost[plan != RELEASED].append(key[0])
+    def _send_again(self) -> None:
+        self._missed.update(self.runs.missed())
+        if self._missed and self._is_there():
+            page = list(islice(self._missed, PAGE))
+            durable.hasten(self._runtime.connections, page)
+            self._missed.difference_update(page)
+
+    def _take(self, rows: Iterable[Any]) -> int:
+        plans = ((row, self.runs.plan_of((row.task_id, row.generation))) for row in rows)
+        return self._give_back((row, plan != RELEASED) for row, plan in plans if plan != ENDED)
+
+    def _give_back(self, rows: Iterable[tuple[Any, bool]]) -> int:
+        """Give rows back, each as a loss or not. What was locked too late, for nobody, is none: it was not begun."""
+        fates: dict[tuple[bool, bool], list[str]] = {}
+        for row, loss in rows:
+            begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
+            fates.setdefault((loss and begun, begun), []).append(row.task_id)
         return sum(
-            operations.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=loss)
-            for loss, ids in lost.items()
-            if ids
+            operations.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=loss, begun=begun)
+            for (loss, begun), ids in fates.items()
         )
 
     def _take_strays(self) -> int:
@@ -89,7 +107,7 @@ class HeldTasks:
         if not self._is_there():
             return 0
         rows = [row for row in self._held(GRACE_S) if row.old]
-        return self._take(key for row in rows if not self.runs.knows(key := (row.task_id, row.generation)))
+        return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
 
     def _still_wait(self, executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
         return durable.still_wait(executor, waiting, wait_s=wait_s) if self._is_there() else 0

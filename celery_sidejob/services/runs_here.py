@@ -17,6 +17,8 @@ K = TypeVar("K", bound=tuple[Any, int])
 
 GRACE_S = 5.0
 """How long a run that is over here may still be held in the store, before it is rescued."""
+LEFT_S = 3600.0
+"""How long a store that did not answer may take to lock a run which then was not begun."""
 
 
 ENDED = "ended"
@@ -34,6 +36,8 @@ class Delivery(Generic[K]):
     pid: int | None = None
     over_at: float | None = None
     plan: str | None = None
+    idle: bool = False
+    """It runs nothing: it was a copy, or its store did not answer."""
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
     """Returns the request itself while there is one: Celery drops some without a word."""
@@ -49,6 +53,10 @@ class RunsHere(Generic[K]):
         self._deliveries: dict[K, list[Delivery[K]]] = {}
         self._dropped: frozenset[K] = frozenset()
         """What this worker had last time it was declared dead."""
+        self._left: dict[tuple[K, int], float] = {}
+        """Runs that processes did not begin, as the store did not answer, and since when: it may lock them yet."""
+        self._missed: set[K] = set()
+        """Those of them whose message nobody has any more."""
 
     def received(self, key: K, lease_s: float | None = None, *, request: object = None) -> Delivery[K]:
         """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
@@ -69,6 +77,34 @@ class RunsHere(Generic[K]):
         """The delivery is over, whatever came of it."""
         with self._lock:
             delivery.over_at = time.monotonic()
+            if not delivery.idle:
+                self._left.pop(_place(delivery), None)
+
+    def idle(self, delivery: Delivery[K]) -> None:
+        """The delivery runs nothing."""
+        with self._lock:
+            delivery.idle = True
+
+    def left(self, delivery: Delivery[K], *, again: bool) -> None:
+        """The delivery began no run, as the store did not answer; `again`: its message is nowhere any more."""
+        with self._lock:
+            self._left[_place(delivery)] = time.monotonic()
+            if again:
+                self._missed.add(delivery.key)
+
+    def is_left(self, key: K, pid: int) -> bool:
+        """Tell whether a process that is said to hold a run has not begun it, nor since: the lock came too late."""
+        with self._lock:
+            may_run = any(delivery.pid == pid and not delivery.idle for delivery in self._deliveries.get(key, ()))
+            return (key, pid) in self._left and not may_run
+
+    def missed(self) -> list[K]:
+        """Return the runs whose message was forgotten here, each once."""
+        if not self._missed:
+            return []
+        with self._lock:
+            missed, self._missed = self._missed, set()
+        return sorted(missed)
 
     def stopped(self, key: K) -> None:
         """The worker has stopped the run: all its deliveries are over."""
@@ -97,6 +133,8 @@ class RunsHere(Generic[K]):
         with self._lock:
             gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
             self._forget(gone)
+            for delivery in gone:
+                self._left.pop(_place(delivery), None)
         return [delivery.key for delivery in gone]
 
     def waiting(self, *, for_s: float, every_s: float) -> list[K]:
@@ -152,6 +190,7 @@ class RunsHere(Generic[K]):
         now = time.monotonic()
         with self._lock:
             self._forget([old for old in self._all() if old.over_at is not None and now - old.over_at >= GRACE_S])
+            self._left = {place: since for place, since in self._left.items() if now - since < LEFT_S}
 
     def clear(self) -> list[K]:
         """Forget everything, and return what was not over: this worker was declared dead, its runs are refused."""
@@ -159,6 +198,7 @@ class RunsHere(Generic[K]):
             left = [delivery.key for delivery in self._all() if delivery.over_at is None]
             self._dropped = frozenset(left)
             self._deliveries.clear()
+            self._left.clear()
         return left
 
     def _all(self) -> list[Delivery[K]]:
@@ -170,3 +210,8 @@ class RunsHere(Generic[K]):
             of_run.remove(delivery)
             if not of_run:
                 del self._deliveries[delivery.key]
+
+
+def _place(delivery: Delivery[K]) -> tuple[K, int]:
+    """Return which run a delivery was of, and which process had it."""
+    return delivery.key, delivery.pid or 0

@@ -372,12 +372,13 @@ def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> S
 
 _LOST = """ locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = NULL, missing_at = NULL,
   look_at = now(), losses = m.losses + held.loss,
-  doom = CASE WHEN m.on_lost = 'dead' OR held.loss > 0 AND m.losses + held.loss >= m.max_losses THEN 'lost' END"""
+  doom = CASE WHEN held.begun AND m.on_lost = 'dead' OR held.loss > 0 AND m.losses + held.loss >= m.max_losses
+    THEN 'lost' END"""
 
 _GIVE_BACK = Statement(
     f"""
 UPDATE {{messages}} m SET {_LOST}
-FROM (SELECT task_id, %(loss)s::int AS loss FROM {{messages}}
+FROM (SELECT task_id, %(loss)s::int AS loss, %(begun)s::boolean AS begun FROM {{messages}}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by = %(worker_id)s AND body IS NOT NULL
       ORDER BY task_id FOR UPDATE SKIP LOCKED) held
 WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
@@ -385,15 +386,17 @@ WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
 )
 
 
-def give_back(executor: Executor, task_ids: Iterable[str], *, worker_id: int, loss: bool) -> Sequence[Any]:
-    """Take runs that were cut off from their own worker; what may not be repeated is doomed."""
-    return executor.run(_GIVE_BACK, task_ids=list(task_ids), worker_id=worker_id, loss=int(loss))
+def give_back(
+    executor: Executor, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool
+) -> Sequence[Any]:  # fmt: skip
+    """Take runs that were cut off from their own worker; what was begun and may not be repeated is doomed."""
+    return executor.run(_GIVE_BACK, task_ids=list(task_ids), worker_id=worker_id, loss=int(loss), begun=begun)
 
 
 _TAKE_FROM_THE_DEAD = Statement(
     f"""
 WITH held AS MATERIALIZED (
-  SELECT m2.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss
+  SELECT m2.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss, true AS begun
   FROM {{messages}} m2 LEFT JOIN {{workers}} w ON w.id = m2.locked_by
   WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)

@@ -17,7 +17,8 @@ from celery_sidejob import LeaseLostError, SideJob, task_buried
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable
 from celery_sidejob.operations.durable import Run
-from celery_sidejob.services import poller
+from celery_sidejob.services import held_tasks, poller, runs_here
+from celery_sidejob.services.held_tasks import HeldTasks
 from celery_sidejob.services.poller import PER_QUEUE
 from celery_sidejob.services.sweeper import PollReport
 from celery_sidejob.store import workers
@@ -321,6 +322,42 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     assert len(post.sidejob.dead) == 0
     durable.end(post.runtime, other)
     assert post.sql("SELECT 1 FROM messages") == []
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_lock_that_came_too_late_is_no_run_that_was_lost(
+    post: Post, planned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store did not answer in time, and locked the row when nobody waited for it any more."""
+    monkeypatch.setattr(held_tasks, "GRACE_S", 0.0)
+    monkeypatch.setattr(runs_here, "GRACE_S", 0.0)
+    worker_id = post.worker()
+    held = HeldTasks(post.runtime, worker_id=lambda: worker_id)
+    for task_id in ("late", "late too", "begun"):
+        post.send(task_id)
+        delivery = held.runs.received((task_id, 1))
+        held.runs.accepted(delivery, os.getpid())
+        if task_id != "begun":
+            held.runs.idle(delivery)
+            held.runs.left(delivery, again=True)
+        held.runs.over(delivery)
+        if task_id != "late too":
+            assert post.begin(task_id, worker_id, on_lost="dead")
+    post.empty()
+
+    if planned:
+        held.leave()
+    else:
+        monkeypatch.setattr(held, "_is_time", lambda: True)
+        held.rescue([])
+
+    assert [post.row(task_id)[-3:] for task_id in ("late", "begun")] == [
+        (None, 0, None),
+        (None, int(not planned), "lost"),
+    ]
+    report = post.sidejob.poll()
+    assert (set(post.sent()), report.tasks_buried) == ({"late"} if planned else {"late", "late too"}, 1)
+    assert [entry.task_id for entry in post.sidejob.dead] == ["begun"]
 
 
 def a_message(task_id: str) -> Message:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from celery_sidejob.services import runs_here
 from celery_sidejob.services.runs_here import RunsHere
 
@@ -102,3 +104,52 @@ def test_a_request_that_celery_dropped_waits_no_longer() -> None:
     del request
 
     assert runs.waiting(for_s=0, every_s=0) == []
+
+
+def left(runs: RunsHere[tuple[int, int]], pid: int, *, again: bool = True) -> None:
+    """A delivery to a process, for which the store did not answer."""
+    delivery = runs.received(KEY)
+    runs.accepted(delivery, pid)
+    runs.idle(delivery)
+    runs.left(delivery, again=again)
+    runs.over(delivery)
+
+
+def test_a_process_that_did_not_begin_a_run_is_known_until_it_begins_it() -> None:
+    runs = RunsHere()
+    left(runs, 11)
+    left(runs, 12)
+    assert [runs.is_left(KEY, pid) for pid in (11, 12, 13)] == [True, True, False]
+
+    copy = runs.received(KEY)
+    runs.accepted(copy, 11)
+    assert not runs.is_left(KEY, 11), "it may begin it now"
+    runs.idle(copy)
+    runs.over(copy)
+    assert runs.is_left(KEY, 11), "it did not"
+
+    runs.accepted(begun := runs.received(KEY), 11)
+    runs.over(begun)
+    assert not runs.is_left(KEY, 11), "it ran it"
+    runs.accepted(runs.received(KEY), 12)
+    runs.of_process(12)
+    assert not runs.is_left(KEY, 12), "it may have died in it"
+
+
+def test_what_was_forgotten_here_is_returned_once() -> None:
+    runs = RunsHere()
+    left(runs, 11, again=False)
+    assert runs.missed() == []
+    left(runs, 11)
+    left(runs, 12)
+    assert (runs.missed(), runs.missed()) == ([KEY], [])
+
+
+def test_a_run_that_was_not_begun_is_forgotten_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = RunsHere()
+    left(runs, 11)
+    runs.sweep()
+    assert runs.is_left(KEY, 11)
+    monkeypatch.setattr(runs_here, "LEFT_S", 0.0)
+    runs.sweep()
+    assert not runs.is_left(KEY, 11)

@@ -1,0 +1,17 @@
+"""What a delivery of a durable task ends with that runs nothing; by the class the worker's parent process is told."""
+
+from __future__ import annotations
+
+from celery.exceptions import Ignore, Reject
+
+
+class Copy(Ignore):
+    """A copy of what runs, was finished, or is in the dead set."""
+
+
+class Left(Ignore):
+    """Its store does not answer: the message is forgotten, and that store's sweeper sends it again."""
+
+
+class SentBack(Reject):
+    """Its store does not answer: the message goes back to the broker, if it was not acknowledged already."""
