@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import JobNotFoundError, SideJob
+from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError
+from celery_sidejob.services.pruner import Pruner
 from celery_sidejob.store import migrate
 from tests.cli.test_commands import Said, ask
 from tests.tools.databases import SCHEMA, Databases
@@ -22,17 +23,28 @@ DIED = """
       'publication', '{"v": 2, "about": "{}"}', 'generation', 1), 'x' FROM generate_series(1, 2) n"""
 
 
+HELD = """
+    INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after, look_at, published_at,
+      locked_by, locked_at, locked_pid, on_lost, max_losses)
+    VALUES (gen_random_uuid(), 'mail', 'q', '{}', 'x', 1, '1 s', 'infinity', now(), 99, now(), 1, 'requeue', 3)"""
+"""By a worker that is no more."""
+
+
 class Pair:
     """An app with two stores, the second behind a proxy."""
 
     def __init__(self, first: str, second: str, proxy: TcpProxy) -> None:
         self.urls = (first, second)
         self.proxy = proxy
-        self.app = Celery("pair", broker="memory://", set_as_current=False)
-        self.app.conf.update(
-            sidejob_database_url=first, sidejob_failover_urls=[proxy.url_for(second)], sidejob_lost_after=0.05
-        )
-        self.sidejob = SideJob(self.app)
+        self.app = self.app_of(first, proxy.url_for(second))
+        self.sidejob = self.app.sidejob
+
+    def app_of(self, first: str, second: str) -> Any:
+        """An app with two stores."""
+        app = Celery("pair", broker="memory://", set_as_current=False)
+        app.conf.update(sidejob_database_url=first, sidejob_failover_urls=[second], sidejob_lost_after=0.05)
+        SideJob(app)
+        return app
 
     def sql(self, place: int, statement: str, *parameters: Any) -> list[Any]:
         """Run SQL in one of the stores."""
@@ -139,3 +151,34 @@ def test_what_is_in_the_second_store_is_to_be_finished_too(pair: Pair, command: 
     )
     assert command("drain", "--timeout", 0, "--json", code=1).document["queues"] == {"q": {"queued": 1, "running": 0}}
     assert pair.sidejob.stats()["queues"]["q"]["depth"] == 1
+
+
+def test_a_sweep_is_of_all_stores_that_answer(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    pair.sidejob.upgrade_schema()
+    for place in (0, 1):
+        pair.sql(place, HELD)
+    assert pair.sidejob.poll().tasks_taken == 2
+
+    pair.sql(0, HELD)
+    pair.proxy.refuse()
+    pair.sidejob.close()
+    assert pair.sidejob.poll().tasks_taken == 1
+    assert "Store 1 of sidejob_failover_urls cannot be swept" in caplog.text
+
+    pair.sql(0, HELD)
+    other_way_round = pair.app_of(pair.proxy.url_for(pair.urls[1]), pair.urls[0]).sidejob
+    with pytest.raises(StoreUnavailableError):
+        other_way_round.poll()
+    assert pair.sql(0, "SELECT 1 FROM messages WHERE locked_by IS NOT NULL") == [], "it was swept all the same"
+    other_way_round.close()
+
+
+def test_notes_on_copies_are_kept_for_their_time(pair: Pair) -> None:
+    pair.sidejob.upgrade_schema()
+    pair.sql(
+        1,
+        "INSERT INTO twins (task_id, call, tried, kept_until) SELECT n, 'c', '{}', now() + n * interval '1 hour'"
+        " FROM generate_series(-2, 2) n",
+    )
+    Pruner(pair.sidejob.runtime.stores[1]).run_once()
+    assert pair.sql(1, "SELECT task_id FROM twins ORDER BY kept_until") == [("1",), ("2",)]
