@@ -18,7 +18,7 @@ from .statement import Executor, Statement
 
 SINCE = "0003"
 NEWEST = 100_000
-"""Entries of the dead set among which that of a run is looked for which was called lost and goes on."""
+"""Entries of the dead set among which that of one run is looked for: it was called lost and goes on, for one."""
 FIRST_LOOK_S = 2.0
 """When the sweeper looks for a message whose publisher did not say that the broker has it."""
 EARLY_S = 2.0
@@ -344,16 +344,16 @@ def bury(
 
 _BURIED = Statement(
     """
-SELECT id, task FROM {dead}
-WHERE task_id = %(task_id)s AND (payload->>'generation')::int = %(generation)s AND body IS NOT NULL
-ORDER BY id DESC LIMIT 1""",
+SELECT d.id, d.task FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
+WHERE d.task_id = %(task_id)s AND (d.payload->>'generation')::int = %(generation)s AND d.body IS NOT NULL
+ORDER BY d.id DESC LIMIT 1""",
     since=SINCE,
 )
 
 
 def buried(executor: Executor, key: Key) -> Any | None:
-    """Read the (id, task) of the entry that a row became, which a generation does once; reads the whole dead set."""
-    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
+    """Read the (id, task) of the entry that a row became, looked for among the newest; a generation does so once."""
+    found = executor.run(_BURIED, task_id=key[0], generation=key[1], newest=NEWEST)
     return found[0] if found else None
 
 

@@ -26,11 +26,14 @@ from celery_sidejob.store import (
     ports,
     state,
     statistics,
+    twins,
 )
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 
-MODULES = (aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, state, statistics)
+MODULES = (
+    aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, state, statistics, twins,
+)  # fmt: skip
 
 READS_ALL = {
     "dead._COUNT": "counts",
@@ -72,6 +75,8 @@ INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
 INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
+INSERT INTO twins (task_id, call, tried, kept_until)
+  SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
 ANALYZE"""
 
 
