@@ -39,11 +39,10 @@ NO_DATA: Final = NoData()
 
 @dataclass(frozen=True)
 class PortOptions:
-    """What a port is made with. `default` is as readers get it; `limit` is None, since limits are not supported yet."""
+    """What a port is made with. `default` is as readers get it."""
 
     default: Any = NO_DATA
     channels: tuple[str, ...] = ()
-    limit: int | None = None
 
 
 def check_port_name(name: str, *, wildcard: bool = False) -> str:
