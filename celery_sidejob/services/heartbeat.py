@@ -72,7 +72,7 @@ class Heartbeat:
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
         self._held = HeldRuns(own, self.runs, self.errands, worker_id=lambda: self.worker_id)
-        self._waiting = WaitingRuns(runtime, self.runs, messages.still_wait)
+        self._waiting = WaitingRuns(runtime, self.runs, messages.still_wait, is_busy)
         self.tasks = HeldTasks(own, worker_id=lambda: self.worker_id, is_busy=is_busy)
         self._beat: OwnExecutor | None = None
         self._lock = LivenessLock(runtime.settings, runtime.connections.setting)

@@ -6,6 +6,7 @@ import pytest
 
 from celery_sidejob import Job
 from celery_sidejob.services import waiting_runs
+from celery_sidejob.services.heartbeat import Heartbeat
 from celery_sidejob.services.runs_here import RunsHere
 from celery_sidejob.services.waiting_runs import WaitingRuns
 from celery_sidejob.store import messages
@@ -50,6 +51,27 @@ def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, m
     assert messages.candidates(stage.runtime.connections, 10) == [
         row[0] for row in stage.sql("SELECT task_id FROM messages WHERE job_id = %s", unpublished.id)
     ]
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_worker_vouches_for_a_job_only_behind_something_that_runs(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    """What waits where nothing runs is behind nothing: the pool has lost it."""
+    monkeypatch.setattr(waiting_runs, "SOON_S", 0.0)
+    job = stage.job()
+    publish(stage, job)
+    heartbeat = Heartbeat(stage.runtime, is_busy=lambda: is_busy)
+    heartbeat.register()
+    heartbeat.runs.received((job.id, 1))
+    lease = stage.runtime.settings.lease
+    monkeypatch.setattr(waiting_runs.time, "monotonic", lambda clock=waiting_runs.time.monotonic: clock() + lease + 1)
+
+    heartbeat.run_once()
+
+    assert (look_in(stage, job) > 2) is is_busy
+    heartbeat.leave()
+    heartbeat.close()
 
 
 def test_what_was_overtaken_is_not_passed_over(stage: Stage) -> None:
