@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.lenders import LENDERS
-from tests.acceptance.test_borrowed_transactions import Rolled, Shop, django_database
+from tests.acceptance.borrowing_shop import Rolled, Shop
+from tests.acceptance.lenders import LENDERS, django_database
 from tests.tools.waiting import wait_until
 
 TIMEOUT_S = 10.0
