@@ -581,13 +581,16 @@ def test_what_is_revoked_while_it_waits_for_a_thread_does_not_run(site: Site, te
 
 def test_a_retry_and_a_call_far_ahead_wait_in_the_store(site: Site) -> None:
     site.worker(env={"SIDEJOB_TIMER_HORIZON": "1"})
-    site.app.close()
-    result = site.call("patiently")
-    site.record.wait_for("ran", timeout=TIMEOUT_S, id=result.id)
+    near = site.client(sidejob_database_url=site.database_url, sidejob_timer_horizon=1)
+    called = near.send_task(f"{APP}.noted", ("later",), countdown=8)
+    retried = site.call("patiently")
+    site.record.wait_for("ran", timeout=TIMEOUT_S, id=retried.id)
 
-    (row,) = wait_until(lambda: [one for one in site.rows() if one.generation == 2], timeout=TIMEOUT_S)
-    assert (row.task_id, row.published_at, site.queued()) == (result.id, None, 0)
-    assert result.get(timeout=TIMEOUT_S) == 1
+    wait_until(lambda: {row.generation for row in site.rows()} == {1, 2}, timeout=TIMEOUT_S)
+    waiting = {row.task_id: row.published_at for row in site.rows()}
+    assert (waiting, site.queued()) == ({called.id: None, retried.id: None}, 0)
+    assert retried.get(timeout=TIMEOUT_S) == 1
+    assert called.get(timeout=TIMEOUT_S) == "later"
     site.wait_quiet()
 
 

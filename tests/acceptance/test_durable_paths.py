@@ -234,6 +234,7 @@ def test_a_failure_whose_result_nobody_wants(site: Site) -> None:
     result = site.call("failing", ignore_result=True, link_error=site.s("errback"))
 
     assert site.entry(result).reason == "failed"
+    site.record.wait_for("errback", of=result.id, timeout=TIMEOUT_S)
     assert result.state == "PENDING"
 
 
