@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -294,18 +293,19 @@ def test_a_copy_in_the_second_store_gives_way_to_what_has_begun_in_the_first(
 
 
 def test_a_copy_that_expired_in_the_first_store_is_not_reported(stores: Stores, at: Arm) -> None:
+    """Nor to who asks for a result that was forgotten meanwhile."""
     stores.worker()
     warm(stores)
     at("durable-keep:after-commit", lambda: (stores.away(), lost()))
-    result = stores.call("noted", 1, expires=4)
+    result = stores.call("noted", 1, expires=600)
     assert result.get(timeout=TIMEOUT_S) == 1
-    (row,) = stores.of(stores.first, "SELECT expires_at FROM messages")
-    wait_until(lambda: time.time() > row.expires_at.timestamp(), timeout=TIMEOUT_S)
+    result.forget()
+    stores.of(stores.first, "UPDATE messages SET expires_at = now()")
 
     stores.back()
 
     stores.wait_quiet()
-    assert (len(stores.ran(result)), stores.dead(), result.state) == (1, [], "SUCCESS")
+    assert (len(stores.ran(result)), stores.dead(), result.state) == (1, [], "PENDING")
 
 
 def test_a_task_id_that_is_used_again_is_no_copy(stores: Stores, at: Arm) -> None:
@@ -402,6 +402,7 @@ def test_all_stores_are_down(stores: Stores, second_url: str, how: str) -> None:
     assert len(stores.ran(result)) == 1
 
 
+@pytest.mark.brokers("redis", only=["redis"], reason="loses its marker with its queues")
 def test_an_emptied_broker_is_noticed_for_both_stores(stores: Stores) -> None:
     stores.worker(env={"SIDEJOB_LOST_AFTER": "600"})
     warm(stores)
