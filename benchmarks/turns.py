@@ -47,10 +47,7 @@ class Median:
 
 def _skipped(count: int) -> int:
     """How many of the ranked figures are left out at either end: of the median's binomial interval."""
-    outside, skipped = 0.0, 0
-    while skipped < (count - 1) // 2:
-        outside += 2 * comb(count, skipped) / 2**count
-        if outside > 1 - SURE:
-            break
-        skipped += 1
+    outside, skipped = 2 / 2**count, 0
+    while outside + (further := 2 * comb(count, skipped + 1) / 2**count) <= 1 - SURE:
+        outside, skipped = outside + further, skipped + 1
     return skipped
