@@ -22,6 +22,7 @@ from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
+READS_ON = pytest.mark.pools("prefork", "threads", reason="reads nothing while its bodies run: see docs/rabbitmq.md")
 ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"], reason="is no RabbitMQ")
 LOST_AFTER_S = 2.0
 DELETIONS = 12
@@ -77,6 +78,7 @@ def impatient(
 
 
 @ON_RABBITMQ
+@READS_ON
 def test_a_message_that_waits_behind_a_long_run_is_not_called_lost_and_goes_to_another_worker(impatient: Site) -> None:
     site = impatient
     long = site.hold("gate")
@@ -99,6 +101,7 @@ def test_a_message_that_waits_behind_a_long_run_is_not_called_lost_and_goes_to_a
 
 
 @ON_RABBITMQ
+@READS_ON
 def test_messages_that_wait_in_a_long_queue_are_not_called_lost(impatient: Site) -> None:
     site = impatient
     long = site.hold("gate")
