@@ -14,7 +14,18 @@ from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
-from .hooks import beat, configuration, durable, durable_request, durable_task, logs, pool_process, recording, sending
+from .hooks import (
+    beat,
+    configuration,
+    control,
+    durable,
+    durable_request,
+    durable_task,
+    logs,
+    pool_process,
+    recording,
+    sending,
+)  # fmt: skip
 from .hooks.bootsteps import SideJobStep
 from .hooks.calls import CeleryTasks
 from .hooks.consumer_step import DisconnectionStep
@@ -83,6 +94,7 @@ class SideJob:
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
         durable.install(app)
+        control.install(app)
         durable_task.install()
         durable_task.mark_later_ones(app)
         durable_request.install()

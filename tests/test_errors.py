@@ -184,6 +184,14 @@ def without_store(scene: Scene) -> None:
     SideJob(app).find(1)
 
 
+def revoking_without_store(scene: Scene) -> None:
+    """Revoke a task while nobody listens at the store's address."""
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
+    SideJob(app)
+    app.control.revoke("one")
+
+
 def without_schema(scene: Scene) -> None:
     """Ask a store whose schema was never made."""
     app = Celery("new", broker="memory://", set_as_current=False)
@@ -284,6 +292,7 @@ ELSEWHERE: dict[str, Case] = {
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
     "nobody listens at the store's address": without_store,
+    "a revocation while the store is away": revoking_without_store,
     "the schema was never made": without_schema,
     "no store is configured": without_url,
     "an unknown setting": unknown_setting,

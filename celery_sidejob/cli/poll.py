@@ -20,7 +20,7 @@ MEANINGS = {
     "results": "results brought to the result backend",
     "unpublished": "messages the broker did not take; they are tried again",
     "tasks_taken": "ordinary durable tasks taken from workers that died",
-    "tasks_buried": "ordinary durable tasks that were lost or expired, and go to the dead set",
+    "tasks_buried": "ordinary durable tasks that were lost, revoked or expired, and go to the dead set",
     "broker_emptied": "the broker had been emptied",
 }
 

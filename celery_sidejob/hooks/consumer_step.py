@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from . import rabbitmq
+from . import events, rabbitmq
 from .redis_client import keep_client
 
 
@@ -22,6 +22,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
+        events.know(c)
         if c.connection.transport.driver_type == "amqp":
             rabbitmq.hearing_cancellations(c.connection)
         keep_client(c.task_consumer.channel)

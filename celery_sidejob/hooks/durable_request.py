@@ -17,7 +17,7 @@ from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, key_of
 from ..services.runs_here import ENDED
 from .delivered import Delivered
 from .durable import received
-from .holders import bury, holders
+from .holders import bury, holders, keep_revocations, revoke
 from .not_begun import Copy, Left, SentBack
 
 
@@ -136,8 +136,18 @@ class DurableRequest(Delivered):
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """Revoked or expired: it does not run (any more), and the dead set says why."""
         kind = "expired" if expired else "revoked"
-        self._stopped(kind, f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else ""))
-        super()._announce_revoked(reason, terminated, signum, expired)
+        error = f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else "")
+        if expired or terminated or self._kept is None or not keep_revocations(self._holders):
+            self._stopped(kind, error)
+            super()._announce_revoked(reason, terminated, signum, expired)
+            return
+        # Who revoked it has most likely doomed its row, and then the sweeper tells of it. To have one teller, it does
+        # so in any case.
+        self._plan(ENDED)
+        revoke(self._holders, self._key, self._address, error=error)
+        task_ready(self)
+        self.acknowledge()
+        self._already_revoked = True
 
     def _stopped(self, reason: str, error: str) -> None:
         self._plan(ENDED)

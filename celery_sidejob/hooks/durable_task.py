@@ -23,7 +23,7 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
-from ..operations import durable
+from ..operations import durable, revocation
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
@@ -246,12 +246,17 @@ def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> S
 
 
 def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tuple[Runtime, int]]) -> NoReturn:
-    """Bury what was revoked while it waited for a thread, unless the worker does."""
+    """Have buried what was revoked while it waited for a thread, unless the worker does."""
     error = "TaskRevokedError: the task was revoked"
-    if not own_process.is_ended(task.app, key) and any(
-        durable.fail(store, key, by="worker", worker_id=worker_id, reason="revoked", error=error)
-        for store, worker_id in places
-    ):
+    try:
+        buried = not own_process.is_ended(task.app, key) and any(
+            revocation.revoke(store, [key[0]]) is None
+            and durable.fail(store, key, by="worker", worker_id=worker_id, reason="revoked", error=error)
+            for store, worker_id in places
+        )
+    except StoreUnavailableError as unavailable:
+        _leave(_runtime(task), request, str(unavailable))
+    if buried:
         task.backend.mark_as_revoked(request.id, "revoked", request=request)
     raise Ignore(f"task {request.id} was revoked")
 

@@ -2,16 +2,21 @@
 
 A run's events are those of Celery itself, with the asking's task id as uuid; its arguments stay in the store, so that
 events and log lines name the job instead. Two are ours: `task-suspended` and `task-terminated`.
+
+What is revoked before it runs, Celery tells of in the worker that has received it. A durable task may be in none.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
+from celery.app.task import Context
 from celery.exceptions import Ignore
 
+from ..model.durable import Message
 from ..model.messages import Doorbell
 
 logger = logging.getLogger("celery_sidejob")
@@ -59,3 +64,29 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
         )  # fmt: skip
     except Exception as error:  # it is only an event, and the message is with the broker
         logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
+
+
+_consumers: weakref.WeakKeyDictionary[Celery, Any] = weakref.WeakKeyDictionary()
+"""What each app's worker in this process listens with: it knows whether events are wanted."""
+
+
+def know(consumer: Any) -> None:
+    """Remember this worker's consumer."""
+    _consumers[consumer.app] = consumer
+
+
+def announce_revoked(app: Celery, message: Message, request: Context) -> None:
+    """Send `task-revoked`, where events are wanted, and the signal `task_revoked`, for a task that no worker had."""
+    task = app.tasks.get(message.task)
+    consumer = _consumers.get(app)
+    dispatcher = getattr(consumer, "event_dispatcher", None)
+    wanted = dispatcher.enabled if dispatcher is not None else app.conf.worker_send_task_events
+    if wanted and getattr(task, "send_events", True):
+        sending = app.events.Dispatcher(
+            hostname=getattr(consumer, "hostname", None), enabled=False, buffer_while_offline=False
+        )
+        fields = {"uuid": message.task_id, "terminated": False, "signum": None, "expired": False}
+        app.sidejob.runtime.publisher.announce(
+            lambda producer: sending.publish("task-revoked", fields, producer, retry=False)
+        )
+    signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)

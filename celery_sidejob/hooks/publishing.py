@@ -188,6 +188,10 @@ class CeleryPublisher:
         """Begin a look for single messages; None where the broker shows none: on all but Redis."""
         return RedisLook(self._ask, fetched_within_s=self._lease_s) if self._family == "redis" else None
 
+    def announce(self, send: Callable[[Producer], Any]) -> None:
+        """Send a monitoring event, if the broker is there."""
+        self._ask(lambda channel: send(self._open()))
+
     def _ask(self, question: Callable[[Any], T]) -> T | None:
         """Ask the broker something; None if it does not answer, which begins a pause, or not this question."""
         self._mind_fork()

@@ -19,7 +19,7 @@ from ..model import values
 from ..model.durable import Message
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
-from . import chords, durable
+from . import chords, durable, events
 from .publishing import INLINE, publication
 from .revocation import TaskRevokedError
 
@@ -105,6 +105,13 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait"
 
+    def announce_revoked(self, message: Message) -> None:
+        """Send Celery's event and signal of a task that was revoked before it ran; who dies before has told nobody."""
+        try:
+            events.announce_revoked(self._app, message, durable.request_of(self._app, message))
+        except Exception as error:
+            logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
+
     def _tell_of_doom(self, message: Message, reason: str, error: str) -> str:
         backend, request = self._app.backend, durable.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
@@ -115,8 +122,8 @@ class CeleryResults:
                 return "wait"
             return "bury" if request.callbacks or request.chain else "remove"
         text = error.partition(": ")[2]
-        if reason == "expired":
-            backend.mark_as_revoked(message.task_id, "expired", request, stores)
+        if reason in ("expired", "revoked"):
+            backend.mark_as_revoked(message.task_id, reason, request, stores)
         else:
             backend.mark_as_failure(message.task_id, WorkerLostError(text), None, request, stores)
         return "bury"

@@ -78,11 +78,15 @@ class Results(Protocol):
         ...
 
     def tell_of_doom(self, message: Message, reason: str, error: str) -> str:
-        """Store that an ordinary durable task was lost, or has expired: failed, with errbacks and the chord's part.
+        """Store that an ordinary durable task was lost, has expired or was revoked, with errbacks and the chord's part.
 
         Returns what to do with its row: ``bury`` it, ``remove`` it (it had ended well after all, and nothing follows
         it), or ``wait`` for a backend that could not be reached.
         """
+        ...
+
+    def announce_revoked(self, message: Message) -> None:
+        """Tell monitors and receivers, as Celery does, that a task was revoked before it ran. Never raises."""
         ...
 
 

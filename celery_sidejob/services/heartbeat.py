@@ -19,7 +19,7 @@ from ..model import native
 from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
-from ..store import claims, durable, messages, workers
+from ..store import claims, durable, messages, revocation, workers
 from ..store.connection import OwnExecutor
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
@@ -89,6 +89,7 @@ class Heartbeat:
         ident = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
         executor = self._beating()
         self.worker_id = workers.register(executor, ident)
+        self.tasks.keeps_revocations = revocation.fits(executor)
         self._beat_at = time.monotonic()
         self._lock.take(self.worker_id, executor)
         return self.worker_id

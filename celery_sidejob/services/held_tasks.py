@@ -10,6 +10,7 @@ from typing import Any
 from ..model.crash_points import reach
 from ..model.durable import Address, Key
 from ..operations import durable as operations
+from ..operations import revocation
 from ..operations.runtime import Runtime
 from ..store import durable
 from ..store.statement import Executor
@@ -30,6 +31,8 @@ class HeldTasks:
         self, runtime: Runtime, *, worker_id: Callable[[], int], is_busy: Callable[[], bool] = lambda: True
     ) -> None:
         self.runs: RunsHere[Key] = RunsHere()
+        self.keeps_revocations = False
+        """Whether the store does: it may be one revision behind."""
         self._runtime = runtime
         self._worker_id = worker_id
         self._died: set[int] = set()
@@ -51,6 +54,11 @@ class HeldTasks:
             self._runtime, key, by="worker", worker_id=self._worker_id(), reason=reason, error=error,
             traceback=traceback, retries=retries, address=address,
         )  # fmt: skip
+
+    def revoke(self, key: Key, *, address: Address, error: str) -> None:
+        """Have a task buried that this worker knows to be revoked, by whoever sweeps: who waits is told once."""
+        if revocation.revoke(self._runtime, [key[0]]) is None:
+            self.fail(key, reason="revoked", error=error, address=address)
 
     def rescue(self, died: Iterable[int]) -> int:
         """Take the runs of processes that died, and return how many; those that the parent stopped it ends itself.

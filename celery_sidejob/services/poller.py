@@ -37,6 +37,8 @@ LOOK_AGAIN_S = 5.0
 LOST = "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen"
 LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
 EXPIRED = "TaskRevokedError: it expired before any run began"
+REVOKED = "TaskRevokedError: the task was revoked"
+DOOMS = frozenset({"lost", "expired", "revoked"})
 
 
 class Report(Protocol):
@@ -115,7 +117,7 @@ class Poller:
             return durable.reserve(executor, task_ids, strike_s=self._runtime.settings.lost_after)
 
         rows = connections.transact("reserve", reserve, single=True)
-        doomed = [row for row in rows if row.fate in ("lost", "expired")]
+        doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._apart(lambda: self._bury(doomed)):
             durable.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
         report.tasks_buried += len(doomed)
@@ -144,19 +146,19 @@ class Poller:
     def _bury_one(self, row: Any, address: Address) -> None:
         if copies.gives_way(self._runtime, (row.task_id, row.generation), address):
             return
-        if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
+        if row.fate != "lost" and address.unconfirmed and self._runtime.stores.any_left_alone:
             return  # a copy may have run to its end in a store that does not answer: there is time to ask it
-        error = (
-            EXPIRED if row.fate == "expired" else LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST
-        )
+        error = _error_of(row)
         message = Message.of_row(row)
         verdict = self._runtime.results.tell_of_doom(message, row.fate, error)
         reach("doom:told")
         if verdict == "bury":
             key = (row.task_id, row.generation)
-            operations.fail(
+            buried = operations.fail(
                 self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error, address=address
             )
+            if buried and row.fate == "revoked":
+                self._runtime.results.announce_revoked(message)
         elif verdict == "remove":
             operations.forget(self._runtime, (row.task_id, row.generation))
 
@@ -164,3 +166,12 @@ class Poller:
         if not self._fits:
             self._fits = durable.fits(self._runtime.connections)
         return self._fits
+
+
+def _error_of(row: Any) -> str:
+    match row.fate:
+        case "expired":
+            return EXPIRED
+        case "revoked":
+            return REVOKED
+    return LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST

@@ -1,7 +1,8 @@
 """Rows of `messages` that are whole messages of ordinary tasks (`body` is not null).
 
 Such a row waits (published or not), or is held by the worker that runs it, or is doomed: somebody decided that it goes
-to the dead set, and nothing runs it any more. Every change names the generation, and of a held row its holder.
+to the dead set, and nothing runs it any more (what was revoked while it runs: once that run is over). Every change
+names the generation, and of a held row its holder.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ _MOVE = Statement(
     f"""
 UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
   generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
-  look_at = {_FIRST_LOOK}, look_after = make_interval(secs => %(look_after_s)s),
+  look_at = CASE WHEN doom IS NULL THEN {_FIRST_LOOK} ELSE now() END,
+  look_after = make_interval(secs => %(look_after_s)s),
   published_at = NULL, missing_at = NULL, locked_by = NULL, locked_at = NULL, locked_pid = NULL, on_lost = NULL,
   max_losses = NULL, losses = 0
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
@@ -300,8 +302,9 @@ def forget(executor: Executor, key: Key) -> None:
 
 _UNLOCK = Statement(
     """
-UPDATE {messages} SET locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = now(),
-  look_at = now() + look_after
+UPDATE {messages} SET locked_by = NULL, locked_at = NULL, locked_pid = NULL,
+  published_at = CASE WHEN doom IS NULL THEN now() END,
+  look_at = CASE WHEN doom IS NULL THEN now() + look_after ELSE now() END
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""",
     since=SINCE,
 )
@@ -372,8 +375,8 @@ def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> S
 
 _LOST = """ locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = NULL, missing_at = NULL,
   look_at = now(), losses = m.losses + held.loss,
-  doom = CASE WHEN held.begun AND m.on_lost = 'dead' OR held.loss > 0 AND m.losses + held.loss >= m.max_losses
-    THEN 'lost' END"""
+  doom = coalesce(m.doom, CASE WHEN held.begun AND m.on_lost = 'dead'
+    OR held.loss > 0 AND m.losses + held.loss >= m.max_losses THEN 'lost' END)"""
 
 _GIVE_BACK = Statement(
     f"""

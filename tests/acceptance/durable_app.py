@@ -12,6 +12,7 @@ from typing import Any
 
 from celery import Celery, group
 from celery.exceptions import Ignore, Reject
+from celery.signals import task_revoked
 
 from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost
 from celery_sidejob.operations import stores
@@ -59,6 +60,12 @@ def buried(task_id: str, reason: str, entry_id: int, **_: Any) -> None:
 def lost(task_id: str, **_: Any) -> None:
     """Write down what was lost with its worker."""
     Record.from_env().note("lost", id=task_id)
+
+
+@task_revoked.connect(weak=False)
+def revoked(request: Any, **_: Any) -> None:
+    """Write down of what Celery's receivers were told."""
+    Record.from_env().note("revoked", id=request.id)
 
 
 def note(task: Any, event: str = "ran", **data: Any) -> None:
@@ -119,6 +126,13 @@ def holder(self: Any, value: Any = None) -> Any:
 def repeatable(self: Any, value: Any = None) -> Any:
     """May be repeated."""
     return held(self, value)
+
+
+@app.task(bind=True, durable=True)
+def held_and_retried(self: Any) -> None:
+    """Wants to be retried when the test says go."""
+    held(self, None)
+    raise self.retry(countdown=3600)
 
 
 @app.task(bind=True, durable=True)

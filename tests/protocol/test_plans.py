@@ -24,6 +24,7 @@ from celery_sidejob.store import (
     messages,
     packets,
     ports,
+    revocation,
     state,
     statistics,
     twins,
@@ -32,7 +33,8 @@ from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 
 MODULES = (
-    aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, state, statistics, twins,
+    aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, revocation, state,
+    statistics, twins,
 )  # fmt: skip
 
 READS_ALL = {

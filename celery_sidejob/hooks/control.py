@@ -1,0 +1,86 @@
+"""Celery's remote control, with revocations that are kept in the store before the workers are told.
+
+`app.control.revoke`, `result.revoke()`, groups, `celery control revoke` and monitors all end in `broadcast`. What
+workers remember of a revocation is gone when they restart; what the store keeps is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.app.control import Control
+from kombu.utils.functional import maybe_list
+from kombu.utils.imports import symbol_by_name
+
+from ..model.errors import StoreUnavailableError
+from ..operations import revocation
+
+logger = logging.getLogger("celery_sidejob")
+
+KEPT = frozenset({"revoke", "terminate"})
+"""The commands that revoke by task id."""
+
+
+def install(app: Celery) -> None:
+    """Have revocations kept, whoever asks for them; reads no configuration."""
+    found = app.__dict__.get("control")
+    if found is not None:  # it was used before
+        found.__class__ = _keeping(type(found))
+    elif not (isinstance(app.control_cls, partial) and app.control_cls.func is make):
+        app.control_cls = partial(make, app.control_cls)  # a spawned process is sent it: a new class could not be
+
+
+def make(base: Any, **options: Any) -> Any:
+    """Make the app's control: of its own class, which keeps revocations beside."""
+    return _keeping(symbol_by_name(base))(**options)
+
+
+class KeepingControl(Control):
+    """Celery's control; a revocation of durable tasks outlives the workers that were told of it."""
+
+    def broadcast(
+        self, command: str, arguments: Any = None, destination: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        """Broadcast a command; a revocation for all workers is kept first.
+
+        Raises StoreUnavailableError where it could not be kept, after the workers were told.
+        """
+        trouble = None
+        if command in KEPT and not destination and not options.get("pattern"):
+            given = {**(arguments if isinstance(arguments, Mapping) else {}), **options}
+            trouble = self._keep(str(one) for one in maybe_list(given.get("task_id")) or ())
+        answer = super().broadcast(command, arguments, destination, *args, **options)
+        if trouble is not None:
+            raise trouble
+        return answer
+
+    def _keep(self, task_ids: Iterable[str]) -> StoreUnavailableError | None:
+        """Keep a revocation, and return why that could not be done, if the caller is to know."""
+        sidejob, ids = self.app.sidejob, list(task_ids)
+        if not ids or sidejob.settings.database_url is None:
+            return None
+        found = revocation.revoke_in_all(sidejob.runtime, ids)
+        if found.unfit is not None:
+            logger.warning("The revocation is known to the workers that run now alone: %s", found.unfit)
+        if found.unavailable is not None:
+            refusal = StoreUnavailableError(NOT_KEPT.format(error=found.unavailable))
+            if sidejob.settings.on_store_down != "publish":
+                return refusal
+            logger.warning("%s", refusal)
+        return None
+
+
+NOT_KEPT = (
+    "The revocation was not kept, because the store is away; the workers that run now were told. What they do not "
+    "receive before they restart runs: revoke it again when the store is back. ({error})"
+)
+
+
+def _keeping(base: type[Control]) -> type[Control]:
+    if issubclass(base, KeepingControl):
+        return base
+    return KeepingControl if base is Control else type(base.__name__, (KeepingControl, base), {})

@@ -1,0 +1,92 @@
+"""Revoking ordinary durable tasks, so that it outlives every worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..model.errors import SchemaError, StoreUnavailableError
+from ..store import revocation
+from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.statement import Executor
+from .runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """What was there to be revoked, by task id."""
+
+    waiting: tuple[str, ...] = ()
+    """These do not run; the sweeper tells who waits for them, and buries them."""
+    running: tuple[str, ...] = ()
+    """These go on, and do not begin again."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedInAll(Revoked):
+    """What was there to be revoked in all stores, and what is not known to be kept."""
+
+    unavailable: StoreUnavailableError | None = None
+    """Why a store that may have one of the tasks did not answer."""
+    unfit: SchemaError | None = None
+    """Why a store can keep no revocation."""
+
+
+def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
+    """Keep the revocation of these task ids in every store that answers.
+
+    Two stores may have a copy each, so all are asked. A store that does not answer is none that may have a task where
+    each id was found in another: its copy, if it has one, gives way to that.
+    """
+    ids = list(task_ids)
+    waiting: dict[str, None] = {}
+    running: dict[str, None] = {}
+    unavailable: StoreUnavailableError | None = None
+    unfit: SchemaError | None = None
+    for store in runtime.stores:
+        began = time.monotonic()
+        try:
+            found = revoke(store, ids)
+        except StoreUnavailableError as error:
+            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
+            unavailable = error
+        except SchemaError as error:
+            unfit = error
+        else:
+            if found is None:
+                unfit = SchemaError(TOO_OLD.format(where=store.where))
+                continue
+            waiting.update(dict.fromkeys(found.waiting))
+            running.update(dict.fromkeys(found.running))
+    if all(task_id in waiting or task_id in running for task_id in ids):
+        unavailable = None
+    return RevokedInAll(tuple(task_id for task_id in waiting if task_id not in running), tuple(running),
+                        unavailable, unfit)  # fmt: skip
+
+
+def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked | None:
+    """Keep the revocation of these task ids, in one statement; None if the schema is too old for it.
+
+    Ids without a row, of jobs and of what was revoked before, are passed over. Raises StoreUnavailableError. Who dies
+    after the commit has revoked them, whoever was told of it.
+    """
+    ids = list(task_ids)
+
+    def work(executor: Executor) -> Revoked | None:
+        if not revocation.fits(executor):
+            return None
+        rows = revocation.revoke(executor, ids)
+        return Revoked(
+            tuple(row.task_id for row in rows if not row.runs), tuple(row.task_id for row in rows if row.runs)
+        )
+
+    try:
+        return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
+    except NoAnswer:
+        raise  # nor would it answer at once
+    except OutcomeUnknown:
+        return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
+
+
+TOO_OLD = "{where} has a schema that is older than this version: run `celery -A <app> sidejob db upgrade`."
