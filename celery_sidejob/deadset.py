@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from .job import Job
+from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
 from .model.status import Status
 from .operations import durable as operations
@@ -254,8 +255,10 @@ def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:
     try:
         kept = json.loads(payload)
         publication = json.loads(kept["publication"])
-        headers = json.loads(publication["about"]).get("headers", {})
     except (ValueError, LookupError, TypeError):
+        return {}
+    headers = headers_of(kept["publication"])
+    if not headers:
         return {}
     shown = [str(hide(text)) for text in (headers.get("argsrepr"), headers.get("kwargsrepr")) if text]
     return {

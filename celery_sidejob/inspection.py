@@ -13,10 +13,11 @@ from typing import Any
 
 from .job import Job
 from .model import values
+from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
 from .model.measures import counts, durations
 from .operations.runtime import Runtime
-from .store import aliases, asks, counters, dead, jobs, messages, packets, ports, state, statistics, workers
+from .store import aliases, asks, counters, dead, jobs, kept, messages, packets, ports, state, statistics, workers
 from .store.statement import Executor
 
 CHILDREN = 100
@@ -54,6 +55,46 @@ class Inspection:
             return self._details(executor, job.id)
 
         return self._runtime.connections.transact("inspect", work)
+
+    def task(self, task_id: str) -> dict[str, Any] | None:
+        """Return what is to be seen of an ordinary durable task that waits or runs; None if none of this id does.
+
+        `status` is queued, scheduled (for its `eta` or a retry), running, or why it is about to be in the dead set.
+        `store` is the name of a further store that has it. Raises StoreUnavailableError where one that may have it does
+        not answer.
+        """
+        stores = self._runtime.stores
+        failure: StoreUnavailableError | None = None
+        for store in stores:
+            try:
+                row = store.connections.read(lambda executor: kept.of_task(executor, task_id), within_s=stores.wait_s)
+                if row is not None:
+                    return self._task(row, stores.label_of(store))
+            except StoreUnavailableError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return None
+
+    def _task(self, row: Any, store: str | None) -> dict[str, Any]:
+        headers, hide = headers_of(row.publication), self._runtime.settings.redacted
+        return {
+            "task_id": row.task_id,
+            "task": row.task,
+            "status": row.status,
+            "queue": row.queue,
+            "store": store,
+            "args": hide(headers.get("argsrepr")),
+            "kwargs": hide(headers.get("kwargsrepr")),
+            "due_at": row.due_at,
+            "expires_at": row.expires_at,
+            "published_at": row.published_at,
+            "running_since": row.locked_at,
+            "worker": row.worker,
+            "retries": headers.get("retries") or 0,
+            "losses": row.losses,
+            "revoked": row.doom == "revoked",
+        }
 
     def tree(self, job: Job, *, depth: int | None = None, limit: int) -> list[Node]:
         """Return a job and what is below it, parents first, at most `limit` jobs and `depth` levels below it.

@@ -16,6 +16,7 @@ from .jobs import jobs
 from .poll import poll
 from .show import show
 from .stats import stats
+from .tasks import revoke
 from .tree import tree
 
 
@@ -24,5 +25,5 @@ def sidejob() -> None:
     """Look at durable jobs and their store, and set them going."""
 
 
-for _command in (jobs, show, tree, run, terminate, poll, stats, doctor, drain, dead, db):
+for _command in (jobs, show, tree, run, terminate, revoke, poll, stats, doctor, drain, dead, db):
     sidejob.add_command(_command)

@@ -1,4 +1,4 @@
-"""`show`: everything about one job."""
+"""`show`: everything about one job, or about a durable task that is not finished."""
 
 from __future__ import annotations
 
@@ -9,18 +9,34 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..inspection import Inspection
-from .command import as_json, job_argument, with_sidejob
+from ..model.errors import JobNotFoundError
+from .command import as_json, with_sidejob
 from .jobs import parent_of
 from .output import Output, facts, moment, printable, shortened, status, table
+from .tasks import show_task
+
+NOTHING = (
+    "There is no job {which!r}: it was deleted, or never committed. Nor is there a durable task of this id that waits "
+    "or runs: it has ended, and is in the dead set (celery -A <app> sidejob dead list) if that was not well."
+)
 
 
 @click.command()
-@job_argument
+@click.argument("which", metavar="ID_OR_ALIAS_OR_TASK_ID")
 @as_json
 @with_sidejob
-def show(sidejob: Any, output: Output, job_id: str, as_json: bool) -> None:
-    """Show everything about one job."""
-    details = Inspection(sidejob.runtime).details(sidejob.get(job_id))
+def show(sidejob: Any, output: Output, which: str, as_json: bool) -> None:
+    """Show everything about one job, by its id, an alias or a task id, or a durable task that waits or runs."""
+    inspection = Inspection(sidejob.runtime)
+    job = sidejob.find(which)
+    task = inspection.task(which) if job is None else None
+    if task is not None:
+        show_task(output, task, as_json)
+        return
+    job = job or sidejob.for_task_id(which)
+    if job is None:
+        raise JobNotFoundError(NOTHING.format(which=which))
+    details = inspection.details(job)
     if as_json:
         output.json(details)
         return

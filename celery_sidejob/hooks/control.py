@@ -58,6 +58,10 @@ class KeepingControl(Control):
             raise trouble
         return answer
 
+    def tell_of_revocation(self, task_ids: Iterable[str]) -> None:
+        """Tell the workers of a revocation that is kept already."""
+        super().broadcast("revoke", arguments={"task_id": list(task_ids), "terminate": False, "signal": "SIGTERM"})
+
     def _keep(self, task_ids: Iterable[str]) -> StoreUnavailableError | None:
         """Keep a revocation, and return why that could not be done, if the caller is to know."""
         sidejob, ids = self.app.sidejob, list(task_ids)
@@ -65,7 +69,7 @@ class KeepingControl(Control):
             return None
         found = revocation.revoke_in_all(sidejob.runtime, ids)
         if found.unfit is not None:
-            logger.warning("The revocation is known to the workers that run now alone: %s", found.unfit)
+            logger.warning(NOT_KEPT_THERE.format(error=found.unfit))
         if found.unavailable is not None:
             refusal = StoreUnavailableError(NOT_KEPT.format(error=found.unavailable))
             if sidejob.settings.on_store_down != "publish":
@@ -78,6 +82,7 @@ NOT_KEPT = (
     "The revocation was not kept, because the store is away; the workers that run now were told. What they do not "
     "receive before they restart runs: revoke it again when the store is back. ({error})"
 )
+NOT_KEPT_THERE = "The revocation is known to the workers that run now alone: {error}"
 
 
 def _keeping(base: type[Control]) -> type[Control]:

@@ -105,6 +105,15 @@ class Address:
         return cls(header.get("s"), header.get("c"), tuple(header.get("t") or ()), bool(header.get("u")))
 
 
+def headers_of(publication: str) -> Mapping[str, Any]:
+    """Return the headers of a kept message, to be shown; none of one that this version cannot read."""
+    try:
+        headers = json.loads(json.loads(publication)["about"])["headers"]
+    except (ValueError, LookupError, TypeError):
+        return {}
+    return headers if isinstance(headers, Mapping) else {}
+
+
 def key_of(task_id: str, header: Any) -> Key | None:
     """Return which row a delivery belongs to; None for one of a publisher without this package, or of a newer one."""
     if not isinstance(header, Mapping) or int(header.get("v", 1)) > HEADER_FORMAT:

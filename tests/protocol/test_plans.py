@@ -21,6 +21,7 @@ from celery_sidejob.store import (
     dead,
     durable,
     jobs,
+    kept,
     messages,
     packets,
     ports,
@@ -33,8 +34,8 @@ from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 
 MODULES = (
-    aliases, askings, asks, claims, counters, dead, durable, jobs, messages, packets, ports, revocation, state,
-    statistics, twins,
+    aliases, askings, asks, claims, counters, dead, durable, jobs, kept, messages, packets, ports, revocation,
+    state, statistics, twins,
 )  # fmt: skip
 
 READS_ALL = {

@@ -1,0 +1,116 @@
+"""Durable tasks that wait or run are shown, and revoked, by command."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import redis
+
+from tests.cli.test_commands import Said, ask
+from tests.services.test_poller import Post, post
+
+__all__ = ["post"]
+
+
+def show(post: Post, task_id: str, *words: str, code: int = 0) -> Said:
+    said = ask(post.app, "show", task_id, *words)
+    assert said.code == code, said
+    return said
+
+
+def test_a_task_that_waits_is_shown(post: Post) -> None:
+    post.send("one", expires=600)
+
+    said = show(post, "one")
+
+    assert said.lines[0] == "Task one post.letter queued"
+    assert {"queue post", "arguments ('one',) {}"} <= set(said.lines)
+    assert any(line.startswith("due 20") for line in said.lines)
+    assert any(line.startswith("expires 20") for line in said.lines)
+    assert any(line.startswith("published 20") for line in said.lines)
+
+
+def test_a_task_for_later_and_one_that_runs_as_json(post: Post) -> None:
+    post.send("later", countdown=86400)
+    post.send("runs")
+    post.begin("runs", post.worker())
+
+    later, runs = (show(post, task_id, "--json").document for task_id in ("later", "runs"))
+
+    assert (later["status"], later["published_at"], later["running_since"]) == ("scheduled", None, None)
+    assert datetime.fromisoformat(later["due_at"]).tzinfo is not None
+    assert (runs["status"], runs["retries"], runs["losses"], runs["revoked"]) == ("running", 0, 0, False)
+    assert runs["worker"].startswith("test:")
+    assert any(line.startswith("in test:") for line in show(post, "runs").lines)
+
+
+def test_what_is_hidden_is_not_shown(post: Post) -> None:
+    post.app.conf.sidejob_redact = lambda text: text.replace("hunter2", "[hidden]")
+    post.sidejob._runtime = None  # settings are frozen at their first use
+    post.send("hunter2")
+
+    assert "hunter2" not in show(post, "hunter2", "--json").document["args"]
+
+
+def test_a_job_is_shown_by_the_task_id_of_its_asking(post: Post) -> None:
+    @post.sidejob.task(name="post.job")
+    def body(job: object) -> None:
+        pass
+
+    job = body.enqueue()
+
+    assert show(post, job.task_id).lines[0] == f"Job {job.id} post.job queued"
+
+
+def test_what_is_nowhere_is_said_to_be_nowhere(post: Post) -> None:
+    said = show(post, "nobody", code=1)
+
+    assert "There is no job 'nobody': it was deleted, or never committed." in said.err
+    assert "dead list" in said.err
+
+
+def test_tasks_are_revoked(post: Post) -> None:
+    for task_id in ("waits", "runs", "stays"):
+        post.send(task_id)
+    post.begin("runs", post.worker())
+
+    said = ask(post.app, "revoke", "waits", "runs")
+
+    assert (said.code, said.lines) == (0, ["waits does not run.", "runs runs; it goes on, and does not begin again."])
+    assert [post.row(task_id).doom for task_id in ("waits", "runs", "stays")] == ["revoked", "revoked", None]
+    assert show(post, "waits").lines[0] == "Task waits post.letter revoked"
+    assert "revoked yes: it does not begin again" in show(post, "runs").lines
+    assert show(post, "runs").lines[0] == "Task runs post.letter running"
+
+
+def test_the_workers_are_told_too(post: Post) -> None:
+    post.send("one")
+    with redis.Redis.from_url(post.app.conf.broker_url) as client, client.pubsub() as ear:
+        ear.psubscribe("*celery.pidbox*")
+        assert ear.get_message(timeout=5)
+
+        assert ask(post.app, "revoke", "one").code == 0
+
+        assert ear.get_message(timeout=5)
+
+
+def test_an_unknown_one_is_an_error_and_hinders_no_other(post: Post) -> None:
+    post.send("one")
+
+    said = ask(post.app, "revoke", "nobody", "one", "--json")
+
+    assert (said.code, said.document) == (1, {"waiting": ["one"], "running": [], "unknown": ["nobody"]})
+    assert "No durable task that waits or runs" in said.err
+    assert ask(post.app, "revoke").code == 2
+
+
+def test_a_broker_that_is_away_does_not_keep_it_from_being_kept(post: Post) -> None:
+    post.send("one")
+    post.app.close()  # with its connections to the broker that was there
+    post.app.conf.broker_url = post.app.conf.broker_write_url = "redis://127.0.0.1:1/0"
+
+    said = ask(post.app, "revoke", "one")
+
+    assert (said.code, said.lines) == (0, ["one does not run."])
+    assert "the workers could not be told" in said.err
+    assert post.row("one").doom == "revoked"
