@@ -7,7 +7,7 @@ What comes from here is fit to be shown: arguments, errors and tracebacks went t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,33 +162,40 @@ class Inspection:
             "durations": durations(totals),
         }
 
-    def pending(self, queue: str | None = None) -> dict[str, Any]:
+    def pending(self, queue: str | None = None, *, horizon_s: float) -> dict[str, Any]:
         """Return what is still to be done, of one queue or of all, and what rests until something is asked of it.
 
-        `queues` has those with runs that are due, delayed by a backoff, or in progress; `suspended` and `timers`
-        count what no worker can bring to an end now, `results` those that the backend does not have yet.
+        `queues` has those with runs that are due within the horizon, or in progress. `later` counts runs whose `eta`
+        or backoff ends after it, `suspended` and `timers` what no worker can bring to an end now, `results` those that
+        the backend does not have yet.
         """
 
-        def work(executor: Executor) -> dict[str, Any]:
-            rest = statistics.resting(executor, queue)
-            return {
-                "queues": unfinished(executor),
-                "suspended": rest.suspended,
-                "timers": rest.timers,
-                "results": statistics.results(executor).unsent,
-            }
+        def depth(executor: Executor) -> Sequence[Any]:
+            return [row for row in messages.depth(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
 
-        def unfinished(executor: Executor) -> dict[str, dict[str, int]]:
-            rows = [row for row in messages.depth(executor) if queue in (None, row.queue)]
-            return {row.queue: {"queued": row.depth + row.delayed, "running": row.running} for row in rows}
+        def work(executor: Executor) -> tuple[Sequence[Any], Any, int]:
+            return depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent
 
-        found = self._runtime.connections.transact("inspect", work)
+        here, rest, unsent = self._runtime.connections.transact("inspect", work)
+        rows = [*here]
         for store in self._runtime.stores.others(self._runtime):
-            for name, counts_here in store.connections.transact("inspect", unfinished).items():
-                of_queue = found["queues"].setdefault(name, {"queued": 0, "running": 0})
-                for what, number in counts_here.items():
-                    of_queue[what] += number
-        return found
+            rows += store.connections.transact("inspect", depth)
+        queued: Counter[str] = Counter()
+        running: Counter[str] = Counter()
+        for row in rows:
+            queued[row.queue] += row.depth + row.delayed + row.scheduled - row.later
+            running[row.queue] += row.running
+        return {
+            "queues": {
+                name: {"queued": queued[name], "running": running[name]}
+                for name in queued if queued[name] or running[name]
+            },
+            "later": sum(row.later for row in rows),
+            "later_from": min((row.later_from for row in rows if row.later), default=None),
+            "suspended": rest.suspended,
+            "timers": rest.timers,
+            "results": unsent,
+        }  # fmt: skip
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -262,6 +269,7 @@ def _queue(row: Any | None, served_by: int) -> dict[str, Any]:
         "depth": row.depth if row else 0,
         "running": row.running if row else 0,
         "delayed": row.delayed if row else 0,
+        "scheduled": row.scheduled if row else 0,
         "unpublished": row.unpublished if row else 0,
         "oldest_due_s": row.oldest_due_s if row else None,
         "oldest_unpublished_s": row.oldest_unpublished_s if row else None,

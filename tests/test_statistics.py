@@ -80,6 +80,18 @@ def test_stats_of_a_busy_store(busy: Stage) -> None:
     assert [(row["id"], row["alive"]) for row in found["workers"]] == [(busy.worker_id, True)]
 
 
+def test_a_task_for_later_is_scheduled_and_a_retry_is_in_its_backoff(stage: Stage) -> None:
+    stage.app.conf.sidejob_durable_tasks = ["mails.*"]
+    stage.app.send_task("mails.send", task_id="later", countdown=7200, queue="mails")
+    stage.app.send_task("mails.send", task_id="retried", countdown=7200, queue="mails")
+    stage.sql("UPDATE messages SET generation = 2 WHERE task_id = 'retried'")
+
+    queue = stage.sidejob.stats()["queues"]["mails"]
+
+    assert (queue["depth"], queue["scheduled"], queue["delayed"]) == (0, 1, 1)
+    assert samples(exposition(stage.sidejob))["sidejob_queue_scheduled"] == {("mails",): 1}
+
+
 def test_an_empty_store_has_no_ages(stage: Stage) -> None:
     found = stage.sidejob.stats()
 

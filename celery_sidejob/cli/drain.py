@@ -12,7 +12,7 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.errors import StoreUnavailableError
 from .command import as_json, with_sidejob
-from .output import Output, printable
+from .output import Output, moment, printable
 
 LOOK_S = 0.5
 LONGEST_S = 1e9
@@ -20,20 +20,28 @@ LONGEST_S = 1e9
 
 @click.command()
 @click.option("--queue", metavar="NAME", help="Only what is in this queue.")
+@click.option(
+    "--horizon", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S),
+    help="Wait for what is due within this; by default sidejob_timer_horizon. Later runs are counted and left.",
+)  # fmt: skip
 @click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S), help="Wait no longer than this.")
 @as_json
 @with_sidejob
-def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None, as_json: bool) -> None:
-    """Wait until no job is queued or running; workers must go on, and clients should ask nothing new.
+def drain(
+    sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None, as_json: bool
+) -> None:
+    """Wait until no run is due or in progress; workers must go on, and clients should ask nothing new.
 
-    Suspended jobs and timers are told of and left as they are. Ends with 0 when it is done, with 1 when the time is up.
+    Runs for later (their eta or retry is beyond the horizon), suspended jobs and timers are told of and left as they
+    are. Ends with 0 when it is done, with 1 when the time is up.
     """
     inspection = Inspection(sidejob.runtime)
+    horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
     said = ""
     while True:
         try:
-            left = inspection.pending(queue)
+            left = inspection.pending(queue, horizon_s=horizon_s)
         except StoreUnavailableError as error:
             if time.monotonic() >= deadline:
                 raise
@@ -62,11 +70,12 @@ def _undone(left: dict[str, Any]) -> str:
 
 
 def _done(left: dict[str, Any]) -> str:
-    rest = [
+    later = [f"{left['later']} runs for later (the first at {moment(left['later_from'])})"] if left["later"] else []
+    rest = later + [
         f"{left[what]} {meaning}"
         for what, meaning in (
             ("suspended", "suspended jobs"), ("timers", "timers"), ("results", "results not sent yet"),
         )
         if left[what]
     ]  # fmt: skip
-    return f"No job is queued or running. Left as they are: {', '.join(rest) or 'nothing'}."
+    return f"No run is due or in progress. Left as they are: {', '.join(rest) or 'nothing'}."

@@ -68,13 +68,23 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
     if found["queues"]:
         rows = [
             (
-                name, queue["depth"], queue["running"], queue["delayed"], queue["unpublished"],
+                name, queue["depth"], queue["running"], queue["scheduled"], queue["delayed"], queue["unpublished"],
                 duration(queue["oldest_due_s"]), queue["workers"],
             )
             for name, queue in found["queues"].items()
         ]  # fmt: skip
         shown.append(
-            table("Queue", "Due", "Running", "Backoff", "Not published", "Oldest waits for", "Workers", rows=rows)
+            table(
+                "Queue",
+                "Due",
+                "Running",
+                "Scheduled",
+                "Backoff",
+                "Not published",
+                "Oldest waits for",
+                "Workers",
+                rows=rows,
+            )
         )
     if found["workers"]:
         lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from celery_sidejob import RunningJob
@@ -14,12 +17,16 @@ def suspend(job: RunningJob) -> None:
 
 
 def retry(job: RunningJob) -> None:
+    raise job.retry(countdown=30)
+
+
+def retry_later(job: RunningJob) -> None:
     raise job.retry(countdown=3600)
 
 
 def test_an_empty_store_is_drained(stage: Stage) -> None:
     said = ask(stage.app, "drain")
-    assert (said.code, said.lines) == (0, ["No job is queued or running. Left as they are: nothing."])
+    assert (said.code, said.lines) == (0, ["No run is due or in progress. Left as they are: nothing."])
 
 
 def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
@@ -28,9 +35,9 @@ def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
 
     said = ask(stage.app, "drain", "--timeout", 0)
     assert said.code == 0
-    assert said.lines == ["No job is queued or running. Left as they are: 1 suspended jobs, 1 timers."]
+    assert said.lines == ["No run is due or in progress. Left as they are: 1 suspended jobs, 1 timers."]
     assert ask(stage.app, "drain", "--json").document == {
-        "done": True, "queues": {}, "suspended": 1, "timers": 1, "results": 0,
+        "done": True, "queues": {}, "later": 0, "later_from": None, "suspended": 1, "timers": 1, "results": 0,
     }  # fmt: skip
     assert (suspended.refresh().status, waiting.refresh().status) == ("suspended", "queued")
 
@@ -52,12 +59,33 @@ def test_the_time_is_up(stage: Stage) -> None:
     assert ask(stage.app, "drain", "--queue", "c", "--timeout", 0).code == 0
 
 
+def test_nobody_waits_for_what_is_due_much_later(stage: Stage) -> None:
+    stage.app.conf.sidejob_durable_tasks = ["mails.*"]
+    stage.inside(retry_later, queue="a")
+    stage.app.send_task("mails.send", countdown=7200, queue="b")
+
+    said = ask(stage.app, "drain", "--timeout", 0)
+
+    assert said.code == 0
+    assert re.fullmatch(
+        r"No run is due or in progress\. Left as they are: 2 runs for later \(the first at 20\S+ \S+\)\.", said.lines[0]
+    )
+    found = ask(stage.app, "drain", "--timeout", 0, "--json").document
+    assert (found["done"], found["queues"], found["later"]) == (True, {}, 2)
+    first = datetime.fromisoformat(found["later_from"]) - datetime.now(UTC)
+    assert timedelta(minutes=50) < first <= timedelta(hours=1)
+    assert ask(stage.app, "drain", "--timeout", 0, "--json", "--horizon", 3700).document["queues"] == {
+        "a": {"queued": 1, "running": 0}
+    }
+    assert ask(stage.app, "drain", "--timeout", 0, "--horizon", 1e9).code == 1
+
+
 def test_a_queue_is_drained_by_itself(stage: Stage) -> None:
     stage.job(queue="a")
     stage.inside(suspend, queue="b")
 
     assert ask(stage.app, "drain", "--queue", "b", "--json", "--timeout", 0).document == {
-        "done": True, "queues": {}, "suspended": 1, "timers": 0, "results": 0,
+        "done": True, "queues": {}, "later": 0, "later_from": None, "suspended": 1, "timers": 0, "results": 0,
     }  # fmt: skip
     assert ask(stage.app, "drain", "--queue", "a", "--timeout", 0).code == 1
 
