@@ -11,7 +11,7 @@ from typing import Any
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .model.finding import Finding, error, warning, well
 from .operations.runtime import Runtime
-from .store import counters, dead, grants, health, messages, migrate, statistics, workers
+from .store import counters, dead, grants, health, messages, migrate, served_tasks, statistics, workers
 from .store.connection import Connections, LacksRights
 from .store.statement import Executor
 
@@ -20,6 +20,8 @@ UNPUBLISHED_S = (10.0, 60.0)
 """For how long a message may wait for the broker: longer is a warning, an error."""
 SWEEP_LAG_S = (10.0, 60.0)
 UNSENT_S = 60.0
+UNSERVED_S = 60.0
+"""For how long runs may be due whose task no worker knows: it may be restarted just now."""
 SKEW_S = 2.0
 """By how much clocks may differ; `expires` of tasks, and people who read logs, go by them."""
 DEAD_ROWS = 20_000
@@ -246,9 +248,21 @@ class Diagnosis:
             )  # fmt: skip
 
     def _tasks(self, executor: Executor) -> Iterator[Finding]:
-        rows = health.unknown_tasks(executor)
+        rows = served_tasks.unserved(executor, for_s=UNSERVED_S) if served_tasks.fits(executor) else []
+        if rows:
+            shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
+            yield error(
+                "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin: workers "
+                "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
+                "worker gets its message.",
+                remedy="Start a worker of that queue whose imports have the task, or give a renamed task its old name= "
+                "as well. Or end a durable one: celery -A <app> sidejob revoke <task id>.",
+            )  # fmt: skip
+        unserved = {row.task for row in rows}
+        rows = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
+        if not rows and not unserved:
+            yield well("tasks", "every task of which a run is due is known to a worker")
         if not rows:
-            yield well("tasks", "every task of which a run is due has been served by a worker")
             return
         shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in rows[:5])
         yield warning(

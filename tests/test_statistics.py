@@ -233,7 +233,7 @@ def test_a_store_of_the_revision_before_is_served_without_counters(empty_databas
         stage.sql("DROP TABLE counters, served_queues")
         connections = stage.runtime.connections
         assert isinstance(connections, MeasuredConnections)
-        recorder = Recorder(connections, lambda: (stage.worker_id, ["celery"]))
+        recorder = Recorder(connections, lambda: (stage.worker_id, ["celery"], ["stage.idle"]))
         recorder.run_once()
         stage.run(stage.job())
         recorder.close()

@@ -75,17 +75,10 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
         ]  # fmt: skip
         shown.append(
             table(
-                "Queue",
-                "Due",
-                "Running",
-                "Scheduled",
-                "Backoff",
-                "Not published",
-                "Oldest waits for",
-                "Workers",
+                "Queue", "Due", "Running", "Scheduled", "Backoff", "Not published", "Oldest waits for", "Workers",
                 rows=rows,
             )
-        )
+        )  # fmt: skip
     if found["workers"]:
         lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
         shown.append(table("Worker", "Process", "", rows=lives))

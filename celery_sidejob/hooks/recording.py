@@ -12,7 +12,7 @@ from celery import Celery, signals
 
 from ..operations.runtime import Runtime
 from ..services.loop import Loop
-from ..services.recorder import Recorder
+from ..services.recorder import Recorder, Served
 from ..store.measured import MeasuredConnections
 
 _lock = threading.Lock()
@@ -29,7 +29,7 @@ def begin(app: Any, consumer: Any = None) -> None:
         connections = app.sidejob.runtime.connections
         if key in _loops or not isinstance(connections, MeasuredConnections):
             return
-        loop = Loop(Recorder(connections, lambda: _queues(app, consumer)))
+        loop = Loop(Recorder(connections, lambda: _served(app, consumer)))
         _loops.clear()
         _loops[key] = loop
     loop.start()
@@ -78,10 +78,10 @@ def _shutdown(**_: Any) -> None:
     end()
 
 
-def _queues(app: Any, consumer: Any) -> tuple[int, list[str]] | None:
-    """Return this worker's identity and the queues that it takes messages from now; None where that is not known."""
+def _served(app: Any, consumer: Any) -> Served | None:
+    """Return this worker's identity, the queues it takes messages from now, and the tasks it knows; None: not known."""
     heartbeat = app.sidejob.heartbeat
     listening = getattr(consumer, "task_consumer", None)
     if heartbeat is None or listening is None:
         return None
-    return heartbeat.worker_id, sorted(queue.name for queue in listening.queues)
+    return heartbeat.worker_id, sorted(queue.name for queue in listening.queues), sorted(app.tasks)

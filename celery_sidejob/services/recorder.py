@@ -1,4 +1,4 @@
-"""Stores what a worker's process has counted, when it has become quiet, and which queues the worker serves.
+"""Stores what a worker's process has counted, when it has become quiet, and which queues and tasks the worker serves.
 
 A busy process stores by itself, between two transactions (`store/measured.py`). This is for what came last before it
 had nothing to do, while its connection is still open; an idle process stores nothing.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..model.errors import SchemaError
-from ..store import counters
+from ..store import counters, served_tasks
 from ..store.measured import MeasuredConnections
 from ..store.statement import Executor
 
@@ -21,27 +21,27 @@ LOOK_S = 1.0
 QUIET_S = 2.0
 """Shorter than an idle connection is kept, so that none is opened for this."""
 
+Served = tuple[int, Sequence[str], Sequence[str]]
+
 AGAIN_S = 600.0
 """How often a worker says again what it serves: its clock may have gone wrong since."""
 
 
 class Recorder:
-    """Records for one process of a worker; `queues` is what its parent listens to, (worker id, names) or None."""
+    """Records for one process of a worker; `served` is what its parent serves: (worker id, queues, tasks), or None."""
 
     name = "recorder"
 
-    def __init__(
-        self, connections: MeasuredConnections, queues: Callable[[], tuple[int, Sequence[str]] | None] = lambda: None
-    ) -> None:
+    def __init__(self, connections: MeasuredConnections, served: Callable[[], Served | None] = lambda: None) -> None:
         self._connections = connections
-        self._queues = queues
-        self._noted: tuple[int, Sequence[str]] | None = None
+        self._served = served
+        self._noted: Served | None = None
         self._noted_at = 0.0
         connections.measures.begin()
 
     def run_once(self) -> bool:
         """Store what there is, if nothing has been counted for a moment; tells whether anything was stored."""
-        self._note_queues()
+        self._note_what_is_served()
         if self._connections.measures.quiet_s < QUIET_S:
             return False
         return self._connections.record()
@@ -54,19 +54,21 @@ class Recorder:
         """Store what is left: the process ends."""
         self._connections.record()
 
-    def _note_queues(self) -> None:
-        """Write down which queues this worker serves, whenever that has changed, or its identity has."""
-        found = self._queues()
+    def _note_what_is_served(self) -> None:
+        """Write down which queues and tasks this worker serves, whenever that has changed, or its identity has."""
+        found = self._served()
         recent = time.monotonic() - self._noted_at < AGAIN_S
         if found is None or (found == self._noted and recent):
             return
-        worker_id, names = found
+        worker_id, queues, tasks = found
 
         def serve(executor: Executor) -> None:
-            counters.serve(executor, worker_id, names)
+            counters.serve(executor, worker_id, queues)
+            if served_tasks.fits(executor):
+                served_tasks.serve(executor, worker_id, tasks)
 
         try:
             self._connections.transact("serve", serve)
         except SchemaError as error:
-            logger.debug("Which queues are served here is not noted: %s", error)
+            logger.debug("What is served here is not noted: %s", error)
         self._noted, self._noted_at = found, time.monotonic()

@@ -19,6 +19,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "leases": ("SELECT", "UPDATE"),
     "counters": ("SELECT", "INSERT", "UPDATE"),
     "served_queues": ("SELECT", "INSERT", "UPDATE", "DELETE"),
+    "served_tasks": ("SELECT", "INSERT", "UPDATE"),
     "jobs": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "messages": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "twins": ("SELECT", "INSERT", "UPDATE", "DELETE"),

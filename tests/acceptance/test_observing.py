@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from celery_sidejob import Job, SideJob
 from celery_sidejob.store import registry
+from celery_sidejob.store.statement import Statement
 from tests.acceptance.observed_app import SECRET
 from tests.acceptance.scene import QUICK
 from tests.tools.brokers import Broker
@@ -136,6 +137,8 @@ def test_queues_are_noted_when_they_change(watched: Watched) -> None:
 
     watched.app.control.add_consumer("more", destination=[worker.nodename], reply=True, timeout=5)
     wait_until(lambda: watched.stats()["queues"].get("more", {}).get("workers") == 1, timeout=10)
+    (known,) = watched.sidejob.runtime.connections.run(Statement("SELECT tasks FROM {served_tasks}"))
+    assert {"observed.work", "celery.chord"} <= set(known.tasks)
     watched.app.control.cancel_consumer("observed", destination=[worker.nodename], reply=True, timeout=5)
     wait_until(lambda: "observed" not in watched.stats()["queues"], timeout=10)
 

@@ -19,7 +19,7 @@ from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks import broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.store import counters, migrate, registry, workers
+from celery_sidejob.store import counters, migrate, registry, served_tasks, workers
 from tests.cli.test_commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
@@ -109,6 +109,39 @@ def test_a_task_that_no_worker_knows(locked: Stage) -> None:
     assert levels(locked, "tasks") == ["ok"]
 
 
+def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
+    locked.app.conf.sidejob_durable_tasks = ["mails.*"]
+    serve_task(locked)  # a worker of last year did
+    locked.job()
+    locked.app.send_task("mails.send", queue="celery")
+    connections = locked.runtime.connections
+    served_tasks.serve(connections, locked.worker_id, ["stage.call"])
+    assert levels(locked, "tasks") == ["ok"], "they are due only just now"
+
+    locked.sql("UPDATE messages SET due_at = now() - interval '2 min'")
+    (finding,) = findings(locked)["tasks"]
+    assert finding.level == Level.ERROR
+    shown = "mails.send in celery (1 due), stage.idle in celery (1 due)"
+    assert finding.found == f"no live worker of its queue knows {shown}"
+    assert "sidejob revoke" in finding.remedy
+    assert ask(locked.app, "doctor").code == 2
+
+    served_tasks.serve(connections, locked.worker_id, ["stage.idle"])
+    (finding,) = findings(locked)["tasks"]
+    assert "mails.send" in finding.found
+    assert "stage.idle" not in finding.found
+    other = locked.new_worker()
+    served_tasks.serve(connections, other, ["mails.send"])
+    assert levels(locked, "tasks") == ["error"], "that one serves another queue"
+    counters.serve(connections, other, ["celery"])
+    assert levels(locked, "tasks") == ["ok"]
+    locked.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
+    assert levels(locked, "tasks") == ["error"]
+    newcomer = locked.new_worker()
+    counters.serve(connections, newcomer, ["celery"])
+    assert levels(locked, "tasks") == ["ok"], "an older worker, which does not say what it knows, may know it"
+
+
 def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
     locked.sql("UPDATE workers SET suspect_at = now(), suspect_by = 'silence'")
     assert levels(locked, "workers") == ["warning"]
@@ -192,6 +225,7 @@ def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch
         locked.job()
         for _ in range(60):
             locked.sql("UPDATE messages SET look_at = now()")
+        # Other tables of this database may have dead rows of the tests before.
         wait_until(
             lambda: "messages has " in findings(locked)["vacuum"][0].found, message="Postgres to count the dead rows"
         )
