@@ -48,7 +48,7 @@ from .running import RunningJob
 from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
-from .store import jobs, migrate, ports, registry, twins
+from .store import jobs, migrate, ports, registry, twins, two_urls
 from .store.connection import Connections, connection_parameters
 from .store.measured import MeasuredConnections
 
@@ -340,8 +340,10 @@ class SideJob:
         self.settings.require_database_url()
         for store in self.runtime.stores:
             settings = store.settings
-            url = settings.direct_url or settings.require_database_url()
-            migrate.upgrade(url, settings.schema, owner=self.owner)
+            url = settings.require_database_url()
+            if settings.direct_url is not None:
+                two_urls.check(url, settings.direct_url)
+            migrate.upgrade(settings.direct_url or url, settings.schema, owner=self.owner)
 
     def close(self) -> None:
         """Close this process's idle connections to the store and the broker; they open again at the next use.

@@ -22,6 +22,7 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable as operations
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 
@@ -192,6 +193,14 @@ def revoking_without_store(scene: Scene) -> None:
     app.control.revoke("one")
 
 
+def upgrading_elsewhere(scene: Scene) -> None:
+    """Upgrade by a direct URL that leads to another database of the server."""
+    url = direct(scene.stage.database_url)
+    app = Celery("astray", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_database_url=url, sidejob_direct_url=url.rpartition("/")[0] + "/postgres")
+    SideJob(app).upgrade_schema()
+
+
 def without_schema(scene: Scene) -> None:
     """Ask a store whose schema was never made."""
     app = Celery("new", broker="memory://", set_as_current=False)
@@ -295,6 +304,7 @@ ELSEWHERE: dict[str, Case] = {
     "a revocation while the store is away": revoking_without_store,
     "the schema was never made": without_schema,
     "no store is configured": without_url,
+    "the schema is made or upgraded by a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
     "an unknown setting": unknown_setting,
     "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),

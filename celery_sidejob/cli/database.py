@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store import migrate
+from ..store import migrate, two_urls
 from ..store.grants import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output
@@ -35,7 +35,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     if since is not None:
         raise click.UsageError("--from is for --sql: an upgrade looks by itself where it begins.")
     for store in _stores(sidejob):
-        url = _url(store)
+        url = _checked_url(store, output)
         before = migrate.current(url, schema)
         after = migrate.upgrade(url, schema, owner=sidejob.owner)
         if before == after:
@@ -105,7 +105,7 @@ def reassign(sidejob: Any, output: Output) -> None:
     owner = sidejob.owner
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
     for store in _stores(sidejob):
-        before = migrate.reassign(_url(store), store.settings.schema, owner=owner)
+        before = migrate.reassign(_checked_url(store, output), store.settings.schema, owner=owner)
         theirs = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}"
         output.show(Text(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}."))
 
@@ -129,6 +129,16 @@ def _schema(store: Any) -> str:
     """Return what a store's schema is called."""
     named = f"Schema {store.settings.schema!r}"
     return f"{named} of store {store.place} of sidejob_failover_urls" if store.place else named
+
+
+def _checked_url(store: Any, output: Output) -> str:
+    """Return a store's URL for a command that changes the schema; refuse one that leads to another database."""
+    settings = store.settings
+    if settings.direct_url is not None:
+        unknown = two_urls.check(settings.require_database_url(), settings.direct_url)
+        if unknown is not None:
+            output.note(f"Whether sidejob_database_url leads to the same database was not seen: {unknown}")
+    return _url(store)
 
 
 def _url(store: Any) -> str:

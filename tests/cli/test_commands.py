@@ -22,7 +22,9 @@ from click.testing import CliRunner
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.store import migrate
+from tests.tools.databases import Databases
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
 from tests.tools.workers import Processes, environment
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -558,6 +560,47 @@ def test_db_upgrade_as_sql_connects_to_nothing() -> None:
     assert said.code == 0, said
     assert 'CREATE SCHEMA IF NOT EXISTS "elsewhere"' in said.out
     assert "CREATE TABLE" in said.out
+
+
+@pytest.mark.parametrize("command", ["upgrade", "reassign"])
+def test_db_refuses_a_direct_url_to_another_database_before_anything_is_changed(
+    empty_database_url: str, databases: Databases, command: str
+) -> None:
+    app = Celery("astray", broker="memory://", set_as_current=False)
+    with databases.fresh() as name:
+        other = databases.url_of(name)
+        app.conf.update(sidejob_database_url=direct(empty_database_url), sidejob_direct_url=other)
+        SideJob(app)
+
+        said = ask(app, "db", command)
+
+        assert said.code == 1
+        assert "Nothing was changed" in said.err
+        assert name in said.err
+        assert (migrate.current(other), migrate.current(empty_database_url)) == (None, None)
+
+
+def test_db_upgrade_takes_two_ways_to_one_database(empty_database_url: str) -> None:
+    app = Celery("twice", broker="memory://", set_as_current=False)
+    url = direct(empty_database_url)
+    app.conf.update(sidejob_database_url=url, sidejob_direct_url=f"{url}?application_name=owner")
+    SideJob(app)
+
+    said = ask(app, "db", "upgrade")
+
+    assert (said.code, said.err) == (0, "")
+
+
+def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str) -> None:
+    app = Celery("early", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_database_url=NOWHERE, sidejob_direct_url=direct(empty_database_url))
+    SideJob(app)
+
+    said = ask(app, "db", "upgrade")
+
+    assert said.code == 0
+    assert "was not seen: Cannot connect" in said.err
+    assert migrate.current(empty_database_url) == migrate.head()
 
 
 def test_without_a_schema_every_command_says_what_to_do(bare: Celery) -> None:

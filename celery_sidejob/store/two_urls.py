@@ -1,0 +1,40 @@
+"""Whether the store's two URLs lead to one database: an upgrade goes past the proxy, workers and clients through it."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import psycopg
+
+from ..model.errors import SettingsError, StoreUnavailableError
+from .connection import Connections
+from .identity import Database, cluster, place
+
+
+def check(url: str, direct_url: str) -> str | None:
+    """Raise SettingsError if the URLs lead to two databases; reads only.
+
+    Returns why that is not known where `url` does not answer: a proxy may be started after the schema was upgraded. A
+    `direct_url` that does not answer is StoreUnavailableError.
+    """
+    direct = _look(direct_url)
+    try:
+        usual = _look(url)
+    except StoreUnavailableError as error:
+        return str(error)
+    if not usual.is_same_as(direct):
+        raise SettingsError(
+            f"sidejob_direct_url leads to the database {direct.name!r}, and sidejob_database_url to another one, "
+            f"{usual.name!r}: the schema would be where no worker looks for it. Nothing was changed; correct one of "
+            "them."
+        )
+    return None
+
+
+def _look(url: str) -> Database:
+    with closing(Connections(url, "sidejob", prepare=False)) as connections:
+        found = connections.transact("identity", place)
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            found = replace(found, cluster=connections.transact("identity", cluster))
+    return found
