@@ -244,7 +244,8 @@ class Diagnosis:
             names = ",".join(row.queue for row in rows)
             yield error(
                 "queues", f"nobody serves {shown}", meaning="These runs will not begin, however long one waits.",
-                remedy=f"Start a worker with -Q {names}, or correct the queue of the task or of its route.",
+                remedy=f"Start a worker with -Q {names}, for as long as something waits there: a corrected queue or "
+                "route is for what is asked from then on. A durable task may be ended: celery -A <app> sidejob revoke.",
             )  # fmt: skip
 
     def _tasks(self, executor: Executor) -> Iterator[Finding]:
@@ -306,6 +307,15 @@ class Diagnosis:
         lag_s = max(0.0, row.lag_s or 0.0)
         if lag_s <= SWEEP_LAG_S[0]:
             yield well("sweeping", f"{row.ident or 'the beat task'} keeps up" if row.ident else "nothing is overdue")
+            return
+        if row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
+            # Timers need the store alone; messages cannot be judged while the broker takes none.
+            yield warning(
+                "sweeping", f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
+                meaning="The broker does not take them, or there are very many. They go out later, nothing is lost; "
+                "timers are in time, and lost runs are rescued.",
+                remedy="See broker below, and the log of that worker; nothing is to be done about sweeping.",
+            )  # fmt: skip
             return
         grave = error if lag_s > SWEEP_LAG_S[1] else warning
         yield grave(

@@ -42,6 +42,9 @@ ATTEMPT_S = 1.0
 PAUSE_S = (1.0, 5.0)
 """After a failure this process leaves the broker alone for a random time between these."""
 
+WARN_S = 60.0
+"""How often a process says that the broker is away: an outage of an hour is not a thousand warnings."""
+
 TOGETHER = 500
 """How many messages are given to the broker at once."""
 
@@ -64,6 +67,7 @@ class CeleryPublisher:
         self._declared: set[str] = set()
         """Queues of ordinary tasks that this connection has declared."""
         self._paused_until = float("-inf")
+        self._warned_at = float("-inf")
         self._refusing: dict[str, float] = {}
         """Queues that took no message though the broker is there, and until when they are passed over."""
 
@@ -358,8 +362,12 @@ class CeleryPublisher:
 
     def _pause(self, error: Exception) -> None:
         pause_s = random.uniform(*PAUSE_S)
-        self._paused_until = time.monotonic() + pause_s
-        logger.warning(
+        now = time.monotonic()
+        self._paused_until = now + pause_s
+        loud = now - self._warned_at >= WARN_S
+        self._warned_at = now if loud else self._warned_at
+        logger.log(
+            logging.WARNING if loud else logging.DEBUG,
             "The broker did not take a message (%s: %s); it is durable and goes out later. No broker call for %.1f s.",
             type(error).__name__,
             error,

@@ -118,7 +118,9 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     job = RunningJob(unit, row)
     unit.job = job
     if hold.kind == "run":
-        runtime.observer.status_changed(row.id, row.task, Status.QUEUED, Status.RUNNING)
+        runtime.observer.status_changed(
+            row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id
+        )  # fmt: skip
     try:
         with _inside(task, unit, job, row, request):
             if hold.kind == "shutdown":

@@ -34,12 +34,16 @@ class SignalObserver:
     def __init__(self, measures: Measures | None = None) -> None:
         self._measures = measures or Measures()
 
-    def status_changed(self, job_id: int, task: str, before: str | None, after: str) -> None:
+    def status_changed(
+        self, job_id: int, task: str, before: str | None, after: str, run_no: int | None = None,
+        task_id: str | None = None,
+    ) -> None:  # fmt: skip
         """Send `job_status_changed`."""
         if events.isEnabledFor(logging.INFO):
+            run = {name: value for name, value in (("run_no", run_no), ("task_id", task_id)) if value is not None}
             events.info(
                 "Job %d (%s): %s -> %s", job_id, task, before or "new", after,
-                extra={"job_id": job_id, "task": task, "before": before, "after": str(after)},
+                extra={"job_id": job_id, "task": task, "before": before, "after": str(after), **run},
             )  # fmt: skip
         self._measures.count("status_changes", str(after))
         job_status_changed.send(sender=task, job_id=job_id, task=task, before=before, after=after)

@@ -93,8 +93,11 @@ class Results(Protocol):
 class Observer(Protocol):
     """Is told what happened, after its commit."""
 
-    def status_changed(self, job_id: int, task: str, before: str | None, after: str) -> None:
-        """A job moved from one status to another."""
+    def status_changed(
+        self, job_id: int, task: str, before: str | None, after: str, run_no: int | None = None,
+        task_id: str | None = None,
+    ) -> None:  # fmt: skip
+        """A job moved from one status to another; by a run, if `run_no` says which."""
         ...
 
     def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:

@@ -21,7 +21,7 @@ from ..store import askings, jobs
 from ..store.connection import OutcomeUnknown
 from ..store.statement import Executor
 from .family import child_name_taken, insert
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Move, Runtime
 from .unit_of_work import carry_out
 
 LONGEST_WAIT_S = 10_000_000_000.0
@@ -166,7 +166,7 @@ def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[int]:
     rows = runtime.connections.transact("enqueue", work, single=True)
     aftermath = Aftermath()
     for job, row in zip(drafts, rows, strict=True):  # ids grow in the order of the drafts
-        aftermath.moves.append((row.job_id, job.task, None, Status.QUEUED))
+        aftermath.moves.append(Move(row.job_id, job.task, None, Status.QUEUED))
         if row.for_run is not None:
             aftermath.doorbells.append(Doorbell.of(row.job_id, job, row, job.options))
     runtime.follow(aftermath)

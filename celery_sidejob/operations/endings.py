@@ -18,7 +18,7 @@ from ..store.statement import Executor
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .noted_asks import apply_noted_asks
 from .runs import Unit, consume
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Move, Runtime
 from .unit_of_work import Applied
 
 
@@ -87,7 +87,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> En
         return _ended_before(runtime, hold)
     if done[0] is None:
         return None
-    aftermath = Aftermath(moves=[(hold.job_id, row.task, Status.RUNNING, done[0].status)])
+    aftermath = Aftermath(moves=[_move(hold, Status.RUNNING, done[0].status)])
     if done[0].task_id is not None and wanted:
         aftermath.outcomes.append(_outcome(done[0].task_id, row, ending.outcome, ending.result))
     runtime.follow(aftermath)
@@ -129,7 +129,7 @@ def _end(
         _free_taken(executor, hold, applied.aftermath)
     _settle_message(runtime, executor, hold, job, row, ending, applied.aftermath)
     retry = ending.retry_in_s is not None
-    _announce(hold, job, row.status, ending, retry, applied)
+    _announce(hold, row.status, ending, retry, applied)
     if not retry and row.parent_id is not None and applied.touched.statuses.get(row.parent_id) in ASKABLE:
         applied.wakes.ask([row.parent_id], nudge=True)
     return applied, Ended(row.status, row.retries)
@@ -206,7 +206,7 @@ def _settle_message(
              task_id=closed, retries=row.retries, aftermath=aftermath)  # fmt: skip
 
 
-def _announce(hold: Hold, job: Any, status: str, ending: Ending, retry: bool, applied: Applied) -> None:
+def _announce(hold: Hold, status: str, ending: Ending, retry: bool, applied: Applied) -> None:
     """Tell the outcome, then what the job is now: failed, then queued, if it was asked for meanwhile."""
     before = applied.touched.statuses[hold.job_id]
     outcome = Status.TERMINATED if hold.kind == "shutdown" else ending.outcome
@@ -218,9 +218,13 @@ def _announce(hold: Hold, job: Any, status: str, ending: Ending, retry: bool, ap
     else:
         steps = [outcome, status]
     for step in steps:
-        moves.append((hold.job_id, job.task, before, step))
+        moves.append(_move(hold, before, step))
         before = step
     applied.touched.statuses[hold.job_id] = status
+
+
+def _move(hold: Hold, before: str, after: str) -> Move:
+    return Move(hold.job_id, hold.row.task, before, after, hold.run_no, hold.row.task_id)
 
 
 def close_asking(

@@ -22,7 +22,7 @@ from ..store import aliases, jobs, ports, state
 from ..store.connection import Moved
 from ..store.statement import Executor, violated
 from .mailboxes import port_row
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Move, Runtime
 from .touched import FAN_OUT, Touched
 
 
@@ -52,7 +52,7 @@ class Family:
                 self._aftermath.doorbells.append(Doorbell.of(job.id, job, row, job.options))
         for job in new:
             self._touched.statuses[job.id] = Status.QUEUED
-            self._aftermath.moves.append((job.id, job.task, None, Status.QUEUED))
+            self._aftermath.moves.append(Move(job.id, job.task, None, Status.QUEUED))
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             for row in ports.put(executor, rows):

@@ -29,9 +29,9 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, aftermath: Aftermath)
         try:
             rows = messages.unpublished(runtime.connections, jobs) if jobs else ()
             there = {row.job_id for row in rows}
-            for job_id, task, before, after in aftermath.moves:
-                if job_id in there:
-                    runtime.observer.status_changed(job_id, task, before, after)
+            for move in aftermath.moves:
+                if move.job_id in there:
+                    runtime.observer.status_changed(*move)
             runtime.dispatch(map(Doorbell.of_row, rows))
             for job_id in noted:
                 apply_noted_asks(runtime, [job_id])

@@ -12,7 +12,7 @@ from ..store.statement import Executor
 from .endings import bury, close_asking, error_json
 from .hold import PAUSE_S
 from .noted_asks import apply_noted_asks
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Move, Runtime
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 
@@ -84,7 +84,7 @@ def _free_locked(
     else:
         armed = claims.rearm(executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after)
         aftermath.ring(job, armed)
-        aftermath.moves.append((job.id, job.task, job.status, row.status))
+        aftermath.moves.append(Move(job.id, job.task, job.status, row.status, run_no))
         if loss:
             aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, run_no))
     if readers:  # not locked here, so their asks are only noted
@@ -111,7 +111,9 @@ def _put_to_rest(runtime: Runtime, executor: Executor, job: Any, row: Any, run_n
             executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
         )
         aftermath.ring(job, armed)
-        aftermath.moves += [(job.id, job.task, job.status, outcome), (job.id, job.task, outcome, Status.QUEUED)]
+        aftermath.moves += [
+            Move(job.id, job.task, job.status, outcome, run_no), Move(job.id, job.task, outcome, Status.QUEUED),
+        ]  # fmt: skip
         return
     claims.put_to_rest(executor, job.id, status=outcome, error=error)
     claims.disarm(executor, job.id)
@@ -121,4 +123,4 @@ def _put_to_rest(runtime: Runtime, executor: Executor, job: Any, row: Any, run_n
         executor, job, reason="shutdown lost" if terminating else "lost", error=error, traceback=None,
         task_id=task_id, retries=0, aftermath=aftermath, wake_pending=row.asked_again,
     )  # fmt: skip
-    aftermath.moves.append((job.id, job.task, job.status, outcome))
+    aftermath.moves.append(Move(job.id, job.task, job.status, outcome, run_no, task_id))

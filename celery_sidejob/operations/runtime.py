@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Continuation, Doorbell, Outcome
@@ -16,6 +16,17 @@ from ..store.connection import Connections
 from .stores import Stores
 
 logger = logging.getLogger("celery_sidejob")
+
+
+class Move(NamedTuple):
+    """A job moved from one status to another; of a run's own move also which run it was, and for which asking."""
+
+    job_id: int
+    task: str
+    before: str | None
+    after: str
+    run_no: int | None = None
+    task_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -29,7 +40,7 @@ class Aftermath:
     doorbells: list[Doorbell] = field(default_factory=list)
     continuations: list[Continuation] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
-    moves: list[tuple[int, str, str | None, str]] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
     published: list[tuple[str, str]] = field(default_factory=list)
     calls: list[Callable[[Observer], None]] = field(default_factory=list)
@@ -71,9 +82,9 @@ class Runtime:
             able = replace(self, later=None)
             self.later(lambda: able.follow(aftermath))
             return
-        for job_id, task, before, after in aftermath.moves:
-            if before != after:
-                self.observer.status_changed(job_id, task, before, after)
+        for move in aftermath.moves:
+            if move.before != move.after:
+                self.observer.status_changed(*move)
         for call in aftermath.calls:
             call(self.observer)
         self.dispatch(aftermath.doorbells, aftermath.continuations)

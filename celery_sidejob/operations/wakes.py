@@ -10,7 +10,7 @@ from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
 from ..store import asks, jobs
 from ..store.statement import Executor
-from .runtime import Aftermath, Runtime
+from .runtime import Aftermath, Move, Runtime
 from .touched import Touched
 
 
@@ -163,4 +163,4 @@ class Wakes:
         before = self._touched.statuses[job_id]
         self._touched.statuses[job_id] = after
         if before != after:
-            self._aftermath.moves.append((job_id, self._touched.job(job_id).task, before, after))
+            self._aftermath.moves.append(Move(job_id, self._touched.job(job_id).task, before, after))

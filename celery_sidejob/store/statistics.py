@@ -52,6 +52,7 @@ late AS (
   WHERE q.queue IS NOT NULL)
 SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {timers})))::double precision
     AS lag_s,
+  extract(epoch FROM now() - (SELECT min(due_at) FROM {timers}))::double precision AS timers_lag_s,
   extract(epoch FROM now() - l.expires_at)::double precision AS expired_s, l.holder, w.ident
 FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL WHERE l.name = 'sweeper'"""
 )

@@ -190,6 +190,7 @@ def test_each_status_change_is_one_line_of_json(watched: Watched, tmp_path: Path
         record = json.loads(line)
         assert record.keys() >= {"at", "level", "logger", "message", "task"}
         assert record["logger"] == "celery_sidejob.events"
+        assert (record["run_no"], len(record["task_id"])) == (1, 36)
         moves.setdefault(record["job_id"], []).append((record["before"], record["after"]))
     assert moves == {
         done.id: [("queued", "running"), ("running", "completed")],

@@ -101,6 +101,26 @@ def test_sweeping_that_lags_behind(locked: Stage) -> None:
         assert levels(locked, "sweeping") == [level]
 
 
+def test_messages_that_are_late_while_somebody_sweeps_are_the_broker_s(locked: Stage) -> None:
+    locked.job()
+    connections, schema = locked.runtime.connections, locked.runtime.settings.schema
+    assert workers.hold_sweeper_lease(connections, locked.worker_id, schema=schema, lease_s=60)
+    locked.sql("UPDATE messages SET look_at = now() - interval '5 min'")
+
+    (finding,) = findings(locked)["sweeping"]
+    assert finding.level == Level.WARNING
+    assert "sweeps, and messages have been due for 300 s" in finding.found
+    assert "See broker" in finding.remedy
+
+    locked.job(countdown=3600)
+    locked.sql("UPDATE timers SET due_at = now() - interval '5 min'")
+    (finding,) = findings(locked)["sweeping"]
+    assert finding.level == Level.ERROR, "timers need no broker"
+    locked.sql("UPDATE timers SET due_at = now() + interval '1 hour'")
+    locked.sql("UPDATE leases SET expires_at = now() - interval '1 min'")
+    assert levels(locked, "sweeping") == ["error"], "nobody sweeps"
+
+
 def test_a_task_that_no_worker_knows(locked: Stage) -> None:
     locked.job()
 

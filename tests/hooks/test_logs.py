@@ -77,10 +77,11 @@ def test_status_changes_are_events(stage: Stage, kept: Kept) -> None:
     events = [record for record in kept.records if record.name == "celery_sidejob.events"]
     assert [(*facts(record)[:2], record.before, record.after) for record in events] == [  # type: ignore[attr-defined]
         (job.id, None, None, "queued"),
-        (job.id, None, "queued", "running"),
+        (job.id, 1, "queued", "running"),
         (child.id, None, None, "queued"),
-        (job.id, None, "running", "completed"),
+        (job.id, 1, "running", "completed"),
     ]
+    assert facts(events[1])[2] == facts(events[3])[2] == job.task_id
     assert events[0].getMessage() == f"Job {job.id} (stage.call): new -> queued"
 
 
