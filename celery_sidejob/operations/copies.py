@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from ..model.durable import WAITS, Address, Key, Message, call_of
 from ..model.errors import StoreUnavailableError
-from ..store import twins
+from ..store import revocation, twins
 from ..store.statement import Executor
 from ..store.twins import Copy
 from .runtime import Runtime
@@ -73,6 +73,28 @@ def gives_way(runtime: Runtime, key: Key, address: Address, *, worker_id: int | 
     return _is_noted_elsewhere(runtime, key, address, copy, worker_id) or (
         bool(address.tried) and _was_begun_before(runtime, key, address, copy, worker_id)
     )
+
+
+def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
+    """Have copies in other stores revoked like the one here, which may give way to them; False if one is silent.
+
+    Who revoked it may have reached this store alone. Dying in between leaves a revoked copy here, to be seen to anew.
+    """
+    if address.call is None:
+        return True
+    call = address.call
+    for store in runtime.stores.others(runtime):
+        if runtime.stores.is_left_alone(store):
+            return False
+        began = time.monotonic()
+        try:
+            store.connections.transact(
+                "durable-copy", lambda executor: _doom_copy(executor, key, call), within_s=runtime.stores.wait_s
+            )
+        except StoreUnavailableError as error:
+            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
+            return False
+    return True
 
 
 def is_to_be_noted(address: Address) -> bool:
@@ -136,6 +158,11 @@ def _any(runtime: Runtime, stores: Iterable[Runtime], ask: Callable[[Executor], 
         except StoreUnavailableError as error:
             runtime.stores.failed(store, error, after_s=time.monotonic() - began)
     return False
+
+
+def _doom_copy(executor: Executor, key: Key, call: str) -> None:
+    if revocation.fits(executor):
+        revocation.revoke(executor, [key[0]], call=call)
 
 
 def _name(runtime: Runtime, store: Runtime) -> str | None:

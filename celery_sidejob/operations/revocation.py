@@ -36,8 +36,8 @@ class RevokedInAll(Revoked):
 def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
     """Keep the revocation of these task ids in every store that answers.
 
-    Two stores may have a copy each, so all are asked. A store that does not answer is none that may have a task where
-    each id was found in another: its copy, if it has one, gives way to that.
+    Two stores may have a copy each, so all are asked. One that does not answer is no trouble where each id was found in
+    another: who buries it there has a copy revoked first (`copies.revoke`).
     """
     ids = list(task_ids)
     waiting: dict[str, None] = {}

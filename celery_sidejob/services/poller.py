@@ -144,23 +144,25 @@ class Poller:
                 logger.exception("Task %s is doomed, and could not be buried; it is tried again", row.task_id)
 
     def _bury_one(self, row: Any, address: Address) -> None:
-        if copies.gives_way(self._runtime, (row.task_id, row.generation), address):
+        key = (row.task_id, row.generation)
+        if row.fate == "revoked" and not copies.revoke(self._runtime, key, address):
+            return  # the copy that counts may be in a store that does not answer, and is not revoked there
+        if copies.gives_way(self._runtime, key, address):
             return
-        if row.fate != "lost" and address.unconfirmed and self._runtime.stores.any_left_alone:
+        if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
             return  # a copy may have run to its end in a store that does not answer: there is time to ask it
         error = _error_of(row)
         message = Message.of_row(row)
         verdict = self._runtime.results.tell_of_doom(message, row.fate, error)
         reach("doom:told")
         if verdict == "bury":
-            key = (row.task_id, row.generation)
             buried = operations.fail(
                 self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error, address=address
             )
             if buried and row.fate == "revoked":
                 self._runtime.results.announce_revoked(message)
         elif verdict == "remove":
-            operations.forget(self._runtime, (row.task_id, row.generation))
+            operations.forget(self._runtime, key)
 
     def _is_there(self) -> bool:
         if not self._fits:

@@ -21,15 +21,19 @@ UPDATE {messages} m SET doom = 'revoked', missing_at = NULL,
   look_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.look_at END
 FROM (SELECT task_id FROM {messages}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
+        AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)
       ORDER BY task_id FOR UPDATE) undoomed
 WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""",
     since=SINCE,
 )
 
 
-def revoke(executor: Executor, task_ids: Iterable[str]) -> Sequence[Any]:
-    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of those there are."""
-    return executor.run(_REVOKE, task_ids=sorted(set(task_ids)))
+def revoke(executor: Executor, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
+    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of those there are.
+
+    With `call` only what was made by that call, as no later task of the same id was.
+    """
+    return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)
 
 
 def fits(executor: Executor) -> bool:

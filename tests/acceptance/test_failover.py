@@ -346,6 +346,49 @@ def warm(stores: Stores) -> None:
     stores.wait_quiet()
 
 
+# -- revocations -----------------------------------------------------------------------------------------------------
+
+
+def test_what_waits_in_the_second_store_and_was_revoked_does_not_run_after_a_restart(stores: Stores) -> None:
+    worker = stores.worker()
+    warm(stores)
+    stores.to_clients.refuse()
+    running, waiting, later = stores.call("holder"), stores.call("noted", 1), stores.call("noted", 2, countdown=3600)
+    stores.holding(running)
+    stores.to_clients.pass_through()
+    assert stores.kept(stores.second) == sorted([running.id, waiting.id, later.id])
+
+    worker.kill_group()  # and with it its memory
+    waiting.revoke()
+    stores.app.control.revoke([later.id])
+    stores.worker()
+
+    stores.wait_quiet()
+    assert stores.of(stores.first, "SELECT 1 FROM dead") == []
+    assert {(entry.task_id, entry.reason) for entry in stores.dead()} == {
+        (waiting.id, "revoked"), (later.id, "revoked"), (running.id, "lost"),
+    }  # fmt: skip
+    assert [waiting.state, later.state] == ["REVOKED"] * 2
+    assert [stores.ran(waiting), stores.ran(later)] == [[], []]
+
+
+def test_two_copies_that_are_revoked_are_told_of_once(stores: Stores, at: Arm) -> None:
+    worker = stores.worker()
+    warm(stores)
+    worker.kill_group()
+    at("durable-keep:after-commit", lambda: (stores.away(), lost()))
+    result = stores.call("noted", 1)
+    stores.back()
+    assert [stores.kept(stores.first), stores.kept(stores.second)] == [[result.id]] * 2
+
+    result.revoke()
+    stores.worker()
+
+    stores.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in stores.dead()] == [(result.id, "revoked")]
+    assert (stores.ran(result), len(stores.record.of("revoked", id=result.id)), result.state) == ([], 1, "REVOKED")
+
+
 # -- a lock that comes too late ----------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,10 @@ HELD = """
     VALUES (gen_random_uuid(), 'mail', 'q', '{}', 'x', 1, '1 s', 'infinity', now(), 99, now(), 1, 'requeue', 3)"""
 """By a worker that is no more."""
 
+WAITS = """
+    INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after)
+    VALUES (%s, 'mail', 'q', '{}', 'x', 1, '1 s')"""
+
 
 class Pair:
     """An app with two stores, the second behind a proxy."""
@@ -141,14 +145,81 @@ def test_a_store_that_is_away_is_said_to_be(pair: Pair, command: Command, caplog
     assert "Cannot connect" in command("drain", "--timeout", 0, code=1).err
 
 
-def test_what_is_in_the_second_store_is_to_be_finished_too(pair: Pair, command: Command) -> None:
+def test_a_task_is_shown_and_revoked_in_whichever_store_it_is(pair: Pair, command: Command) -> None:
     command("db", "upgrade")
+    name = pair.sql(1, "SELECT left(value, 8) FROM meta WHERE key = 'identity'")[0][0]
+    for place, task_id in enumerate(("one", "two")):
+        pair.sql(place, WAITS, task_id)
+
+    shown = [command("show", task_id, "--json").document for task_id in ("one", "two")]
+    assert [(task["task_id"], task["store"], task["status"]) for task in shown] == [
+        ("one", None, "queued"), ("two", name, "queued"),
+    ]  # fmt: skip
+    assert f"store {name}" in command("show", "two").lines
+
+    assert command("revoke", "two", "one").lines == ["one does not run.", "two does not run."]
+    assert [pair.sql(place, "SELECT task_id, doom FROM messages") for place in (0, 1)] == [
+        [("one", "revoked")], [("two", "revoked")],
+    ]  # fmt: skip
+
+
+def test_who_revokes_learns_that_a_store_which_may_have_the_task_did_not_answer(pair: Pair, command: Command) -> None:
+    command("db", "upgrade")
+    for place in (0, 1):
+        for which in ("one", "another"):
+            pair.sql(place, WAITS, f"{which} of {place}")
+    pair.proxy.refuse()
+    pair.sidejob.close()
+
+    pair.app.control.revoke("one of 0")  # nothing else can be of this id but a copy of it, which would give way
+    with pytest.raises(StoreUnavailableError, match="The revocation was not kept"):
+        pair.app.control.revoke(["another of 0", "one of 1"])
+    assert pair.sql(0, "SELECT DISTINCT doom FROM messages") == [("revoked",)], "the others are kept all the same"
+    assert "was not kept" in command("revoke", "one of 1", code=1).err
+    assert "Cannot connect" in command("show", "one of 1", code=1).err
+    assert command("show", "one of 0", "--json").document["status"] == "revoked"
+
+    pair.proxy.pass_through()
+    assert command("revoke", "one of 1").lines == ["one of 1 does not run."]
+    assert sorted(pair.sql(1, "SELECT task_id FROM messages WHERE doom = 'revoked'")) == [("one of 1",)]
+
+
+def test_a_copy_in_a_store_that_was_away_when_its_task_was_revoked_is_revoked_before_it_counts(
+    pair: Pair, command: Command
+) -> None:
+    command("db", "upgrade")
+    pair.app.conf.sidejob_durable_tasks = ["mail"]
+    pair.app.send_task("mail", task_id="one")
+    ((task, queue, publication, body),) = pair.sql(0, "SELECT task, queue, publication, body FROM messages")
+    name = pair.sql(0, "SELECT left(value, 8) FROM meta WHERE key = 'identity'")[0][0]
+    copy = "INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after) VALUES"
+    pair.sql(1, f"{copy} ('one', %s, %s, %s, %s, 1, '1 s')", task, queue, publication, body)
     pair.sql(
         1,
-        """
-        INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after)
-        VALUES ('one', 'mail', 'q', '{}', 'x', 1, '1 s')""",
+        "INSERT INTO twins SELECT task_id, publication::json->>'call', ARRAY[%s], now() + interval '1 h' FROM messages",
+        name,
     )
+    pair.proxy.refuse()
+    pair.sidejob.close()
+    stores = pair.sidejob.runtime.stores
+
+    pair.app.control.revoke("one")
+
+    pair.sidejob.poll()
+    assert pair.sql(0, "SELECT task_id, doom FROM messages") == [("one", "revoked")], "the other one may count"
+    pair.proxy.pass_through()
+    stores.answered(stores[1])
+    pair.sql(0, "UPDATE messages SET look_at = now()")
+    pair.sidejob.poll()
+    assert [pair.sql(place, "SELECT doom FROM messages WHERE doom IS NULL") for place in (0, 1)] == [[], []]
+    pair.sidejob.poll()
+    assert [(entry.task_id, entry.reason) for entry in pair.sidejob.dead] == [("one", "revoked")]
+    assert [pair.sql(place, "SELECT 1 FROM messages") for place in (0, 1)] == [[], []]
+
+
+def test_what_is_in_the_second_store_is_to_be_finished_too(pair: Pair, command: Command) -> None:
+    command("db", "upgrade")
+    pair.sql(1, WAITS, "one")
     assert command("drain", "--timeout", 0, "--json", code=1).document["queues"] == {"q": {"queued": 1, "running": 0}}
     assert pair.sidejob.stats()["queues"]["q"]["depth"] == 1
 
