@@ -13,8 +13,9 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, HEADER, Key, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, Key, key_of
 from ..services.runs_here import ENDED, RunsHere
+from . import durable_task
 from .delivered import Delivered
 from .durable import received
 
@@ -64,6 +65,13 @@ class DurableRequest(Delivered):
         if self._kept is None and HEADER not in given:
             given[ADOPTED] = received(self._app, self.task_name, self._message)
         return given
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
+        heartbeat = self._heartbeat
+        if self._kept is not None and heartbeat is not None and not heartbeat.has_processes and heartbeat.may_claim:
+            self._request_dict[AHEAD] = durable_task.begin_ahead(self.task, self._kept, heartbeat.worker_id)
+        super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""

@@ -20,11 +20,12 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, InvalidTaskError, Reject
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import ADOPTED, HEADER, WORKER, Key, Message, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, WORKER, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
+from ..store.sent import Sent
 from . import chords, own_process, recording
 from .durable import RUNS, check_options, is_durable
 from .publishing import PAUSE_S
@@ -179,6 +180,20 @@ def run_of(task: Any) -> Run | None:
 # -- the beginning ---------------------------------------------------------------------------------------------------
 
 
+def begin_ahead(task: DurableTask, key: Key, worker_id: int) -> Sent | None:
+    """Send the lock for a run that begins in this process in a moment; None where the run itself has to ask."""
+    if own_process.is_revoked(task.app, key[0]):
+        return None
+    runtime = _runtime(task)
+    return durable.begin_ahead(runtime, key, worker_id=worker_id, **_policy(task, runtime))
+
+
+def _policy(task: DurableTask, runtime: Runtime) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": task.max_losses or runtime.settings.max_losses,
+    }  # fmt: skip
+
+
 def _begin(task: DurableTask, request: Context) -> None:
     runtime = _runtime(task)
     recording.begin(task.app)
@@ -190,12 +205,11 @@ def _begin(task: DurableTask, request: Context) -> None:
         _revoked(task, request, key, worker_id)
     adopted = request.get(ADOPTED) if key is None else None
     run = Run(key or (request.id, 1), task.name, worker_id)
-    policy: dict[str, Any] = {
-        "pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": task.max_losses or runtime.settings.max_losses,
-    }  # fmt: skip
+    policy = _policy(task, runtime)
     try:
         if key is not None:
-            begun = durable.begin(runtime, run, is_here=request.id in RUNS, **policy)
+            ahead = request.__dict__.pop(AHEAD, None)
+            begun = durable.begin(runtime, run, is_here=request.id in RUNS, ahead=ahead, **policy)
         elif adopted is not None:
             begun = durable.adopt(runtime, run, cast("Message", adopted), **policy)
         else:
@@ -206,7 +220,7 @@ def _begin(task: DurableTask, request: Context) -> None:
     if not begun:
         raise Ignore(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
     run.stopping = partial(own_process.is_to_stop, task.app, run.key)
-    for ours in (HEADER, WORKER, ADOPTED):  # a body may give its headers to what it calls
+    for ours in (HEADER, WORKER, ADOPTED, AHEAD):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     RUNS[request.id] = run
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in another thread

@@ -24,6 +24,7 @@ from ..store.borrowed import Borrowed
 from ..store.connection import OutcomeUnknown
 from ..store.durable import FIRST_LOOK_S, Kept, Waits
 from ..store.put_off import PutOff
+from ..store.sent import Sent
 from ..store.statement import Executor
 from .endings import storable
 from .hold import PAUSE_S
@@ -38,6 +39,8 @@ PAGE_BYTES = 8_000_000
 """How many messages one statement keeps at most, and how large they may be together, but for the last."""
 MARK_S = FIRST_LOOK_S / 2
 """How long the mark of a published message may be put off."""
+ANSWER_S = 0.1
+"""Within which it is looked at what came of a removal that nobody has waited for."""
 PAGE_TAKES_S = 1.0
 """How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
 
@@ -58,6 +61,10 @@ class Run:
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
     """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
+    end_is_unknown: bool = False
+    """Its row may have been removed by an end whose answer was lost."""
+    has_ended: bool = False
+    """What came of an end that nobody waited for is known, and was seen to."""
     traceback: str | None = None
     stopping: Callable[[], bool] = lambda: False
     """Whether the worker wants to stop, or has ended this run."""
@@ -213,8 +220,17 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
-def begin(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int, is_here: bool) -> bool:
-    """Lock the row; False if this delivery is a copy, of which nothing is to run.
+def begin_ahead(runtime: Runtime, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int) -> Sent | None:
+    """Send what `begin` sends, for it to have the answer by then: a run that dies in between counts as begun."""
+    return durable.send_begin(
+        runtime.connections, key, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+    )
+
+
+def begin(
+    runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int, is_here: bool, ahead: Sent | None = None
+) -> bool:
+    """Lock the row, or wait for the lock that was sent `ahead`; False for a copy, of which nothing is to run.
 
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
@@ -225,10 +241,13 @@ def begin(runtime: Runtime, run: Run, *, pid: int, on_lost: str, max_losses: int
         )
 
     try:
+        if ahead is not None:
+            return bool(runtime.connections.answer(ahead))
         return runtime.connections.transact("durable-begin", work, single=True)
     except OutcomeUnknown:
         if runtime.connections.transact("durable-begin", work, single=True):
             return True
+        hear_of_ends(runtime)  # or the lock may be that of a run of this process which has ended
         row = durable.read(runtime.connections, run.key[0])
         mine = (run.key[1], run.worker_id, pid)
         return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
@@ -269,8 +288,22 @@ def end(runtime: Runtime, run: Run) -> None:
     A run that was called lost meanwhile, because its worker was silent, takes itself back: it leaves the dead set, or
     does not run again. Raises LeaseLostError if another run has the row or had it since: then nothing that follows
     this one is published.
+
+    Where nothing follows, nobody waits for the removal: Postgres has it whole when this returns, and removes the row
+    though this process should die now. What else came of it is seen to by whoever finds that out, within `ANSWER_S`.
     """
-    unknown = False
+    reach("durable-end:before")
+    sent = None
+    if not run.follows:
+        sent = durable.send_removal(runtime.connections, run.key, worker_id=run.worker_id)
+    if sent is None:
+        _patiently(runtime, lambda: _end(runtime, run))
+        return
+    reach("durable-end:sent")
+    _ends(runtime).add([(run, sent)])
+
+
+def _end(runtime: Runtime, run: Run) -> None:
     due: list[Message] = []
 
     def remove(executor: Executor) -> bool:
@@ -290,21 +323,54 @@ def end(runtime: Runtime, run: Run) -> None:
         return True
 
     def once(work: Callable[[Executor], bool]) -> bool:
-        nonlocal unknown
         try:
             return runtime.connections.transact("durable-end", work, single=not run.follows)
         except OutcomeUnknown:
-            unknown = True
+            run.end_is_unknown = True
             raise
 
-    reach("durable-end:before")
-    if not _patiently(runtime, lambda: once(remove)):
-        if _patiently(runtime, lambda: once(take_back)):
+    if not once(remove):
+        if once(take_back):
             runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
-        elif not unknown:
+        elif not run.end_is_unknown:
             raise _lease_lost(run)
     reach("durable-end:after")
     send(runtime, due)
+
+
+def _ends(runtime: Runtime) -> PutOff[tuple[Run, Sent]]:
+    """Return the ends that were sent and are still to be heard of; a store that is away is tried for a lease."""
+    return runtime.connections.put_off(
+        "ends",
+        lambda: PutOff(
+            "ends of runs", partial(_hear_of_ends, runtime), within_s=ANSWER_S, patience_s=runtime.settings.lease
+        ),
+    )
+
+
+def _hear_of_ends(runtime: Runtime, ends: Sequence[tuple[Run, Sent]]) -> None:
+    """See to it that rows are removed. Nearly always they are; the few others are ended anew, as if nothing was sent.
+
+    A process that dies here has nothing to lose but the ends that Postgres has failed at.
+    """
+    for run, sent in ends:
+        if run.has_ended:
+            continue  # a store that was away for another of them has them tried again together
+        try:
+            run.has_ended = bool(runtime.connections.answer(sent))
+        except OutcomeUnknown:
+            run.end_is_unknown = True
+        if not run.has_ended:
+            try:
+                _end(runtime, run)
+            except LeaseLostError as error:
+                logger.warning("%s", error)
+            run.has_ended = True
+
+
+def hear_of_ends(runtime: Runtime) -> None:
+    """Wait until all is known of the ends that this process has sent, if the store is there."""
+    _ends(runtime).write_now()
 
 
 def fail(

@@ -15,6 +15,9 @@ from ..store.statement import Executor
 from .runs_here import ENDED, GRACE_S, RELEASED, RunsHere
 from .waiting_runs import WaitingRuns
 
+AGAIN_S = 1.0
+"""After which a run that is held and not run is looked at once more, before it is taken."""
+
 
 class HeldTasks:
     """Compares what one worker holds with what it runs.
@@ -31,6 +34,8 @@ class HeldTasks:
         self._died: set[int] = set()
         self._fits = False
         self._reconciled_at = time.monotonic()
+        self._strays: set[Key] = set()
+        """What was held and not run at the last look."""
         self._waiting = WaitingRuns(runtime, self.runs, self._still_wait, is_busy)
 
     def vouch(self) -> int:
@@ -64,6 +69,7 @@ class HeldTasks:
         """Give back all that is held: this worker stops."""
         if not self._is_there():
             return 0
+        operations.hear_of_ends(self._runtime)  # what has ended is not to be given back
         ids = [row.task_id for row in self._held()]
         return operations.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=False) if ids else 0
 
@@ -85,8 +91,13 @@ class HeldTasks:
         self.runs.sweep()
         if not self._is_there():
             return 0
-        rows = [row for row in self._held(GRACE_S) if row.old]
-        return self._take(key for row in rows if not self.runs.knows(key := (row.task_id, row.generation)))
+        held = [(row.task_id, row.generation) for row in self._held(GRACE_S) if row.old]
+        strays = {key for key in held if not self.runs.knows(key)}
+        taken, self._strays = strays & self._strays, strays
+        if strays - taken:
+            # A process whose store was away as it ended a run goes on trying; who is quicker must not decide.
+            self._reconciled_at += AGAIN_S - self._runtime.settings.lease
+        return self._take(sorted(taken))
 
     def _still_wait(self, executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
         return durable.still_wait(executor, waiting, wait_s=wait_s) if self._is_there() else 0

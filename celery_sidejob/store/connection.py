@@ -17,7 +17,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ from .identity import Database, cluster, look
 from .libpq import Exchange
 from .places import Places
 from .put_off import PutOff
+from .sent import Sent
 from .statement import Statement, rows
 
 T = TypeVar("T")
@@ -178,6 +179,36 @@ class Connections:
                 return result
         raise AssertionError("unreachable")
 
+    def send(self, name: str, statement: Statement, /, **parameters: Any) -> Sent | None:
+        """Send one statement as a transaction of its own, and wait for nothing; None where that cannot be done.
+
+        Needs a connection that is there and idle, and is for threads of users' bodies.
+        """
+        if native.is_patched() or self._own_executor is not None or _thread.takes_turns:
+            return None
+        self._mind_fork()
+        with self._turn if _process.shares_one else nullcontext():
+            executor = self._take_idle()
+            if executor is None:
+                return None
+            try:
+                reach(f"{name}:before-commit")
+                return executor.send(name, statement, parameters)
+            except (psycopg.Error, AnswerLost):
+                executor.close()
+                return None
+            finally:
+                self._release(executor)
+
+    def answer(self, sent: Sent) -> list[Any]:
+        """Wait for the answer to what was sent, and return its rows; `OutcomeUnknown` for whatever else there was."""
+        sent.settle()
+        if sent.error is not None:
+            raise OutcomeUnknown(
+                f"{sent.name!r} was not answered ({_first_line(sent.error)}): it may or may not have been applied."
+            ) from sent.error
+        return sent.rows
+
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement that may be repeated, as a transaction of its own."""
 
@@ -263,25 +294,30 @@ class Connections:
         return executor
 
     def _acquire(self, fresh: bool) -> OwnExecutor:
-        if self._pid != os.getpid():
-            self._forget()
+        self._mind_fork()
         own = self._own_executor
         if own is not None:
             if own.broken:  # its owner opens another, in time
                 raise StoreUnavailableError("This thread's connection to the store is gone.")
             return own
-        with self._lock:
-            while self._idle and not fresh:
+        found = None if fresh else self._take_idle()
+        return found if found is not None else self.connect()
+
+    def _take_idle(self) -> OwnExecutor | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
                 executor = self._idle.pop()[1]
-                if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
-                    executor.close()
-                    continue
-                executor.used = True
-                return executor
-        return self.connect()
+            executor.settle()
+            if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
+                executor.close()
+                continue
+            executor.used = True
+            return executor
 
     def _release(self, executor: OwnExecutor) -> None:
-        if executor.broken or executor.busy:
+        if executor.broken or (executor.busy and executor.owes is None):
             executor.close()
             return
         if executor is self._own_executor:
@@ -308,6 +344,10 @@ class Connections:
             if wait is None:
                 return
             time.sleep(wait)
+
+    def _mind_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._forget()
 
     def _forget(self) -> None:
         """After a fork: the parent's connections are the parent's. Their sockets were detached by `_after_fork`."""
@@ -381,6 +421,8 @@ class OwnExecutor:
         self._exchange: Exchange | None = None
         self._hung_up: Any = None
         self._pgconn = connection.pgconn
+        self.owes: Sent | None = None
+        """What was sent over this connection and has not been answered yet."""
 
     def allow_prepared(self) -> None:
         """Have statements prepared that are run again and again: no proxy stands between."""
@@ -390,15 +432,34 @@ class OwnExecutor:
         """Run one statement and return its rows."""
         try:
             if statement.frequent and not native.is_patched():  # greenlets wait as psycopg knows to
-                if self._exchange is None:
-                    prepare_after = self.connection.prepare_threshold
-                    self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
-                return self._exchange.run(statement, parameters)
+                return self._exchanging().run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
             self.close()  # after a failover another connection may lead to a store that takes them
             raise StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).") from error
         return rows(self._cursor)
+
+    def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
+        """Send one statement, of which `settle` receives the answer."""
+        self._exchanging().send(statement, parameters)
+        self.owes = sent = Sent(name, self)
+        return sent
+
+    def receive(self) -> list[Any]:
+        """Wait for the answer to what was sent."""
+        return self._exchanging().receive()
+
+    def settle(self) -> None:
+        """Wait for the answer that is still owed, which is whoever's has sent it."""
+        owed = self.owes
+        if owed is not None:
+            owed.settle()
+
+    def _exchanging(self) -> Exchange:
+        if self._exchange is None:
+            prepare_after = self.connection.prepare_threshold
+            self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
+        return self._exchange
 
     def in_transaction(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
@@ -480,6 +541,7 @@ class OwnExecutor:
 
     def close(self) -> None:
         """Close the connection; never raises."""
+        self.settle()
         _open_connections.discard(self.connection)
         if not self.broken and self.busy:
             with suppress(psycopg.Error):  # else the server finishes the statement for nobody

@@ -13,7 +13,9 @@ from typing import Any
 
 from ..model.durable import Key, Message
 from . import revisions
+from .connection import Connections
 from .messages import LONGEST_LOOK_S, OLDEST, QUEUES, RESERVE_S
+from .sent import Sent
 from .statement import Executor, Statement
 
 SINCE = "0003"
@@ -206,6 +208,16 @@ def begin(executor: Executor, key: Key, *, worker_id: int, pid: int, on_lost: st
     )  # fmt: skip
 
 
+def send_begin(
+    connections: Connections, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+) -> Sent | None:
+    """Do so without waiting for the answer, which has a row if it is locked now; None where that cannot be done."""
+    return connections.send(
+        "durable-begin", _BEGIN, task_id=key[0], generation=key[1], worker_id=worker_id, pid=pid, on_lost=on_lost,
+        max_losses=max_losses,
+    )  # fmt: skip
+
+
 _ADOPT = Statement(
     """
 INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, look_at,
@@ -260,6 +272,11 @@ RETURNING task_id""",
 def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
     """Remove the row of a run that ended well; False if the run does not hold it any more."""
     return bool(executor.run(_REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id))
+
+
+def send_removal(connections: Connections, key: Key, *, worker_id: int) -> Sent | None:
+    """Do so without waiting for the answer, which has a row if the run held it; None where that cannot be done."""
+    return connections.send("durable-end", _REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id)
 
 
 _TAKE_BACK = Statement(

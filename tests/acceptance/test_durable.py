@@ -574,6 +574,7 @@ RUNS_AFTER_A_DEATH = {
     "durable-begin:after-commit": 1,  # locked, so it counts as begun; the body was not
     "durable-end:before": 2,  # the result is stored, and what follows is not published
     "durable-end:before-commit": 2,
+    "durable-end:sent": 1,  # Postgres has the removal of the second, which nothing follows
     "durable-end:after-commit": 1,  # what follows is a row
     "durable-end:after": 1,
 }
@@ -610,6 +611,59 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, tmp_path: Path, p
     else:
         assert [entry.reason for entry in site.dead()] == ["lost"]
         assert site.ran(result) == []
+
+
+@pytest.mark.parametrize("pool", [None, "solo"])
+def test_a_removal_that_was_sent_needs_its_process_no_more(site: Site, tmp_path: Path, pool: str | None) -> None:
+    """No result says that it has ended: the row alone does."""
+    env = {"SIDEJOB_CRASH_POINTS": "durable-end:sent=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env, **({} if pool is None else {"pool": pool}))
+    results = [site.call(task, 1, ignore_result=True) for task in ("noted", "noted_late")]
+
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    if pool is None:
+        site.outlive(worker)
+    else:
+        worker.wait(TIMEOUT_S)
+        site.worker()
+
+    site.wait_quiet()
+    assert ([len(site.ran(result)) for result in results], site.dead()) == ([1, 1], [])
+
+
+@pytest.mark.parametrize("point", ["durable-begin:before-commit", "durable-begin:after-commit"])
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_worker_dies_around_a_lock_that_it_sends_ahead(site: Site, tmp_path: Path, pool: str, point: str) -> None:
+    # The first lock of a worker is not sent ahead, for there is no connection yet.
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env, pool=pool)
+    first = site.call("noted", 1)
+    assert first.get(timeout=TIMEOUT_S) == 1
+    result = site.call("noted", 2)
+
+    worker.wait(TIMEOUT_S)
+    site.worker()
+
+    site.wait_quiet()
+    if point == "durable-begin:before-commit":
+        assert (result.get(timeout=TIMEOUT_S), site.dead()) == (2, [])
+        assert len(site.ran(result)) == 1
+    else:
+        assert ([entry.reason for entry in site.dead()], site.ran(result)) == (["lost"], [])
+
+
+@pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:after-commit"])
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_an_answer_that_nobody_waited_for_is_lost(site: Site, tmp_path: Path, pool: str, point: str) -> None:
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=lost@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env, pool=pool)
+    results = [site.call("noted", number) for number in range(4)]
+
+    assert [result.get(timeout=TIMEOUT_S) for result in results] == [0, 1, 2, 3]
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.wait_quiet()
+    assert ([len(site.ran(result)) for result in results], site.dead()) == ([1] * 4, [])
+    assert worker.alive
 
 
 COUNTS, PUBLISHES = "on_chord_part_return", "_chord_claim_extend_script"
