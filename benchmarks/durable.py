@@ -3,7 +3,8 @@
     python -m benchmarks durable [--rounds 30] [--only publish,many] [--slow-commit]
 
 Plain Celery is as it comes: its clients and its workers import nothing of this package. As kombu makes a new Redis
-client for each message, which our own publisher does not, `publish` also shows plain Celery with that one thing mended.
+client for each command, which our publisher and our workers do not, `publish` and the drains also show plain Celery
+with that one thing mended.
 Each figure is the median over rounds, with the interval in which it lies with 95 % certainty; a ratio is that inside a
 round. Bodies note when they ran, so a drain begins with the worker's first look and ends with the last body; each must
 have run exactly once, and then all rows must go.
@@ -36,7 +37,7 @@ from benchmarks.idle import cpu_of, scalar
 from benchmarks.stamps import make_app
 from benchmarks.throughput import POOLS, servers
 from benchmarks.turns import Median, take_turns
-from celery_sidejob.hooks.publishing import _keep_client
+from celery_sidejob.hooks.redis_client import keep_client
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -118,11 +119,13 @@ class Side:
         self.redis = redis.Redis.from_url(self.broker_url)
         self.worker: WorkerProcess | None = None
 
-    def start_worker(self, processes: Processes, pool: str, concurrency: int) -> None:
+    def start_worker(self, processes: Processes, pool: str, concurrency: int, *, one_client: bool = False) -> None:
         """Start a worker, and wait until it runs what it is given."""
         env = {"BROKER_URL": self.broker_url, "STAMPS": str(self.stamps)}
         if self.database_url is not None:
             env["DATABASE_URL"] = self.database_url
+        if one_client:
+            env["ONE_CLIENT"] = "1"
         self.worker = processes.start_worker(
             "benchmarks.stamps", env=env, pool=pool, concurrency=concurrency, extra=["--loglevel=WARNING"],
             ready_timeout=None,
@@ -164,7 +167,7 @@ class Bench:
         self.plain = Side(broker_url, 1, None, directory)
         self.kept = Side(broker_url, 2, None, directory)
         with self.kept.app.producer_pool.acquire() as producer:
-            _keep_client(producer.channel)
+            keep_client(producer.channel)
         self.met = True
 
     @classmethod
@@ -186,11 +189,12 @@ class Bench:
 
     @contextmanager
     def workers(self, pool: str, concurrency: int) -> Iterator[None]:
-        """A worker for plain and one for durable tasks, each of its own app."""
-        for side in (self.plain, self.durable):
-            side.start_worker(self._processes, pool, concurrency)
+        """Workers for plain tasks, as it comes and with its client kept, and for durable ones, each of its own app."""
+        sides = (self.plain, self.kept, self.durable)
+        for side in sides:
+            side.start_worker(self._processes, pool, concurrency, one_client=side is self.kept)
         yield
-        for side in (self.plain, self.durable):
+        for side in sides:
             assert side.worker is not None
             assert side.worker.alive
             self._processes.end(side.worker)
@@ -228,10 +232,16 @@ class Bench:
     def drain(self, pool: str, rounds: int) -> None:
         """A thousand tasks that were published while the worker stood still."""
         found = take_turns(
-            {"plain": partial(self._drain, self.plain), "durable": partial(self._drain, self.durable)}, rounds
+            {
+                "plain": partial(self._drain, self.plain),
+                "plain, one Redis client kept": partial(self._drain, self.kept),
+                "durable": partial(self._drain, self.durable),
+            },
+            rounds,
         )
         self._show(found, f"per second, {pool}")
         self._compare(f"drain, {pool}", found, "durable", "plain")
+        self._compare("", found, "durable", "plain, one Redis client kept")
 
     def latency(self, rounds: int) -> None:
         """From the call to the body's first line, one task every 20 ms."""

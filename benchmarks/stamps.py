@@ -1,7 +1,7 @@
 """A task that says when its body ran: eight bytes in a file, the same with and without us; for `durable.py`.
 
 With DATABASE_URL the app is one of ours, and the task is durable. Without, it is plain Celery, and nothing of this
-package is imported.
+package is imported; with ONE_CLIENT it is plain but for the one Redis client that workers of ours keep.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import struct
 import time
+from typing import Any
 
-from celery import Celery
+from celery import Celery, bootsteps
 
 
 def make_app(broker_url: str, database_url: str | None) -> Celery:
@@ -31,6 +32,18 @@ def make_app(broker_url: str, database_url: str | None) -> Celery:
     return app
 
 
+class OneClient(bootsteps.StartStopStep):
+    """Has a plain worker keep its Redis client as ours do."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def start(self, c: Any) -> None:
+        """The connection was just opened."""
+        from celery_sidejob.hooks.redis_client import keep_client
+
+        keep_client(c.task_consumer.channel)
+
+
 def _file() -> int:
     pid = os.getpid()
     if pid not in _files:
@@ -42,3 +55,5 @@ _files: dict[int, int] = {}
 
 if "STAMPS" in os.environ:  # a worker
     app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"))
+    if "ONE_CLIENT" in os.environ:
+        app.steps["consumer"].add(OneClient)

@@ -1,4 +1,4 @@
-"""The worker's connection to the broker: what waits in the worker is lost with it, and a deleted queue breaks it."""
+"""The worker's connection to the broker: how it is spoken on, what is lost with it, and a deleted queue breaks it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from celery import bootsteps
 
 from . import rabbitmq
+from .redis_client import keep_client
 
 
 class DisconnectionStep(bootsteps.StartStopStep):
@@ -20,7 +21,8 @@ class DisconnectionStep(bootsteps.StartStopStep):
         c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
 
     def start(self, c: Any) -> None:
-        """Nothing is there yet."""
+        """Deliveries and acknowledgements use one client."""
+        keep_client(c.task_consumer.channel)
 
     def stop(self, c: Any) -> None:
         """Vouch no longer for what was fetched over the connection that broke."""

@@ -12,8 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
 from . import durable, events, rabbitmq
+from .redis_client import keep_client
 from .redis_look import RedisLook
 
 T = TypeVar("T")
@@ -340,7 +340,7 @@ class CeleryPublisher:
         if self._family != "amqp":
             channel = transport.create_channel(established)
             if self._family == "redis":
-                _keep_client(channel)
+                keep_client(channel)
             return channel
         try:
             rabbitmq.bound(established, ATTEMPT_S)
@@ -400,21 +400,6 @@ class CeleryPublisher:
             self._lock = threading.RLock()
             _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
             self._producer = None
-
-
-def _keep_client(channel: Any) -> None:
-    """Have one client serve all that is published on this channel of ours.
-
-    kombu makes a new one for each message, which takes longer than to send it (0.2 ms).
-    """
-    with channel.conn_or_acquire() as client:
-        pass
-
-    @contextmanager
-    def the_same(given: Any = None) -> Iterator[Any]:
-        yield given or client
-
-    channel.conn_or_acquire = the_same
 
 
 def _is_its_own(message: Publication, error: Exception) -> bool:

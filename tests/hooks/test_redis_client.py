@@ -1,0 +1,51 @@
+"""One Redis client for a channel of kombu's, for as long as its pool of connections is the same."""
+
+from __future__ import annotations
+
+from celery import Celery
+from kombu import Connection
+
+from celery_sidejob import embedded
+from celery_sidejob.hooks.redis_client import keep_client
+
+
+def test_a_channel_makes_one_client_for_each_pool(own_valkey: embedded.Valkey) -> None:
+    with Connection(own_valkey.url) as connection:
+        channel = connection.default_channel
+        keep_client(channel)
+
+        with channel.conn_or_acquire() as first, channel.conn_or_acquire() as second:
+            assert first is second
+            assert channel.client is not first, "that of the event loop is its own"
+        channel._disconnect_pools()
+        with channel.conn_or_acquire() as anew:
+            assert anew is not first
+            assert anew.ping()
+
+
+def test_messages_are_fetched_and_acknowledged_by_it(own_valkey: embedded.Valkey) -> None:
+    app = Celery("shop", broker=own_valkey.url, set_as_current=False)
+    with app.connection_for_write() as connection:
+        keep_client(connection.default_channel)
+        queue = connection.SimpleQueue("kept")
+        for number in range(3):
+            queue.put(number)
+        got = [queue.get(timeout=5) for _ in range(3)]
+        with connection.default_channel.conn_or_acquire() as client:
+            assert client.hlen("unacked") == 3
+            for message in got:
+                message.ack()
+            assert client.hlen("unacked") == 0
+        assert [message.payload for message in got] == [0, 1, 2]
+        queue.close()
+    app.close()
+
+
+def test_other_brokers_are_left_alone() -> None:
+    with Connection("memory://") as connection:
+        channel = connection.default_channel
+        before = dict(vars(channel))
+
+        keep_client(channel)
+
+        assert vars(channel) == before
