@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
@@ -25,12 +27,12 @@ from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
 from ..model.crash_points import reach
-from ..model.durable import Message
+from ..model.durable import Key, Message
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
 from . import durable, events, rabbitmq
-from .redis_client import keep_client
+from .redis_client import Pushes, Withheld, keep_client
 from .redis_look import RedisLook
 
 T = TypeVar("T")
@@ -42,6 +44,8 @@ ATTEMPT_S = 1.0
 PAUSE_S = (1.0, 5.0)
 """After a failure this process leaves the broker alone for a random time between these."""
 
+FAILED_S = 60.0
+"""How long it is remembered that Redis did not take a message: until its mark is not written."""
 TOGETHER = 500
 """How many messages are given to the broker at once."""
 
@@ -63,6 +67,12 @@ class CeleryPublisher:
         self._producer: Producer | None = None
         self._declared: set[str] = set()
         """Queues of ordinary tasks that this connection has declared."""
+        self._pushes: Pushes | None = None
+        """Of a Redis: what is sent without waiting for the answer."""
+        self._is_kept: Callable[[], bool] | None = None
+        self._unanswered: Message | None = None
+        self._failed: dict[Key, float] = {}
+        """What was sent so and not taken, and when."""
         self._paused_until = float("-inf")
         self._refusing: dict[str, float] = {}
         """Queues that took no message though the broker is there, and until when they are passed over."""
@@ -72,8 +82,25 @@ class CeleryPublisher:
         """Whether the pause after the last failure is over."""
         return time.monotonic() >= self._paused_until
 
-    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
-        """Publish in order until the broker fails, and return what it has; a queue that refuses is passed over."""
+    def publish(
+        self, messages: Sequence[Publication], *, is_kept: Callable[[], bool] | None = None
+    ) -> Sequence[Publication]:
+        """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
+
+        `is_kept` is asked before anything is sent, once all is ready for that; if not, nothing is.
+        """
+        if is_kept is None:
+            return self._publish(messages)
+        if self._family != "redis":
+            return self._publish(messages) if is_kept() else []
+        with self._lock:
+            self._is_kept = is_kept
+            try:
+                return self._publish(messages)
+            finally:
+                self._is_kept = None
+
+    def _publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
         self._mind_fork()
         sent: list[Publication] = []
         eager = self._app.conf.task_always_eager
@@ -129,9 +156,12 @@ class CeleryPublisher:
             if self._refuses(message):
                 continue
             try:
+                self._hear()
                 reach("publish:before")
                 self._send_anew_if_stale(message)
                 reach("publish:after")
+            except Withheld:
+                continue
             except Exception as error:
                 if self._producer is None or self._is_connection_error(error):  # or it could not be opened
                     self._pause(error)
@@ -146,9 +176,21 @@ class CeleryPublisher:
                 sent.append(message)
         return sent
 
+    def confirm(self, published: Sequence[Key]) -> list[Key]:
+        """Wait for the last answer that is owed, and return which of these messages the broker has."""
+        self._mind_fork()
+        with self._lock:
+            try:
+                self._hear()
+            except Exception as error:
+                self._pause(error)
+            return [key for key in published if key not in self._failed]
+
     def close(self) -> None:
         """Let go of the connection; the next publish opens another."""
         self._mind_fork()
+        with self._lock, suppress(Exception):
+            self._hear()
         with self._lock:
             self._drop_connection()
 
@@ -202,6 +244,28 @@ class CeleryPublisher:
 
     # ------------------------------------------------------------------------------------------------------------
 
+    def _hear(self) -> None:
+        """Receive the answer to what was sent last; raises only after a silence, for the broker then is away."""
+        message, self._unanswered = self._unanswered, None
+        if message is None or self._pushes is None:
+            return
+        try:
+            self._pushes.hear()
+        except Exception as error:
+            self._fail(message)
+            if not self._is_connection_error(error):
+                self._pass_over(message.queue, error)
+                return
+            logger.info("Redis has hung up, and may not have %s (%s); it is looked for", message.task_id, error)
+            self._drop_connection()
+            if isinstance(error, self._silences):
+                raise
+
+    def _fail(self, message: Message) -> None:
+        now = time.monotonic()
+        self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_S}
+        self._failed[message.task_id, message.generation] = now
+
     def _send_anew_if_stale(self, message: Publication) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._producer is not None
@@ -229,10 +293,15 @@ class CeleryPublisher:
         producer = self._open()
         if isinstance(message, Message):
             self._send_ordinary(message, producer)
-        elif isinstance(message, Continuation):
+            if self._pushes is not None:
+                self._unanswered = message
+            return
+        if isinstance(message, Continuation):
             self._continue(message, producer=producer, retry=False)
         else:
             self._ring(message, producer)
+        if self._pushes is not None:  # these are marked as published at once
+            self._pushes.hear()
 
     def _send_ordinary(self, message: Message, producer: Producer) -> None:
         # A message that RabbitMQ returns is declared for anew.
@@ -341,6 +410,7 @@ class CeleryPublisher:
             channel = transport.create_channel(established)
             if self._family == "redis":
                 keep_client(channel)
+                self._pushes = Pushes(channel, lambda: self._is_kept is None or self._is_kept())
             return channel
         try:
             rabbitmq.bound(established, ATTEMPT_S)
@@ -370,6 +440,13 @@ class CeleryPublisher:
 
     def _drop_connection(self) -> None:
         producer, self._producer = self._producer, None
+        pushes, self._pushes = self._pushes, None
+        if self._unanswered is not None:
+            self._fail(self._unanswered)
+            self._unanswered = None
+        if pushes is not None:
+            with suppress(Exception):
+                pushes.close()
         if producer is not None:
             try:
                 if self._family == "amqp":
@@ -391,6 +468,12 @@ class CeleryPublisher:
         return isinstance(error, self._connection_errors)
 
     @cached_property
+    def _silences(self) -> tuple[type[BaseException], ...]:
+        """Errors that say that nobody has answered in time, which took as long."""
+        redis = sys.modules.get("redis.exceptions")
+        return (TimeoutError,) if redis is None else (TimeoutError, redis.TimeoutError)
+
+    @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
         return (*self._app.connection_for_write().connection_errors, OSError)
 
@@ -398,8 +481,10 @@ class CeleryPublisher:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.RLock()
-            _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
-            self._producer = None
+            # The parent's: not even their destructors may speak on those sockets.
+            _inherited.extend((self._producer, self._pushes))
+            self._producer = self._pushes = self._unanswered = None
+            self._failed = {}
 
 
 def _is_its_own(message: Publication, error: Exception) -> bool:
@@ -407,7 +492,7 @@ def _is_its_own(message: Publication, error: Exception) -> bool:
     return isinstance(message, Message) and isinstance(error, ValueError | TypeError)
 
 
-_inherited: list[Producer | None] = []
+_inherited: list[Any] = []
 
 
 def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:

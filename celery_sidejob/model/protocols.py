@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
 from .call import Call
-from .durable import Message
+from .durable import Key, Message
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
 from .sight import Look
@@ -18,11 +18,19 @@ Publication = Doorbell | Continuation | Message
 class Publisher(Protocol):
     """Gives messages to the broker."""
 
-    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
-        """Publish as many as possible, in order, within a bounded time, and return those the broker has.
+    def publish(
+        self, messages: Sequence[Publication], *, is_kept: Callable[[], bool] | None = None
+    ) -> Sequence[Publication]:
+        """Publish as many as possible, in order, within a bounded time, and return those the broker was given.
 
-        Raises nothing for a broker that is down: what is not returned is published by the sweeper.
+        Of messages of ordinary tasks `confirm` tells whether it has them. Raises nothing for a broker that is down:
+        what is not returned is published by the sweeper. `is_kept` is asked at the last moment, and nothing is
+        published if it says no; it may be asked more than once, or not at all.
         """
+        ...
+
+    def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
+        """Wait for what the broker still owes an answer to, and return which of these messages it has."""
         ...
 
     @property

@@ -94,6 +94,8 @@ def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
     due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means that the
     sweeper publishes.
     """
+    if message.eta is None and _keep_meanwhile(runtime, message):
+        return
 
     def work(executor: Executor) -> Kept | None:
         return durable.keep(executor, message, _waits(runtime))
@@ -105,6 +107,28 @@ def keep(runtime: Runtime, message: Message, *, repeated: bool = False) -> None:
         raise _taken(message.task_id)
     if not kept.waits:
         send(runtime, [message])
+
+
+def _keep_meanwhile(runtime: Runtime, message: Message) -> bool:
+    """Keep a message while it is made ready for the broker, which gets it once it is kept; False if it is not.
+
+    That is so where the row cannot be sent ahead, and for whatever `keep` then has to find out.
+    """
+    sent = durable.send_keep(runtime.connections, message, _waits(runtime))
+    if sent is None:
+        return False
+
+    def is_kept() -> bool:
+        try:
+            return bool(runtime.connections.answer(sent))
+        except OutcomeUnknown:
+            return False
+
+    published = _publish(runtime, [message], is_kept=is_kept)
+    if not is_kept():
+        return False
+    _mark_soon(runtime, published)
+    return True
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
@@ -197,18 +221,22 @@ def send(runtime: Runtime, messages: Sequence[Message]) -> int:
     before it means one copy more.
     """
     published = _publish(runtime, messages)
+    _mark_soon(runtime, published)
+    return len(published)
+
+
+def _mark_soon(runtime: Runtime, published: list[Key]) -> None:
     marks = runtime.connections.put_off(
         "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime), within_s=MARK_S)
     )
     if published:
         marks.add(published)
         marks.write_if_late()
-    return len(published)
 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
     """Publish, mark at once what the broker has, and return how many those were."""
-    published = _publish(runtime, messages)
+    published = runtime.publisher.confirm(_publish(runtime, messages))
     if published:
         try:
             _mark(runtime, published)
@@ -487,13 +515,15 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             time.sleep(PAUSE_S)
 
 
-def _publish(runtime: Runtime, messages: Sequence[Message]) -> list[Key]:
-    sent = runtime.publisher.publish(messages)
+def _publish(runtime: Runtime, messages: Sequence[Message], *, is_kept: Callable[[], bool] | None = None) -> list[Key]:
+    sent = runtime.publisher.publish(messages, is_kept=is_kept)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 
-def _mark(runtime: Runtime, published: list[Key]) -> None:
-    runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, published), single=True)
+def _mark(runtime: Runtime, published: Sequence[Key]) -> None:
+    there = runtime.publisher.confirm(published)
+    if there:
+        runtime.connections.transact("mark", lambda executor: durable.mark_published(executor, there), single=True)
 
 
 def _after_commit(work: Callable[[], None]) -> None:

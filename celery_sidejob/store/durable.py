@@ -64,6 +64,11 @@ def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
     return Kept(found[0].waits) if found else None
 
 
+def send_keep(connections: Connections, message: Message, waits: Waits) -> Sent | None:
+    """Do so without waiting for the answer, which has a row if it is kept; None where that cannot be done."""
+    return connections.send("durable-keep", _KEEP, task_id=message.task_id, **_columns(message, waits))
+
+
 _KEEP_MANY = Statement(
     """
 WITH r AS MATERIALIZED (

@@ -174,6 +174,47 @@ def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site
     assert site.dead() == []
 
 
+@pytest.mark.parametrize("point", ["durable-keep:after-commit", "publish:after"])
+def test_a_publisher_that_dies_while_it_waits_for_no_answer_has_lost_nothing(site: Site, point: str) -> None:
+    """The second call sends its row ahead, and does not wait for Redis to have said that it has the message."""
+    source = f"from {APP} import noted; [noted.apply_async((n,), task_id=str(n)) for n in range(3)]"
+    client = site.processes.start_python(source, env={**site.env, "SIDEJOB_CRASH_POINTS": f"{point}=kill@2"})
+    assert client.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert [(row.task_id, row.published_at) for row in site.rows()] == [("0", None), ("1", None)]
+    wait_until(lambda: site.queued() == (2 if point == "publish:after" else 1), message="what was sent to arrive")
+
+    site.worker()
+
+    for value in range(2):
+        (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id=str(value))
+        assert line["value"] == value
+    site.wait_quiet()
+    assert (len(site.record.of("ran")), site.dead()) == (2, [])
+
+
+def test_a_row_that_cannot_be_sent_ahead_is_told_as_ever(site: Site) -> None:
+    """Its task id is taken, or the answer is lost and it is there all the same."""
+    source = f"""
+from celery_sidejob import InvalidValueError
+from {APP} import noted
+noted.apply_async((0,), task_id="0")
+try:
+    noted.apply_async((1,), task_id="0")
+except InvalidValueError:
+    noted.apply_async((2,), task_id="2")
+"""
+    client = site.processes.start_python(
+        source, env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=lost@4"}
+    )
+    assert client.wait(TIMEOUT_S) == 0, client.log_tail()
+    assert [row.task_id for row in site.rows()] == ["0", "2"]
+
+    site.worker()
+
+    site.wait_quiet()
+    assert sorted(line["value"] for line in site.record.of("ran")) == [0, 2]
+
+
 @pytest.mark.parametrize("task", ["noted", "noted_late", "named.by_its_name"])
 def test_a_task_leaves_nothing_behind(site: Site, task: str) -> None:
     site.worker()
