@@ -274,6 +274,7 @@ def test_what_a_silent_worker_ends_after_another_has_begun_with_it_counts_once(s
     assert len(site.record.of("ran", task=f"{APP}.plus")) == 1
 
 
+@SEVERAL
 def test_what_a_silent_worker_had_received_is_begun_soon_after_it_goes_on(site: Site) -> None:
     first = site.worker(env={"SIDEJOB_LOST_AFTER": "600"})
     running, waiting = site.call("holder", 1), site.call("noted", 2)

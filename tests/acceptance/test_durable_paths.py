@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from tests.acceptance.durable_site import APP, PROCESSES, TIMEOUT_S
+from tests.acceptance.durable_site import APP, PROCESSES, SEVERAL, TIMEOUT_S
 from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
 from tests.tools.waiting import wait_until
@@ -95,6 +95,7 @@ def test_a_run_holds_its_row_and_a_poll_leaves_it_alone(site: Site) -> None:
     assert len(site.ran(result)) == 1
 
 
+@SEVERAL
 def test_what_runs_inside_a_run_is_not_another(site: Site) -> None:
     result = site.call("inline")
     site.holding(result)
@@ -108,6 +109,7 @@ def test_what_runs_inside_a_run_is_not_another(site: Site) -> None:
     site.nothing_died(result)
 
 
+@SEVERAL
 def test_a_body_is_told_whether_its_run_still_counts(site: Site) -> None:
     kept, taken = site.call("beating"), site.call("beating")
     for result in (kept, taken):

@@ -9,7 +9,14 @@ from collections.abc import Iterator
 import pytest
 
 from celery_sidejob import embedded
-from tests.acceptance.durable_site import APP, PROCESSES, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
+from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
+    APP,
+    PROCESSES,
+    SEVERAL,
+    TIMEOUT_S,
+    Site,
+    site_fixture,
+)
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
@@ -47,6 +54,7 @@ def perishable(own_postgres: embedded.Postgres, broker: Broker, record: Record, 
     made.close()
 
 
+@SEVERAL
 def test_a_killed_postgres_loses_nothing_that_runs(perishable: Site, own_postgres: embedded.Postgres) -> None:
     worker = perishable.worker(concurrency=2, env={"SIDEJOB_LEASE": "20"})
     held = [perishable.call("holder", 1), perishable.call("repeatable", 2)]

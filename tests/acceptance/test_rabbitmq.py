@@ -288,6 +288,7 @@ def test_a_queue_that_refuses_messages_has_none_of_them(site: Site) -> None:
     assert ready(url, "free") == 1
 
 
+@pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 @pytest.mark.parametrize(
     "outage",
     [
