@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from celery_sidejob.embedded.janitor import uninterrupted
 from celery_sidejob.embedded.processes import ServerError
 
 OVERFLOW_ID = 65534
@@ -83,9 +84,18 @@ def temporary_path(account: Account | None, *, longest: int | None = None) -> Pa
     raise ServerError(f"No temporary directory has a short path and lets {who} in; set TMPDIR to one that does.")
 
 
+def default_temporary_directory() -> Path:
+    """Returns Python's own choice; raises FileNotFoundError if it finds no directory where one can write.
+
+    Python tries each by writing a file there, and leaves the file behind when it is interrupted just then.
+    """
+    with uninterrupted():
+        return Path(tempfile.gettempdir())
+
+
 def _temporary_directories() -> Iterator[Path]:
     with suppress(FileNotFoundError):  # no directory where one can write
-        yield Path(tempfile.gettempdir())
+        yield default_temporary_directory()
     yield from (Path("/tmp"), Path("/var/tmp"))
 
 

@@ -7,12 +7,12 @@ import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from celery_sidejob.embedded.account import default_temporary_directory
 from celery_sidejob.embedded.janitor import Janitor, uninterrupted
 from celery_sidejob.embedded.processes import TRAMPOLINE, tail
 from celery_sidejob.embedded.processes import environment as server_environment
@@ -146,7 +146,7 @@ def running_workers(environment: Mapping[str, str], in_haste: Callable[[], bool]
     It is their janitor that removes the directory, so that it does when we are killed, too.
     """
     with Janitor(server_environment()) as janitor:
-        directory = Path(tempfile.gettempdir()) / f"census-{secrets.token_hex(8)}"
+        directory = default_temporary_directory() / f"census-{secrets.token_hex(8)}"
         janitor.watch_directory(directory)
         directory.mkdir(mode=0o700)
         workers = Workers(directory, environment, janitor)

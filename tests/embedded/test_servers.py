@@ -33,6 +33,17 @@ postgres, valkey = Postgres(durable=False).start(), Valkey().start()
 print(postgres.pid, valkey.pid, flush=True)
 sys.stdin.read()
 """
+INTERRUPTED_IN_ITS_TRIAL = """
+import os, signal
+from celery_sidejob.embedded.account import default_temporary_directory
+opened = os.open
+def interrupted(*arguments):
+    descriptor = opened(*arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+    return descriptor
+os.open = interrupted
+default_temporary_directory()
+"""
 
 
 @pytest.fixture
@@ -238,6 +249,13 @@ def test_a_first_start_that_is_struck_leaves_nothing(
         deadline_s=20,
         failure=lambda: f"Left are {processes_of(temporary)} and {list(temporary.rglob('*'))[:20]}.",
     )
+
+
+def test_a_search_for_a_temporary_directory_that_is_interrupted_leaves_nothing(temporary: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    struck = subprocess.run([sys.executable, "-c", INTERRUPTED_IN_ITS_TRIAL], env=environment, stderr=subprocess.PIPE)
+    assert struck.returncode == -signal.SIGINT, struck.stderr
+    assert list(temporary.iterdir()) == []
 
 
 def test_servers_leave_when_their_owner_is_killed(owner: subprocess.Popen[str], temporary: Path) -> None:
