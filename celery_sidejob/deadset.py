@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 from .job import Job
@@ -22,6 +23,7 @@ from .operations import durable as operations
 from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
 from .store import dead
+from .store.statement import Executor
 
 T = TypeVar("T")
 
@@ -73,7 +75,7 @@ class DeadSet:
         self._stores = runtime.stores
 
     def __len__(self) -> int:
-        return sum(number for _, number in self._of_each(lambda store: dead.count(store.connections)))
+        return sum(number for _, number in self._of_each(lambda store: self._ask(store, dead.count)))
 
     def __bool__(self) -> bool:
         """The set is true, also an empty one."""
@@ -87,7 +89,7 @@ class DeadSet:
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 100,
         after: int | str = 0,
     ) -> Sequence[DeadEntry]:  # fmt: skip
-        """Return up to `limit` entries that match, the oldest of each store first, from the id `after` on."""
+        """Return up to `limit` entries that match, the oldest of each store first, after the id `after`."""
         _count("limit", limit)
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
@@ -95,9 +97,9 @@ class DeadSet:
         def read(store: Runtime) -> None:
             found.extend(
                 self._entry(store, row)
-                for row in dead.page(
-                    store.connections, after=number if store is first else 0, limit=limit - len(found),
-                    task_group=group, task=task, queue=queue,
+                for row in self._page(
+                    store, after=number if store is first else 0, limit=limit - len(found), task_group=group,
+                    task=task, queue=queue,
                 )
             )  # fmt: skip
 
@@ -107,14 +109,14 @@ class DeadSet:
     def groups(self) -> dict[str, int]:
         """Count all entries by task and kind of error, the largest group first."""
         counts: Counter[str] = Counter()
-        for _, found in self._of_each(lambda store: dead.groups(store.connections)):
+        for _, found in self._of_each(lambda store: self._ask(store, dead.groups)):
             counts.update(found)
         return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
     def get(self, entry_id: int | str) -> DeadEntry:
         """Return one entry; raises JobNotFoundError if it is not there (any more)."""
         store, number = self._place_of(entry_id)
-        row = dead.get(store.connections, number)
+        row = self._ask(store, lambda executor: dead.get(executor, number))
         if row is None:
             raise JobNotFoundError(f"The dead set has no entry {entry_id}: it was retried or deleted, or never was.")
         return self._entry(store, row)
@@ -128,7 +130,7 @@ class DeadSet:
         entry = self.get(entry_id)
         if entry.job_id is None:
             store, number = self._place_of(entry_id)
-            if not operations.revive(store, [number]):
+            if not self._revive(store, [number]):
                 raise operations.not_revived(entry_id, entry.task_id)
             return self._runtime.tasks.result(str(entry.task_id))
         return self._force(entry.job_id)
@@ -170,10 +172,17 @@ class DeadSet:
     # ------------------------------------------------------------------------------------------------------------
 
     def _all(self) -> Iterator[DeadEntry]:
-        for store, rows in self._of_each(lambda store: dead.page(store.connections, after=0, limit=PAGE)):
+        for store, rows in self._of_each(lambda store: self._page(store, after=0, limit=PAGE)):
             while rows:
                 yield from [self._entry(store, row) for row in rows]
-                rows = dead.page(store.connections, after=rows[-1].id, limit=PAGE)
+                rows = self._page(store, after=rows[-1].id, limit=PAGE)
+
+    def _page(self, store: Runtime, **which: Any) -> Sequence[Any]:
+        return self._ask(store, lambda executor: dead.page(executor, **which))
+
+    def _ask(self, store: Runtime, ask: Callable[[Executor], T]) -> T:
+        """Ask a store one thing, and wait for its answer as long as commands do."""
+        return store.connections.read(ask, within_s=self._stores.look_s(store))
 
     def _of_each(
         self, do: Callable[[Runtime], T], where: Callable[[Runtime], bool] = lambda store: True
@@ -204,17 +213,17 @@ class DeadSet:
         return self._stores.named(name) if name else self._stores[0], int(number)
 
     def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> int:
-        retried, after, last = 0, 0, dead.last_id(store.connections)
+        retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and (limit is None or retried < limit):
             page = PAGE if limit is None else min(PAGE, limit - retried)
-            rows = dead.page(store.connections, after=after, limit=page, task_group=group, task=task)
+            rows = self._page(store, after=after, limit=page, task_group=group, task=task)
             if not rows:
                 break
             after = rows[-1].id
             rows = [row for row in rows if row.id <= last]
             messages = [row.id for row in rows if row.job_id is None]
             if messages:
-                retried += operations.revive(store, messages)
+                retried += self._revive(store, messages)
             for row in rows:
                 if row.job_id is not None:
                     self._force(row.job_id)
@@ -222,12 +231,17 @@ class DeadSet:
         return retried
 
     def _purge_in(self, store: Runtime, age_s: float | None, keep: int | None) -> int:
-        below = dead.id_before_the_newest(store.connections, keep) if keep is not None else 0
+        below = self._ask(store, partial(dead.id_before_the_newest, keep=keep)) if keep is not None else 0
         purged, after = 0, 0
-        while rows := dead.old_page(store.connections, after=after, age_s=age_s, below=below, limit=PAGE):
+        while rows := self._ask(store, partial(dead.old_page, after=after, age_s=age_s, below=below, limit=PAGE)):
             after = rows[-1].id
             purged += sum(self._delete(store, row.id, row.job_id) for row in rows)
         return purged
+
+    def _revive(self, store: Runtime, numbers: Sequence[int]) -> int:
+        """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""
+        with store.connections.answering(within_s=self._stores.look_s(store)):
+            return operations.revive(store, numbers)
 
     def _force(self, job_id: int) -> Job:
         job = Job(job_id, runtime=self._runtime)
@@ -236,7 +250,7 @@ class DeadSet:
 
     def _delete(self, store: Runtime, number: int, job_id: int | None) -> bool:
         if job_id is None:
-            return dead.delete_message(store.connections, number)
+            return self._ask(store, lambda executor: dead.delete_message(executor, number))
         return delete_finished(self._runtime, job_id, DELETABLE)
 
     def _entry(self, store: Runtime, row: Any) -> DeadEntry:

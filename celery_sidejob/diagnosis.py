@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, TypeVar
 
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .model.finding import Finding, error, warning, well
@@ -14,6 +16,8 @@ from .operations.runtime import Runtime
 from .store import counters, dead, grants, health, messages, migrate, served_tasks, statistics, workers
 from .store.connection import Connections, LacksRights
 from .store.statement import Executor
+
+T = TypeVar("T")
 
 OLDEST_SERVER = 130000
 UNPUBLISHED_S = (10.0, 60.0)
@@ -68,12 +72,13 @@ class Diagnosis:
         self._settings = runtime.settings
         self._owner = owner
         self._role = "<user>"
+        self._patience_s = runtime.stores.look_s(runtime)
 
     def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
         """Yield what is found, good and bad; `thorough` reads all jobs."""
         try:
             self._settings.require_database_url()
-            yield from self._of(self._server)
+            yield from self._of(self._server, self._patience_s)
         except (StoreUnavailableError, SettingsError) as failure:
             yield error(
                 "store", str(failure), meaning="Nothing can be asked, and no run begins.",
@@ -81,31 +86,24 @@ class Diagnosis:
             )  # fmt: skip
             return
         yield from self._schema()
-        checks: list[Check] = [
-            self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping, self._results,
-            self._dead, self._vacuum, self._horizon, lambda executor: self._rules(executor, thorough),
-        ]  # fmt: skip
-        for check in checks:
-            try:
-                yield from self._of(check)
-            except SchemaError:
-                return  # without its tables there is nothing more to look at; it has been said
-            except SideJobError as failure:
-                yield error(
-                    "store", str(failure), meaning="This could not be looked at.", remedy="See what the message says."
-                )
+        try:
+            yield from self._look(
+                self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping,
+                self._results, self._dead, self._vacuum, self._horizon, within_s=self._patience_s,
+            )  # fmt: skip
+            yield from self._look(
+                lambda executor: self._rules(executor, thorough), within_s=None if thorough else self._patience_s
+            )
+        except SchemaError:
+            return  # without its tables there is nothing more to look at; it has been said
         yield from self._liveness()
 
     def of_further_store(self) -> Iterator[Finding]:
         """Yield what is found of a store that has durable tasks only; each finding says of which."""
         settings = self._runtime.connections.setting
-        checks: list[Check] = [
-            self._server, self._rights, self._publishing, self._workers, self._sweeping, self._dead, self._vacuum,
-            self._horizon,
-        ]  # fmt: skip
         whose = f"store {self._runtime.place}"
         try:
-            self._of(self._server)
+            found = self._of(self._server, self._patience_s)
             self._runtime.stores.name_of(self._runtime)
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
@@ -113,16 +111,42 @@ class Diagnosis:
                 remedy=f"Start that Postgres, or correct {settings}.",
             )  # fmt: skip
             return
-        found: list[Finding] = list(self._schema())
+        looks = self._look(
+            self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping, self._dead,
+            self._vacuum, self._horizon, within_s=self._patience_s,
+        )  # fmt: skip
+        try:
+            for finding in chain(found, self._schema(), looks):
+                yield replace(finding, check=f"{whose}: {finding.check}")
+        except SchemaError:
+            return  # it has been said
+
+    def _look(self, *checks: Check, within_s: float | None) -> Iterator[Finding]:
+        """Yield what each check finds, or that it could not be made; raises SchemaError where tables are missing."""
         for check in checks:
             try:
-                found += self._of(check)
+                yield from self._of(check, within_s)
             except SchemaError:
-                break  # it has been said
-        yield from (replace(finding, check=f"{whose}: {finding.check}") for finding in found)
+                raise
+            except SideJobError as failure:
+                yield error(
+                    "store", str(failure), meaning="This could not be looked at.", remedy="See what the message says."
+                )
 
-    def _of(self, check: Check) -> list[Finding]:
-        return self._runtime.connections.transact("doctor", lambda executor: list(check(executor)))
+    def _of(self, check: Check, within_s: float | None) -> list[Finding]:
+        connections = self._runtime.connections
+        with connections.answering(within_s=within_s):
+            return connections.transact("doctor", lambda executor: list(check(executor)))
+
+    def _of_first_store(self, executor: Executor, ask: Callable[[Executor], T]) -> T | None:
+        """Ask the first store, in which workers say what they serve in all stores; None if it cannot be asked."""
+        if self._runtime.place == 0:
+            return ask(executor)
+        stores = self._runtime.stores
+        try:
+            return stores[0].connections.read(ask, within_s=stores.wait_s)
+        except (StoreUnavailableError, SchemaError):  # its own findings say so
+            return None
 
     # -- the server ----------------------------------------------------------------------------------------------
 
@@ -171,10 +195,11 @@ class Diagnosis:
 
     def _schema(self) -> Iterator[Finding]:
         settings = self._settings
-        url = settings.require_database_url()  # as workers do
+        connections = self._runtime.connections
         try:
-            migrate.check(url, settings.schema, owner=self._owner)
-            revision, head = migrate.current(url, settings.schema), migrate.head()
+            with connections.answering(within_s=self._patience_s):
+                migrate.check(connections, settings.schema, owner=self._owner)  # as workers do
+                revision, head = migrate.current(connections, settings.schema), migrate.head()
         except SideJobError as failure:
             _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
             yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", self._role))
@@ -207,9 +232,9 @@ class Diagnosis:
 
     def _queues(self, executor: Executor) -> Iterator[Finding]:
         depths = messages.depth(executor)
-        if counters.exist(executor):
-            served = {row.queue for row in counters.served(executor)}
-            silent = counters.silent(executor)
+        found = self._of_first_store(executor, _served_queues)
+        if found is not None:
+            served, silent = found
             yield from self._unserved([row for row in depths if row.depth and row.queue not in served], silent)
 
     def _publishing(self, executor: Executor) -> Iterator[Finding]:
@@ -249,7 +274,10 @@ class Diagnosis:
             )  # fmt: skip
 
     def _tasks(self, executor: Executor) -> Iterator[Finding]:
-        rows = served_tasks.unserved(executor, for_s=UNSERVED_S) if served_tasks.fits(executor) else []
+        due = served_tasks.due(executor, for_s=UNSERVED_S)
+        rows = self._of_first_store(executor, partial(_unserved_tasks, due))
+        if rows is None:
+            return
         if rows:
             shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
             yield error(
@@ -344,8 +372,8 @@ class Diagnosis:
         groups = statistics.dead_groups(executor)[:3]
         shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
         yield warning(
-            "dead set", f"{entries} entries: {shown}", meaning="These jobs failed for good, or kept killing their "
-            "workers. They rest until a person decides.",
+            "dead set", f"{entries} entries: {shown}", meaning="These jobs and durable tasks failed for good, kept "
+            "killing their workers, were revoked or expired. They rest until a person decides.",
             remedy="Look with celery -A <app> sidejob dead groups, mend the cause, then celery -A <app> sidejob dead "
             "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
@@ -412,26 +440,43 @@ class Diagnosis:
         url = settings.direct_url or settings.require_database_url()
         slow = f"A worker's death is noticed by its silence only, after sidejob_lease ({settings.lease:g} s)."
         try:
-            with closing(Connections(url, settings.schema, prepare=False).connect()) as executor:
-                proxied = health.server(executor).pid != executor.connection.info.backend_pid
+            with closing(Connections(url, settings.schema, prepare=False, setting=setting)) as connections:
+                proxied = connections.read(
+                    lambda executor: health.server(executor).pid != executor.connection.info.backend_pid,
+                    within_s=self._patience_s,
+                )
         except SideJobError as failure:
-            yield warning("liveness", f"{setting}: {failure}", meaning=slow, remedy=f"Correct {setting}.")
+            yield warning("liveness", str(failure), meaning=slow, remedy=f"Correct {setting}.")
             return
-        unlocked = [
-            row.ident for row in workers.list_all(self._runtime.connections) if row.dead_at is None and not row.locked
-        ]
         if proxied:
             yield warning(
                 "liveness", f"{setting} goes through a pooling proxy, which may not keep a session's locks",
                 meaning=slow, remedy="Set sidejob_direct_url to the server itself, past the proxy.",
             )  # fmt: skip
-        elif unlocked:
+            return
+        yield from self._look(lambda executor: self._locks(executor, slow), within_s=self._patience_s)
+
+    def _locks(self, executor: Executor, slow: str) -> Iterator[Finding]:
+        unlocked = [row.ident for row in workers.list_all(executor) if row.dead_at is None and not row.locked]
+        if unlocked:
             yield warning(
                 "liveness", f"no liveness lock: {', '.join(unlocked)}", meaning=slow,
                 remedy="Set sidejob_direct_url for those workers; their log says why they could not take it.",
             )  # fmt: skip
         else:
             yield well("liveness", "locks can be taken, and live workers hold theirs")
+
+
+def _served_queues(executor: Executor) -> tuple[set[str], Sequence[Any]] | None:
+    """Read which queues live workers serve, and which workers have not said so; None without a table for that."""
+    if not counters.exist(executor):
+        return None
+    return {row.queue for row in counters.served(executor)}, counters.silent(executor)
+
+
+def _unserved_tasks(due: Sequence[Any], executor: Executor) -> Sequence[Any]:
+    """Read which of these tasks no live worker of their queue knows; none without a table for that."""
+    return served_tasks.unserved(executor, due) if served_tasks.fits(executor) else []
 
 
 def _is_bloated(row: Any) -> bool:

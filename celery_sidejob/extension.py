@@ -18,9 +18,9 @@ from .hooks import (
     beat,
     configuration,
     control,
-    durable,
     durable_request,
     durable_task,
+    keeping,
     logs,
     pool_process,
     recording,
@@ -93,7 +93,7 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
-        durable.install(app)
+        keeping.install(app)
         control.install(app)
         durable_task.install()
         durable_task.mark_later_ones(app)
@@ -238,7 +238,7 @@ class SideJob:
         limit: int = 100,
         after: int | Job | None = None,
     ) -> list[Job]:
-        """Return up to `limit` jobs that match, by id, from `after` (exclusive) on.
+        """Return up to `limit` jobs that match, by id, after the id `after`.
 
         Failed jobs, and the queued ones of one queue, are found by an index; otherwise this walks by id until
         `limit` rows match: use `iter_jobs` on large stores.
@@ -340,10 +340,11 @@ class SideJob:
         self.settings.require_database_url()
         for store in self.runtime.stores:
             settings = store.settings
-            url = settings.require_database_url()
+            url, setting = settings.require_database_url(), store.connections.setting
             if settings.direct_url is not None:
                 two_urls.check(url, settings.direct_url)
-            migrate.upgrade(settings.direct_url or url, settings.schema, owner=self.owner)
+                url, setting = settings.direct_url, "sidejob_direct_url"
+            migrate.upgrade(url, settings.schema, owner=self.owner, setting=setting)
 
     def close(self) -> None:
         """Close this process's idle connections to the store and the broker; they open again at the next use.

@@ -112,14 +112,16 @@ class Inspection:
 
         Ages are seconds, None where nothing waits. `counters` and `durations` are totals of all workers since the
         schema was made; what a process had counted in its last seconds before it was killed is missing from them.
-        Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are.
+        Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are. A
+        store that is silent is waited for a few seconds; raises StoreUnavailableError if that is the primary.
         """
-        found = self._runtime.connections.transact("stats", self._stats)
+        all_stores = self._runtime.stores
+        found = self._runtime.connections.transact("stats", self._stats, within_s=all_stores.look_s(self._runtime))
         stores: list[dict[str, Any]] = []
-        for store in self._runtime.stores.others(self._runtime):
+        for store in all_stores.others(self._runtime):
             try:
-                added = store.connections.transact("stats", _of_tasks)
-                name = self._runtime.stores.label_of(store)
+                added = store.connections.transact("stats", _of_tasks, within_s=all_stores.look_s(store))
+                name = all_stores.label_of(store)
             except (StoreUnavailableError, SchemaError) as error:
                 stores.append({"place": store.place, "name": None, "answers": False, "error": str(error)})
                 continue
@@ -132,20 +134,20 @@ class Inspection:
         totals = counters.read(executor) if known else {}
         served = {row.queue: row.workers for row in counters.served(executor)} if known else {}
         depths = {row.queue: row for row in messages.depth(executor)}
-        entries = dead.count(executor)
+        buried = dead.counts(executor)
         results = statistics.results(executor)
         return {
-            "jobs": {**statistics.unfinished(executor), **({"failed": entries} if entries else {})},
+            "jobs": {**statistics.unfinished(executor), **({"failed": buried.jobs} if buried.jobs else {})},
             "queues": {name: _queue(depths.get(name), served.get(name, 0)) for name in sorted({*depths, *served})},
             "timers": _timers(statistics.timers(executor)),
             "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
             "dead": {
-                "entries": entries,
+                "entries": buried.entries,
                 "groups": [
                     {"task": row.task, "error": row.error, "entries": row.entries}
                     for row in statistics.dead_groups(executor)
                 ]
-                if entries
+                if buried.entries
                 else [],
             },
             "workers": [
@@ -176,10 +178,11 @@ class Inspection:
         def work(executor: Executor) -> tuple[Sequence[Any], Any, int]:
             return depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent
 
-        here, rest, unsent = self._runtime.connections.transact("inspect", work)
+        stores = self._runtime.stores
+        here, rest, unsent = self._runtime.connections.transact("inspect", work, within_s=stores.look_s(self._runtime))
         rows = [*here]
-        for store in self._runtime.stores.others(self._runtime):
-            rows += store.connections.transact("inspect", depth)
+        for store in stores.others(self._runtime):
+            rows += store.connections.transact("inspect", depth, within_s=stores.look_s(store))
         queued: Counter[str] = Counter()
         running: Counter[str] = Counter()
         for row in rows:

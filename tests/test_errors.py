@@ -310,6 +310,7 @@ ELSEWHERE: dict[str, Case] = {
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, run_rate="600/m"),
+    "a sidejob task with `durable`": lambda s: s.stage.task(lambda job: None, durable=True),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }
 

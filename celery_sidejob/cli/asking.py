@@ -8,7 +8,7 @@ import click
 from rich.text import Text
 
 from ..job import Job
-from .command import Failed, as_json, job_argument, load_modules, with_sidejob
+from .command import Failed, Seconds, as_json, job_argument, load_modules, with_sidejob
 from .output import Output, printable, status
 
 LONGEST_WAIT_S = 1e9
@@ -18,7 +18,7 @@ LONGEST_WAIT_S = 1e9
 @job_argument
 @click.option("--force", is_flag=True, help="Also if it is failed, terminating or terminated; cuts a backoff short.")
 @click.option("--parent", is_flag=True, help="Ask its parent instead.")
-@click.option("--countdown", metavar="SECONDS", type=click.FloatRange(0, LONGEST_WAIT_S), help="Run it so much later.")
+@click.option("--countdown", metavar="SECONDS", type=Seconds(LONGEST_WAIT_S), help="Run it so much later.")
 @as_json
 @with_sidejob
 def run(

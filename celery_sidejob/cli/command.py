@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
 from ..model.errors import SideJobError
-from .output import Output, one_line
+from .output import Output, one_line, printable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,6 +18,27 @@ R = TypeVar("R")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
 largest_id = 2**63 - 1
+task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
+queue_option = click.option("--queue", metavar="NAME", help="Only those of this queue.")
+limit_option = click.option(
+    "--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many."
+)
+PATIENCE_S = 60.0
+"""How long a command waits for one transaction: for what somebody has locked, or a store that has fallen silent."""
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds from 0 up to `longest`; "nan", which no comparison keeps out, is none."""
+
+    def __init__(self, longest: float) -> None:
+        super().__init__(0, longest)
+
+    def convert(self, value: Any, param: Any, context: Any) -> float:
+        """Check it, and return it as a number."""
+        number: float = super().convert(value, param, context)
+        if math.isnan(number):
+            self.fail(f"{value!r} is no number of seconds.", param, context)
+        return number
 
 
 class Failed(click.ClickException):
@@ -33,8 +55,11 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         celery = click.get_current_context().obj
+        _check_texts(kwargs)
         try:
-            return function(_sidejob_of(celery.app), Output(coloured=not celery.no_color), *args, **kwargs)
+            sidejob = _sidejob_of(celery.app)
+            with sidejob.runtime.connections.answering(within_s=PATIENCE_S):
+                return function(sidejob, Output(coloured=not celery.no_color), *args, **kwargs)
         except SideJobError as error:
             raise Failed(error) from error
 
@@ -51,6 +76,18 @@ def with_app(text: str) -> str:
     context = click.get_current_context(silent=True)
     name = context.find_root().params.get("app") if context is not None else None
     return text.replace("<app>", name) if isinstance(name, str) else text
+
+
+def _check_texts(given: Mapping[str, object]) -> None:
+    """Refuse bytes that are no text in the terminal's encoding: Python hands them on, and no store takes them."""
+    for value in given.values():
+        for text in value if isinstance(value, tuple) else (value,):
+            if isinstance(text, str) and not text.isascii() and any(map(_is_no_text, text)):
+                raise click.UsageError(f"'{printable(text)}' is not encoded as your terminal says: it is no text.")
+
+
+def _is_no_text(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
 
 
 def _sidejob_of(app: Any) -> Any:

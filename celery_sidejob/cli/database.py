@@ -1,4 +1,4 @@
-"""`db upgrade`, `db current`, `db check`: the schema in the store."""
+"""`db`: the schema in the store, whose it is, and who may use it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     if since is not None:
         raise click.UsageError("--from is for --sql: an upgrade looks by itself where it begins.")
     for store in _stores(sidejob):
-        url = _checked_url(store, output)
-        before = migrate.current(url, schema)
-        after = migrate.upgrade(url, schema, owner=sidejob.owner)
+        _check_urls(store, output)
+        url, setting = _way_to(store)
+        before = migrate.current(url, schema, setting=setting)
+        after = migrate.upgrade(url, schema, owner=sidejob.owner, setting=setting)
         if before == after:
             output.show(Text(f"{_schema(store)} is up to date: revision {after}."))
         else:
@@ -51,7 +52,8 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
 def current(sidejob: Any, output: Output, as_json: bool) -> None:
     """Show the revision the schema is at, and the one this version works on; of failover stores too."""
     stores = _stores(sidejob)
-    revisions = [migrate.current(_url(store), store.settings.schema) for store in stores]
+    ways = [_way_to(store) for store in stores]
+    revisions = [migrate.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
     if as_json:
         found = {"schema": sidejob.settings.schema, "revision": revisions[0], "head": migrate.head()}
         output.json({**found, "failover": revisions[1:]} if revisions[1:] else found)
@@ -105,7 +107,9 @@ def reassign(sidejob: Any, output: Output) -> None:
     owner = sidejob.owner
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
     for store in _stores(sidejob):
-        before = migrate.reassign(_checked_url(store, output), store.settings.schema, owner=owner)
+        _check_urls(store, output)
+        url, setting = _way_to(store)
+        before = migrate.reassign(url, store.settings.schema, owner=owner, setting=setting)
         theirs = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}"
         output.show(Text(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}."))
 
@@ -131,18 +135,18 @@ def _schema(store: Any) -> str:
     return f"{named} of store {store.place} of sidejob_failover_urls" if store.place else named
 
 
-def _checked_url(store: Any, output: Output) -> str:
-    """Return a store's URL for a command that changes the schema; refuse one that leads to another database."""
+def _check_urls(store: Any, output: Output) -> None:
+    """Refuse to change a schema by a URL that leads to another database than the one of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
         unknown = two_urls.check(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
             output.note(f"Whether sidejob_database_url leads to the same database was not seen: {unknown}")
-    return _url(store)
 
 
-def _url(store: Any) -> str:
-    """Return a store's URL, past a proxy that would not keep a session's locks."""
+def _way_to(store: Any) -> tuple[str, str]:
+    """Return a store's URL, past a proxy that would not keep a session's locks, and the setting it comes from."""
     settings = store.settings
-    url: str = settings.require_database_url()
-    return settings.direct_url or url
+    if settings.direct_url is not None:
+        return settings.direct_url, "sidejob_direct_url"
+    return settings.require_database_url(), store.connections.setting

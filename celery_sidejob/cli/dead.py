@@ -9,7 +9,17 @@ import click
 from rich.text import Text
 
 from ..deadset import DeadEntry
-from .command import Failed, as_json, largest_id, load_modules, with_sidejob
+from .command import (
+    Failed,
+    Seconds,
+    as_json,
+    largest_id,
+    limit_option,
+    load_modules,
+    queue_option,
+    task_option,
+    with_sidejob,
+)
 from .output import Output, facts, table
 
 
@@ -28,7 +38,6 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 entry_argument = click.argument("entry_id", metavar="ID", type=EntryId())
 group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
-task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
 LONGEST_S = 1e10
 
 
@@ -40,8 +49,8 @@ def dead() -> None:
 @dead.command("list")
 @group_option
 @task_option
-@click.option("--queue", metavar="NAME", help="Only those of this queue.")
-@click.option("--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many.")
+@queue_option
+@limit_option
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only those after this id.")
 @as_json
 @with_sidejob
@@ -125,7 +134,7 @@ def delete(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> 
 
 
 @dead.command()
-@click.option("--older-than", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S), help="Those that died before.")
+@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Those that died before.")
 @click.option("--keep", metavar="N", type=click.IntRange(0, largest_id), help="All but the newest N.")
 @as_json
 @with_sidejob

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..model.errors import StoreUnavailableError
-from .command import as_json, with_sidejob
+from .command import Seconds, as_json, with_sidejob
 from .output import Output, moment, printable
 
 LOOK_S = 0.5
@@ -21,10 +21,10 @@ LONGEST_S = 1e9
 @click.command()
 @click.option("--queue", metavar="NAME", help="Only what is in this queue.")
 @click.option(
-    "--horizon", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S),
+    "--horizon", metavar="SECONDS", type=Seconds(LONGEST_S),
     help="Wait for what is due within this; by default sidejob_timer_horizon. Later runs are counted and left.",
 )  # fmt: skip
-@click.option("--timeout", metavar="SECONDS", type=click.FloatRange(0, LONGEST_S), help="Wait no longer than this.")
+@click.option("--timeout", metavar="SECONDS", type=Seconds(LONGEST_S), help="Wait no longer than this.")
 @as_json
 @with_sidejob
 def drain(

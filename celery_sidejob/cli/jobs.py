@@ -8,7 +8,7 @@ import click
 
 from ..job import Job
 from ..model.status import Status
-from .command import as_json, largest_id, with_sidejob
+from .command import as_json, largest_id, limit_option, queue_option, task_option, with_sidejob
 from .output import Output, status, table
 
 
@@ -20,10 +20,10 @@ from .output import Output, status, table
     multiple=True,
     help="Only those with this status; may be repeated.",
 )
-@click.option("--task", metavar="NAME", help="Only those of this task.")
-@click.option("--queue", metavar="NAME", help="Only those of this queue.")
+@task_option
+@queue_option
 @click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
-@click.option("--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many.")
+@limit_option
 @click.option("--after", metavar="ID", type=click.IntRange(0, largest_id), default=0, help="Only those after this id.")
 @as_json
 @with_sidejob

@@ -35,7 +35,8 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
         return
     found = Inspection(sidejob.runtime).stats()
     if everything:
-        found["jobs"] = sidejob.count_jobs()
+        with sidejob.runtime.connections.answering(within_s=None):  # it reads all jobs, however long that takes
+            found["jobs"] = sidejob.count_jobs()
     if as_json:
         output.json(found)
     else:

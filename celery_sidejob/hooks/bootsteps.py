@@ -19,7 +19,7 @@ from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
-from . import durable_task, pool_kind
+from . import durable_task, greenlets, pool_kind
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -65,7 +65,7 @@ class SideJobStep(bootsteps.StartStopStep):
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
         self._tell_of_soft_stops(worker)
-        pool_kind.handle_signals_in_greenlets(worker.pool)
+        greenlets.mind(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
@@ -152,7 +152,8 @@ class PoolBell:
         def look() -> None:
             with suppress(BlockingIOError):
                 os.read(self._ear, 64)
-            worker.pool._pool.maintain_pool()
+            if worker.pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
+                worker.pool._pool.maintain_pool()
 
         if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
             hub.add_reader(self._ear, look)

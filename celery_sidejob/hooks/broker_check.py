@@ -64,7 +64,7 @@ def _queues(app: Celery, established: Any) -> Iterator[Finding]:
     ]  # fmt: skip
     if refused:
         yield error(
-            "queues of RabbitMQ", f"with a priority and of the type quorum: {', '.join(sorted(refused))}",
+            "rabbitmq", f"queues with a priority and of the type quorum: {', '.join(sorted(refused))}",
             meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
             remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
         )  # fmt: skip

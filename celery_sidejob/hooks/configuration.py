@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -37,10 +39,11 @@ def broker_identity(app: Celery) -> str:
     """
     found = {}
     for use, connect in (("to write to", app.connection_for_write), ("to read from", app.connection_for_read)):
-        connection = connect()
-        for place, url in enumerate(connection.alt or [None], 1):
-            one = connect(url) if url is not None else connection
-            found[f"number {place} {use}" if connection.alt else f"the one {use}"] = _identity(app, one)
+        with _reading_urls():
+            connection = connect()
+            for place, url in enumerate(connection.alt or [None], 1):
+                one = connect(url) if url is not None else connection
+                found[f"number {place} {use}" if connection.alt else f"the one {use}"] = _identity(app, one)
     first, *others = found.items()
     for name, identity in others:
         if identity != first[1]:
@@ -49,6 +52,34 @@ def broker_identity(app: Celery) -> str:
                 f"is {first[1]!r}, {name} is {identity!r}. Name nodes of one broker, with one virtual host or database."
             )
     return first[1]
+
+
+def broker_family(app: Celery) -> str:
+    """Return the kind of broker by kombu's name: "redis", "amqp"; SettingsError if its URL cannot be read."""
+    with _reading_urls():
+        family: str = app.connection_for_write().transport.driver_type
+        return family
+
+
+def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
+    """Return what the broker's connections raise when they break; SettingsError if its URL cannot be read."""
+    with _reading_urls():
+        return (*app.connection_for_write().connection_errors, OSError)
+
+
+@contextmanager
+def _reading_urls() -> Iterator[None]:
+    """Say what is wrong with a broker's URL without showing it: Python's own words have parts of a password."""
+    try:
+        yield
+    except (KeyError, ImportError) as error:  # of a transport that is not known, or not installed
+        raise SettingsError(f"broker_url cannot be used: {error.args[0] if error.args else error!r}.") from None
+    except ValueError:
+        raise SettingsError(
+            "broker_url (or broker_read_url, broker_write_url) cannot be read: its port is no number, or its brackets "
+            "do not match. In a name or a password `/`, `#`, `?`, `@`, `[` and `]` are written as %2F, %23, %3F, %40, "
+            "%5B and %5D."
+        ) from None
 
 
 def _identity(app: Celery, connection: Connection) -> str:

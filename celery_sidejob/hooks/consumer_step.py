@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from . import events, rabbitmq
+from . import events, greenlets, rabbitmq
 from .redis_client import keep_client
 
 
@@ -23,8 +23,14 @@ class DisconnectionStep(bootsteps.StartStopStep):
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
         events.know(c)
-        if c.connection.transport.driver_type == "amqp":
+        broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
+        if broker == "amqp":
             rabbitmq.hearing_cancellations(c.connection)
+            rabbitmq.noticing_breaks(c.connection)
+            if is_green and c.event_dispatcher:
+                greenlets.look_without_waiting(c.event_dispatcher)
+        if broker == "redis" and is_green:
+            greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
         keep_client(c.task_consumer.channel)
 
     def stop(self, c: Any) -> None:

@@ -13,16 +13,22 @@ from typing import Any
 
 from celery import Celery
 from celery.app.control import Control
+from kombu import Producer
 from kombu.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
 from ..model.errors import StoreUnavailableError
 from ..operations import revocation
+from . import configuration, rabbitmq
 
 logger = logging.getLogger("celery_sidejob")
 
 KEPT = frozenset({"revoke", "terminate"})
 """The commands that revoke by task id."""
+
+ATTEMPT_S = 3.0
+TOLD_FOR_S = 1.0
+"""How long what the workers are told is of use, as Celery says it."""
 
 
 def install(app: Celery) -> None:
@@ -59,8 +65,38 @@ class KeepingControl(Control):
         return answer
 
     def tell_of_revocation(self, task_ids: Iterable[str]) -> None:
-        """Tell the workers of a revocation that is kept already."""
-        super().broadcast("revoke", arguments={"task_id": list(task_ids), "terminate": False, "signal": "SIGTERM"})
+        """Tell the workers of a revocation that is kept already; raises what kept it from that, within seconds.
+
+        Celery's own broadcast tries again without end where a broker is silent, and whoever waits has nothing from it.
+        """
+        arguments = {"task_id": list(task_ids), "terminate": False, "signal": "SIGTERM"}
+        family = configuration.broker_family(self.app)
+        *others, last = self.app.connection_for_write().alt or [None]
+        for node in others:
+            try:
+                return self._tell_once("revoke", arguments, family, node)
+            except Exception as error:  # whatever a transport raises
+                logger.warning("One of the brokers could not be told: %s: %s", type(error).__name__, error)
+        self._tell_once("revoke", arguments, family, last)
+
+    def _tell_once(self, command: str, arguments: Mapping[str, Any], family: str, node: str | None) -> None:
+        """Broadcast in one attempt, on a connection of its own on which nothing waits for longer than `ATTEMPT_S`."""
+        options = dict(self.app.conf.broker_transport_options)
+        if family == "redis":
+            options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
+        with self.app.connection_for_write(node, transport_options=options, connect_timeout=ATTEMPT_S) as connection:
+            transport = connection.transport
+            established = transport.establish_connection()
+            try:
+                if family == "amqp":
+                    rabbitmq.bound(established, ATTEMPT_S)
+                channel = transport.create_channel(established)
+                once = _Once(channel, auto_declare=False)
+                self.mailbox(connection)._publish(
+                    command, arguments, channel=channel, producer=once, timeout=TOLD_FOR_S
+                )
+            finally:
+                transport.close_connection(established)
 
     def _keep(self, task_ids: Iterable[str]) -> StoreUnavailableError | None:
         """Keep a revocation, and return why that could not be done, if the caller is to know."""
@@ -76,6 +112,13 @@ class KeepingControl(Control):
                 return refusal
             logger.warning("%s", refusal)
         return None
+
+
+class _Once(Producer):
+    """Publishes in one attempt, whatever the mailbox asks for."""
+
+    def publish(self, *args: Any, retry: bool = False, **options: Any) -> Any:
+        return super().publish(*args, retry=False, **options)
 
 
 NOT_KEPT = (

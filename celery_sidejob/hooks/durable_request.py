@@ -13,8 +13,10 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, WORKER, Address, Key, key_of
+from ..operations import durable as operations
 from ..services.runs_here import ENDED
+from . import durable_task
 from .delivered import Delivered
 from .durable import received
 from .holders import bury, holders, keep_revocations, revoke
@@ -41,6 +43,7 @@ class DurableRequest(Delivered):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._request_dict.pop(AHEAD, None)  # headers of a message come with it
         header = self._request_dict.get(HEADER)
         self._kept: Key | None = key_of(self.id, header)
         self._key: Key = self._kept or (self.id, 1)
@@ -73,6 +76,18 @@ class DurableRequest(Delivered):
         if self._kept is None and HEADER not in given:
             given[ADOPTED] = received(self._app, self.task_name, self._message)
         return given
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
+        heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
+        here = heartbeat is not None and not heartbeat.has_processes
+        if here and self._kept is not None and isinstance(worker_id, int):
+            self._request_dict[AHEAD] = durable_task.begin_ahead(self.task, self._kept, self._address, worker_id)
+        try:
+            super().on_accepted(pid, time_accepted)
+        except BaseException:  # the worker ends, or has lost its broker: nothing runs
+            self._begin_not()
+            raise
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
@@ -163,7 +178,13 @@ class DurableRequest(Delivered):
         for runs, _ in self._deliveries:
             runs.planned(self._key, plan)
 
+    def _begin_not(self) -> None:
+        ahead = self._request_dict.get(AHEAD)
+        if ahead is not None and not operations.begin_not(self._app.sidejob.runtime, self._key, ahead):
+            self._not_begun(is_copy=False, sent_back=not self.acknowledged)
+
     def _over(self) -> None:
+        self._begin_not()
         super()._over()
         if self._kept is None and not self.acknowledged:
             self.acknowledge()

@@ -21,10 +21,10 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import ADOPTED, HEADER, WORKER, Address, Key, Message, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
 from ..operations import durable, revocation
-from ..operations.durable import Run
+from ..operations.durable import Ahead, Run
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording
@@ -183,6 +183,20 @@ def run_of(task: Any) -> Run | None:
 # -- the beginning ---------------------------------------------------------------------------------------------------
 
 
+def begin_ahead(task: DurableTask, key: Key, address: Address, worker_id: int) -> Ahead | None:
+    """Send the lock for a run that begins in this process in a moment; None where the run itself has to ask."""
+    if own_process.is_revoked(task.app, key[0]):
+        return None
+    runtime = _runtime(task)
+    return durable.begin_ahead(runtime, key, address, worker_id=worker_id, **_policy(task, runtime))
+
+
+def _policy(task: DurableTask, runtime: Runtime) -> dict[str, Any]:
+    return {
+        "pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": task.max_losses or runtime.settings.max_losses,
+    }  # fmt: skip
+
+
 def _begin(task: DurableTask, request: Context) -> None:
     runtime = _runtime(task)
     recording.begin(task.app)
@@ -199,9 +213,7 @@ def _begin(task: DurableTask, request: Context) -> None:
         _leave(runtime, request, "this worker is not known, or not just now, in the store that has its row")
     if key is not None and own_process.is_revoked(task.app, request.id):
         _revoked(task, request, key, places)
-    policy: dict[str, Any] = {
-        "pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": task.max_losses or runtime.settings.max_losses,
-    }  # fmt: skip
+    policy = _policy(task, runtime)
     failure: StoreUnavailableError | None = None
     for store, worker_id in places:
         run = Run(key or (request.id, 1), task.name, worker_id, store)
@@ -210,7 +222,8 @@ def _begin(task: DurableTask, request: Context) -> None:
             if adopted is not None:
                 begun = durable.adopt(store, run, cast("Message", adopted), **policy)
             else:
-                begun = durable.begin(store, run, address, is_here=request.id in RUNS, **policy)
+                ahead = request.__dict__.get(AHEAD)
+                begun = durable.begin(store, run, address, is_here=request.id in RUNS, ahead=ahead, **policy)
         except StoreUnavailableError as error:
             runtime.stores.failed(store, error, after_s=time.monotonic() - began)
             failure = error
@@ -218,7 +231,7 @@ def _begin(task: DurableTask, request: Context) -> None:
         runtime.stores.answered(store)
         if begun:
             run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=store.place)
-            for ours in (HEADER, WORKER, ADOPTED):  # a body may give its headers to what it calls
+            for ours in (HEADER, WORKER, ADOPTED, AHEAD):  # a body may give its headers to what it calls
                 (request.headers or {}).pop(ours, None)
             RUNS[request.id] = run
             request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
@@ -329,7 +342,8 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
     except LeaseLostError as error:
         logger.warning("%s", error)
     except StoreUnavailableError as error:
-        # The row stays held, and is found by the worker, which does not run it any more: as if it had been lost.
+        # The row stays held. If this process does not end it later, as it tries to for a success, it is found by the
+        # worker, which does not run it any more: as if it had been lost.
         logger.error("The end of task %s could not be written: %s", run.key[0], error)
     finally:
         RUNS.pop(run.key[0], None)

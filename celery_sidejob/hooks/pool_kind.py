@@ -5,12 +5,9 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ..model import native
@@ -47,25 +44,6 @@ def pids(pool: Any) -> list[int]:
     """Return the process ids of a prefork pool; other pools have no processes of their own."""
     processes = getattr(getattr(pool, "_pool", None), "_pool", None)
     return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
-
-
-def handle_signals_in_greenlets(pool: Any) -> None:
-    """Have Celery's handlers of stops run where they may wait, as those of a cold and of a soft stop do.
-
-    A signal mostly finds a worker with gevent in its hub, where whatever waits raises.
-    """
-    if not getattr(pool, "is_green", False):
-        return
-    for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT):
-        handler = signal.getsignal(number)
-        if callable(handler) and handler is not signal.default_int_handler:
-            signal.signal(number, partial(_handle_in_greenlet, handler))
-
-
-def _handle_in_greenlet(handler: Callable[[int, Any], Any], number: int, frame: Any) -> None:
-    from gevent import spawn  # it is there, as the pool is
-
-    spawn(handler, number, frame)
 
 
 def leave_threads_behind(worker: Any) -> None:

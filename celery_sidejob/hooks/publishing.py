@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
@@ -25,12 +27,12 @@ from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
 from ..model.crash_points import reach
-from ..model.durable import Message
+from ..model.durable import Key, Message
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
-from . import durable, events, rabbitmq
-from .redis_client import keep_client
+from . import configuration, durable, events, rabbitmq
+from .redis_client import Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 
 T = TypeVar("T")
@@ -45,6 +47,8 @@ PAUSE_S = (1.0, 5.0)
 WARN_S = 60.0
 """How often a process says that the broker is away: an outage of an hour is not a thousand warnings."""
 
+FAILED_S = 60.0
+"""How long it is remembered that Redis did not take a message: until its mark is not written."""
 TOGETHER = 500
 """How many messages are given to the broker at once."""
 
@@ -66,6 +70,11 @@ class CeleryPublisher:
         self._producer: Producer | None = None
         self._declared: set[str] = set()
         """Queues of ordinary tasks that this connection has declared."""
+        self._pushes: Pushes | None = None
+        """Of a Redis: what is sent without waiting for the answer."""
+        self._unanswered: Message | None = None
+        self._failed: dict[Key, float] = {}
+        """What was sent so and not taken, and when."""
         self._paused_until = float("-inf")
         self._warned_at = float("-inf")
         self._refusing: dict[str, float] = {}
@@ -76,8 +85,11 @@ class CeleryPublisher:
         """Whether the pause after the last failure is over."""
         return time.monotonic() >= self._paused_until
 
-    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
-        """Publish in order until the broker fails, and return what it has; a queue that refuses is passed over."""
+    def publish(self, messages: Sequence[Publication], *, ready: Any = None) -> Sequence[Publication]:
+        """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
+
+        `ready` is what `make_ready` has made of the only message.
+        """
         self._mind_fork()
         sent: list[Publication] = []
         eager = self._app.conf.task_always_eager
@@ -97,7 +109,46 @@ class CeleryPublisher:
         with self._lock:
             ordinary = [message for message in messages if isinstance(message, Message)]
             together = len(ordinary) == len(messages) > 1 and hasattr(Producer, "batch")  # of kombu 5.7
-            return sent + (self._publish_together(ordinary) if together else self._publish_each(messages))
+            return sent + (self._publish_together(ordinary) if together else self._publish_each(messages, ready))
+
+    def make_ready(self, message: Message) -> Any:
+        """Make what is to be sent of a message to Redis, and send nothing: its row is written meanwhile.
+
+        None where that is not one command for one list: then `publish` does all of it, and says what is wrong. What is
+        made is of the connection that there was, and worth nothing after another one was opened.
+        """
+        about = message.about
+        if about is None or about["exchange"] or self._app.conf.task_always_eager or INLINE.get() is not None:
+            return None
+        if not self.ready or self._family != "redis":
+            return None
+        self._mind_fork()
+        with self._lock:
+            try:
+                producer = self._open()
+                pushes = self._pushes
+                if pushes is None:
+                    return None
+                with pushes.made_only() as made:
+                    self._send_ordinary(message, producer)
+            except Exception as error:
+                if self._producer is None or self._is_connection_error(error):  # and `publish` need not wait for it
+                    self._pause(error)
+                return None
+            except BaseException:  # as in `publish`
+                self._drop_connection()
+                raise
+        return (pushes, *made[0]) if len(made) == 1 else None
+
+    def confirm(self, published: Sequence[Key]) -> list[Key]:
+        """Wait for the last answer that is owed, and return which of these messages the broker has."""
+        self._mind_fork()
+        with self._lock:
+            try:
+                self._hear()
+            except Exception as error:
+                self._pause(error)
+            return [key for key in published if key not in self._failed]
 
     def _publish_together(self, messages: Sequence[Message]) -> list[Publication]:
         """Give the broker messages of ordinary tasks, those of a page at once.
@@ -125,7 +176,7 @@ class CeleryPublisher:
                 raise
         return sent
 
-    def _publish_each(self, messages: Sequence[Publication]) -> list[Publication]:
+    def _publish_each(self, messages: Sequence[Publication], ready: Any = None) -> list[Publication]:
         sent: list[Publication] = []
         for message in messages:
             if not self.ready:
@@ -133,8 +184,9 @@ class CeleryPublisher:
             if self._refuses(message):
                 continue
             try:
+                self._hear()
                 reach("publish:before")
-                self._send_anew_if_stale(message)
+                self._send_anew_if_stale(message, ready)
                 reach("publish:after")
             except Exception as error:
                 if self._producer is None or self._is_connection_error(error):  # or it could not be opened
@@ -154,6 +206,8 @@ class CeleryPublisher:
         """Let go of the connection; the next publish opens another."""
         self._mind_fork()
         with self._lock:
+            with suppress(Exception):
+                self._hear()
             self._drop_connection()
 
     @property
@@ -213,11 +267,36 @@ class CeleryPublisher:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _send_anew_if_stale(self, message: Publication) -> None:
+    def _hear(self) -> None:
+        """Receive the answer to what was sent last; raises only after a silence, for the broker then is away."""
+        message, self._unanswered = self._unanswered, None
+        if message is None or self._pushes is None:
+            return
+        try:
+            self._pushes.hear()
+        except BaseException as error:
+            self._fail(message)
+            if not isinstance(error, Exception):  # a time limit strikes
+                self._drop_connection()
+                raise
+            if not self._is_connection_error(error):
+                self._pass_over(message.queue, error)
+                return
+            logger.info("Redis has hung up, and may not have %s (%s); it is looked for", message.task_id, error)
+            self._drop_connection()
+            if isinstance(error, self._silences):
+                raise
+
+    def _fail(self, message: Message) -> None:
+        now = time.monotonic()
+        self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_S}
+        self._failed[message.task_id, message.generation] = now
+
+    def _send_anew_if_stale(self, message: Publication, ready: Any) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._producer is not None
         try:
-            self._send(message)
+            self._send(message, ready)
         except Exception as error:
             # After a silence nothing more is tried: this caller has waited long enough. A Redis client connects again
             # by itself.
@@ -235,15 +314,26 @@ class CeleryPublisher:
         with producer.batch(max_size=TOGETHER):
             for message in messages:
                 self._send_ordinary(message, producer)
+        for message in messages:
+            self._failed.pop((message.task_id, message.generation), None)
 
-    def _send(self, message: Publication) -> None:
+    def _send(self, message: Publication, ready: Any = None) -> None:
         producer = self._open()
         if isinstance(message, Message):
-            self._send_ordinary(message, producer)
-        elif isinstance(message, Continuation):
+            if self._pushes is not None and ready is not None and ready[0] is self._pushes:
+                self._pushes.push(*ready[1:])
+            else:
+                self._send_ordinary(message, producer)
+            self._failed.pop((message.task_id, message.generation), None)  # unless this try fails as well
+            if self._pushes is not None:
+                self._unanswered = message
+            return
+        if isinstance(message, Continuation):
             self._continue(message, producer=producer, retry=False)
         else:
             self._ring(message, producer)
+        if self._pushes is not None:  # these are marked as published at once
+            self._pushes.hear()
 
     def _send_ordinary(self, message: Message, producer: Producer) -> None:
         # A message that RabbitMQ returns is declared for anew.
@@ -331,8 +421,7 @@ class CeleryPublisher:
     @cached_property
     def _family(self) -> str:
         """The kind of broker by kombu's name: "redis", "amqp"."""
-        family: str = self._app.connection_for_write().transport.driver_type
-        return family
+        return configuration.broker_family(self._app)
 
     def _channel(self) -> Any:
         return self._open().channel
@@ -352,6 +441,7 @@ class CeleryPublisher:
             channel = transport.create_channel(established)
             if self._family == "redis":
                 keep_client(channel)
+                self._pushes = pushes_of(channel)
             return channel
         try:
             rabbitmq.bound(established, ATTEMPT_S)
@@ -385,6 +475,13 @@ class CeleryPublisher:
 
     def _drop_connection(self) -> None:
         producer, self._producer = self._producer, None
+        pushes, self._pushes = self._pushes, None
+        if self._unanswered is not None:
+            self._fail(self._unanswered)
+            self._unanswered = None
+        if pushes is not None:
+            with suppress(Exception):
+                pushes.close()
         if producer is not None:
             try:
                 if self._family == "amqp":
@@ -406,15 +503,23 @@ class CeleryPublisher:
         return isinstance(error, self._connection_errors)
 
     @cached_property
+    def _silences(self) -> tuple[type[BaseException], ...]:
+        """Errors that say that nobody has answered in time, which took as long."""
+        redis = sys.modules.get("redis.exceptions")
+        return (TimeoutError,) if redis is None else (TimeoutError, redis.TimeoutError)
+
+    @cached_property
     def _connection_errors(self) -> tuple[type[BaseException], ...]:
-        return (*self._app.connection_for_write().connection_errors, OSError)
+        return configuration.broker_errors(self._app)
 
     def _mind_fork(self) -> None:
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._lock = threading.RLock()
-            _inherited.append(self._producer)  # the parent's: not even its destructor may speak on that socket
-            self._producer = None
+            # The parent's: not even their destructors may speak on those sockets.
+            _inherited.extend((self._producer, self._pushes))
+            self._producer = self._pushes = self._unanswered = None
+            self._failed = {}
 
 
 def _is_its_own(message: Publication, error: Exception) -> bool:
@@ -422,7 +527,7 @@ def _is_its_own(message: Publication, error: Exception) -> bool:
     return isinstance(message, Message) and isinstance(error, ValueError | TypeError)
 
 
-_inherited: list[Producer | None] = []
+_inherited: list[Any] = []
 
 
 def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:

@@ -184,6 +184,23 @@ def hearing_cancellations(connection: Any) -> None:
     connection.drain_events = drain_events
 
 
+def noticing_breaks(connection: Any) -> None:
+    """Have Celery's loop for greenlets hear that the connection it consumes from broke, whoever has seen it first.
+
+    Where that is a body's acknowledgement, because the loop waited for a free greenlet, the error is logged and gone.
+    kombu then connects again at the next look, without a word and without consumers: the worker would be given nothing
+    any more.
+    """
+    consuming, drain = connection.connection, connection.drain_events
+
+    def drain_events(**options: Any) -> Any:
+        if not connection.connected or connection.connection is not consuming:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection to consume from is gone")
+        return drain(**options)
+
+    connection.drain_events = drain_events
+
+
 def ready_messages(connection: Any, queue: str) -> int:
     """Count the messages of a queue that are fetched by nobody; GONE if there is no such queue."""
     try:

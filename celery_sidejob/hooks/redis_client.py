@@ -1,12 +1,17 @@
-"""One Redis client for all that is said on a channel of kombu's.
+"""What is said to Redis on a channel of kombu's: by one client, and without waiting where nothing hangs on the answer.
 
-kombu makes a new one for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery two,
-for what is noted at its arrival and taken back at its acknowledgement.
+kombu makes a new client for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery
+two, for what is noted at its arrival and taken back at its acknowledgement.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from kombu.utils.json import dumps
 
 
 def keep_client(channel: Any) -> None:
@@ -28,3 +33,88 @@ def keep_client(channel: Any) -> None:
         return kept
 
     channel._create_client = create
+
+
+def pushes_of(channel: Any) -> Pushes | None:
+    """Return what sends the messages of a channel without waiting; None where a project's own puts them in its way."""
+    redis = sys.modules.get("kombu.transport.redis")
+    if redis is None or getattr(type(channel), "_put", None) is not redis.Channel._put:
+        return None
+    return Pushes(channel)
+
+
+class NotAlone(Exception):
+    """A message takes more than one command, which nobody makes ready."""
+
+
+class Pushes:
+    """Puts the messages of one channel into their lists, each as its caller goes on: `hear` receives the answer later.
+
+    Redis has the command whole when `push` returns, and runs it though this process should die.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._channel = channel
+        self._put_and_wait = channel._put
+        self._connection: Any = None
+        self._owes = False
+        self._made: list[tuple[str, str]] | None = None
+        channel._put = self._put
+
+    @contextmanager
+    def made_only(self) -> Iterator[list[tuple[str, str]]]:
+        """Have what is put within the block only made, and not sent: what `push` takes; or raise `NotAlone`."""
+        made: list[tuple[str, str]] = []
+        self._made = made
+        try:
+            yield made
+        finally:
+            self._made = None
+
+    def push(self, key: str, data: str) -> None:
+        """Send one message to the list of a key."""
+        self.hear()
+        if self._connection is None:
+            self._connection = self._channel.pool.make_connection()
+        elif self._has_hung_up():
+            self._connection.disconnect()
+        self._connection.send_command("LPUSH", key, data)
+        self._owes = True
+
+    def hear(self) -> None:
+        """Wait for the answer that is owed, if one is; raises what Redis has against it."""
+        if self._owes:
+            self._owes = False
+            self._connection.read_response()
+
+    def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        self._owes = False
+        if connection is not None:
+            connection.disconnect()
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Take a message from kombu: with its batches, expiring queues and prefixed keys it is sent as kombu does."""
+        channel = self._channel
+        if (
+            options.get("_publish_batch") is not None
+            or getattr(channel, "global_keyprefix", None)
+            or queue in (getattr(channel, "_expires", None) or ())
+        ):
+            if self._made is not None:
+                raise NotAlone
+            self._put_and_wait(queue, message, **options)
+            return
+        key = channel._q_for_pri(queue, channel._get_message_priority(message, reverse=False))
+        if self._made is not None:
+            self._made.append((key, dumps(message)))
+        else:
+            self.push(key, dumps(message))
+
+    def _has_hung_up(self) -> bool:
+        """Tell whether Redis has said something: nothing is owed, so that can only be a goodbye."""
+        try:
+            return self._connection._sock is not None and bool(self._connection.can_read(0))
+        except Exception:
+            return True

@@ -17,8 +17,8 @@ from celery.canvas import _chain as chain
 
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import durable as operations
-from ..operations.durable import Run
-from .durable import Together, is_durable, keeping_together
+from .durable import is_durable
+from .keeping import Together, keeping_together, present_run
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -50,8 +50,7 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
     if transaction is not None:
         operations.lend_many(runtime, together.messages, transaction)
         return
-    parent = app.current_worker_task
-    run: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+    run = present_run(app)
     try:
         if run is not None and run.body_is_over:
             operations.keep_many(run.runtime, together.messages, of_run=True)

@@ -8,10 +8,13 @@ from typing import Any
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
 
-LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity", "durable"})
-"""Named in the contract for later versions."""
+LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity"})
+"""Refused as long as nothing acts on them."""
 
-OWN_OPTIONS = LATER_OPTIONS | {
+OF_OTHERS = frozenset({"durable"})
+"""An option of ours that is for ordinary tasks."""
+
+OWN_OPTIONS = LATER_OPTIONS | OF_OTHERS | {
     "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
 }  # fmt: skip
 
@@ -20,6 +23,11 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Refuse wrong options, and return a copy of the others."""
     for name in sorted(LATER_OPTIONS & options.keys()):
         raise SettingsError(f"The task option {name!r} is not supported yet: leave it out.")
+    for name in sorted(OF_OTHERS & options.keys()):
+        raise SettingsError(
+            f"The task option {name!r} is for ordinary tasks; a sidejob task makes jobs, which are durable as they "
+            "are: leave it out."
+        )
     parse_ports(options.get("inports", ()), where="inports")
     parse_ports(options.get("outports", ()), where="outports")
     renewal = options.get("lease_renewal", "auto")

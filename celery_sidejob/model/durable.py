@@ -22,6 +22,8 @@ WORKER = "sidejob_worker"
 """The request's key for the identity under which the worker claims; set by the parent for each delivery."""
 ADOPTED = "sidejob_adopted"
 """The request's key for the whole message of a publisher without this package; set by the parent."""
+AHEAD = "sidejob_ahead"
+"""The request's key for the lock that was sent before the run begins, where the body runs in the parent's process."""
 DEATHS = "sidejob_deaths"
 """A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
 FORMAT = 2

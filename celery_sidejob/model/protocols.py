@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from .call import Call
-from .durable import Message
+from .durable import Key, Message
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
 from .sight import Look
@@ -18,11 +18,20 @@ Publication = Doorbell | Continuation | Message
 class Publisher(Protocol):
     """Gives messages to the broker."""
 
-    def publish(self, messages: Sequence[Publication]) -> Sequence[Publication]:
-        """Publish as many as possible, in order, within a bounded time, and return those the broker has.
+    def publish(self, messages: Sequence[Publication], *, ready: Any = None) -> Sequence[Publication]:
+        """Publish as many as possible, in order, within a bounded time, and return those the broker was given.
 
-        Raises nothing for a broker that is down: what is not returned is published by the sweeper.
+        Of messages of ordinary tasks `confirm` tells whether it has them. Raises nothing for a broker that is down:
+        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of the only message.
         """
+        ...
+
+    def make_ready(self, message: Message) -> Any:
+        """Make what is to be sent of a message, and send nothing; None where `publish` is to do all of it."""
+        ...
+
+    def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
+        """Wait for what the broker still owes an answer to, and return which of these messages it has."""
         ...
 
     @property

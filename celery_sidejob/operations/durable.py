@@ -24,6 +24,7 @@ from ..store.borrowed import Borrowed
 from ..store.connection import NoAnswer, OutcomeUnknown
 from ..store.durable import FIRST_LOOK_S, Kept, Waits
 from ..store.put_off import PutOff
+from ..store.sent import Sent
 from ..store.statement import Executor
 from . import copies
 from .endings import storable
@@ -42,6 +43,10 @@ PAGE_BYTES = 8_000_000
 """How many messages one statement keeps at most, and how large they may be together, but for the last."""
 MARK_S = FIRST_LOOK_S / 2
 """How long the mark of a published message may be put off."""
+LATE_END_PATIENCE_S = 3600.0
+"""How long a process goes on with ends that were given up."""
+LATE_END_S = 0.5
+"""How long after it was given up an end is tried again."""
 PAGE_TAKES_S = 1.0
 """How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
 
@@ -64,6 +69,10 @@ class Run:
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
     """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
+    end_is_unknown: bool = False
+    """An end whose answer was lost may have removed the row."""
+    has_ended: bool = False
+    """Its end, which was given up once, was written later."""
     traceback: str | None = None
     stopping: Callable[[], bool] = lambda: False
     """Whether the worker wants to stop, or has ended this run."""
@@ -93,9 +102,41 @@ def keep(runtime: Runtime, message: Message) -> None:
     What is not due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means
     that the sweeper publishes.
     """
+    if message.eta is None and not runtime.stores.several and _keep_meanwhile(runtime, message):
+        return
     store, (kept, tried) = _in_the_first(runtime.stores, lambda store, tried: (_keep(store, message, tried), tried))
     if not kept.waits:
         send(store, [replace(message, tried=tried) if tried else message])
+
+
+def _keep_meanwhile(runtime: Runtime, message: Message) -> bool:
+    """Keep a message in the only store, and make it ready for the broker while that writes; then send it.
+
+    False if it is not kept, as far as is known: where the row cannot be sent ahead, and whatever `keep` then finds out.
+    """
+    stores = runtime.stores
+    if stores.is_left_alone(runtime):
+        return False
+    began = time.monotonic()
+    sent = durable.send_keep(runtime.connections, message, _waits(runtime), within_s=stores.wait_s)
+    if sent is None:
+        return False
+    try:
+        ready = runtime.publisher.make_ready(message)
+    except BaseException:  # a time limit strikes
+        runtime.connections.let_go(sent)
+        raise
+    left_s = began + stores.wait_s - time.monotonic()
+    try:
+        kept = bool(runtime.connections.answer(sent, within_s=left_s))
+    except NoAnswer as error:
+        stores.failed(runtime, error, after_s=time.monotonic() - began)
+        raise
+    except OutcomeUnknown:
+        return False
+    if kept:
+        send(runtime, [message], ready=ready)
+    return kept
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
@@ -168,20 +209,25 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
 def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     """Turn the row of a run into that of the message by which it goes on, and publish that when it is due.
 
-    Raises LeaseLostError if the row was taken from this run.
+    A store that is away is tried for a lease: Celery takes a retry that cannot be sent for a failure. Raises
+    LeaseLostError if the row was taken from this run.
     """
+    is_unknown = False
 
     def work(executor: Executor) -> Kept | None:
         return durable.move(executor, message, run.key, _waits(runtime), worker_id=run.worker_id)
 
     def once() -> Kept | None:
-        return runtime.connections.transact("durable-move", work, single=True, within_s=_patience_s(runtime))
+        nonlocal is_unknown
+        try:
+            return runtime.connections.transact("durable-move", work, single=True, within_s=_patience_s(runtime))
+        except OutcomeUnknown:
+            is_unknown = True
+            raise
 
-    try:
-        kept = once()
-    except OutcomeUnknown:
-        kept = _repeat(once)
-        row = None if kept else durable.read(runtime.connections, run.key[0])
+    kept = _patiently(runtime, once)
+    if kept is None and is_unknown:
+        row = durable.read(runtime.connections, run.key[0])
         if row is not None and row.generation == run.key[1] + 1:
             kept = Kept(waits=not row.unpublished, generation=row.generation)
     if kept is None:
@@ -191,14 +237,16 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
         send(runtime, [replace(message, generation=kept.generation)])
 
 
-def send(runtime: Runtime, messages: Sequence[Message]) -> int:
-    """Publish what was just kept, and return how much the broker has; a broker that is down costs a bounded time.
+def send(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) -> int:
+    """Publish what was just kept, and return how much the broker was given; one that is down costs a bounded time.
 
     The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
     that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
     before it means one copy more.
     """
-    published = _publish(runtime, messages)
+    if not messages:
+        return 0  # as after most runs
+    published = _publish(runtime, messages, ready=ready)
     marks = runtime.connections.put_off(
         "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime), within_s=MARK_S)
     )
@@ -210,7 +258,7 @@ def send(runtime: Runtime, messages: Sequence[Message]) -> int:
 
 def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
     """Publish, mark at once what the broker has, and return how many those were."""
-    published = _publish(runtime, messages)
+    published = runtime.publisher.confirm(_publish(runtime, messages))
     if published:
         try:
             _mark(runtime, published)
@@ -222,10 +270,58 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
 # -- running ---------------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False, slots=True)
+class Ahead:
+    """A lock that was sent for a run which begins in this process in a moment; whoever takes it sees to its answer."""
+
+    sent: Sent
+    worker_id: int
+    is_taken: bool = False
+
+
+def begin_ahead(
+    runtime: Runtime, key: Key, address: Address, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+) -> Ahead | None:
+    """Send what `begin` sends, for it to have the answer by then; None where `begin` has to ask itself.
+
+    A run that dies in between counts as begun. Where the message may have a copy, or there are several stores, nothing
+    is sent.
+    """
+    if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime):
+        return None
+    sent = durable.send_begin(
+        runtime.connections, key, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+        within_s=runtime.stores.wait_s,
+    )  # fmt: skip
+    return None if sent is None else Ahead(sent, worker_id)
+
+
+def begin_not(runtime: Runtime, key: Key, ahead: Ahead) -> bool:
+    """Give back what was locked ahead of a run that does not begin after all, unless the run has taken it.
+
+    False if the lock may stay, as the store does not answer: then the worker has to know that it runs nothing.
+    """
+    if ahead.is_taken:
+        return True
+    ahead.is_taken = True
+    within_s = runtime.stores.wait_s
+    try:
+        if runtime.connections.answer(ahead.sent, within_s=within_s):
+            runtime.connections.transact(
+                "durable-unlock", lambda executor: durable.unlock(executor, key, worker_id=ahead.worker_id),
+                single=True, within_s=within_s,
+            )  # fmt: skip
+    except StoreUnavailableError as error:
+        logger.warning("Task %s was not begun, and is perhaps still locked: %s", key[0], error)
+        return False
+    return True
+
+
 def begin(
-    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
-) -> bool:
-    """Lock the row; False if this delivery is a copy, of which nothing is to run.
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool,
+    ahead: Ahead | None = None,
+) -> bool:  # fmt: skip
+    """Lock the row, or wait for the lock that was sent `ahead`; False for a copy, of which nothing is to run.
 
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
@@ -244,7 +340,11 @@ def begin(
     noted = copies.is_to_be_noted(address)
     within_s = runtime.stores.wait_s if runtime.stores.several else None
     try:
-        begun = once()
+        if ahead is None:
+            begun = once()
+        else:
+            ahead.is_taken = True
+            begun = bool(runtime.connections.answer(ahead.sent))
     except NoAnswer:
         raise  # it would say nothing to a second one either
     except OutcomeUnknown:
@@ -312,8 +412,38 @@ def end(runtime: Runtime, run: Run) -> None:
     A run that was called lost meanwhile, because its worker was silent, takes itself back: it leaves the dead set, or
     does not run again. Raises LeaseLostError if another run has the row or had it since: then nothing that follows
     this one is published.
+
+    A store that is away is tried for a lease, then StoreUnavailableError is raised, and this process goes on trying
+    beside its other work. By then the worker may have called the run lost, as it does if this process dies.
     """
-    unknown = False
+    try:
+        _end(runtime, run, lambda once: _patiently(runtime, once))
+    except StoreUnavailableError:
+        _late_ends(runtime).add([run])
+        raise
+
+
+def _late_ends(runtime: Runtime) -> PutOff[Run]:
+    return runtime.connections.put_off(
+        "ends",
+        lambda: PutOff(
+            "ends of tasks", partial(_end_late, runtime), within_s=LATE_END_S, patience_s=LATE_END_PATIENCE_S
+        ),
+    )
+
+
+def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.has_ended:
+            continue  # of several one has found the store away again
+        try:
+            _end(runtime, run, lambda once: once())
+        except LeaseLostError as error:
+            logger.warning("%s", error)
+        run.has_ended = True
+
+
+def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:
     due: list[Message] = []
 
     def remove(executor: Executor) -> bool:
@@ -333,20 +463,19 @@ def end(runtime: Runtime, run: Run) -> None:
         return True
 
     def once(work: Callable[[Executor], bool]) -> bool:
-        nonlocal unknown
         try:
             return runtime.connections.transact(
                 "durable-end", work, single=not run.follows, within_s=_patience_s(runtime)
             )
         except OutcomeUnknown:
-            unknown = True
+            run.end_is_unknown = True
             raise
 
     reach("durable-end:before")
-    if not _patiently(runtime, lambda: once(remove)):
-        if _patiently(runtime, lambda: once(take_back)):
+    if not try_(lambda: once(remove)):
+        if try_(lambda: once(take_back)):
             runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
-        elif not unknown:
+        elif not run.end_is_unknown:
             raise _lease_lost(run)
     reach("durable-end:after")
     send(runtime, due)
@@ -578,7 +707,7 @@ def _patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             time.sleep(PAUSE_S)
 
 
-def _publish(runtime: Runtime, messages: Sequence[Message]) -> list[Key]:
+def _publish(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) -> list[Key]:
     if runtime.stores.several and messages:
         try:
             name = runtime.stores.name_of(runtime)
@@ -586,15 +715,17 @@ def _publish(runtime: Runtime, messages: Sequence[Message]) -> list[Key]:
             logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
             return []
         messages = [replace(message, store=name) for message in messages]
-    sent = runtime.publisher.publish(messages)
+    sent = runtime.publisher.publish(messages, ready=ready)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 
-def _mark(runtime: Runtime, published: list[Key]) -> None:
-    runtime.connections.transact(
-        "mark", lambda executor: durable.mark_published(executor, published), single=True,
-        within_s=runtime.stores.wait_s,
-    )  # fmt: skip
+def _mark(runtime: Runtime, published: Sequence[Key]) -> None:
+    there = runtime.publisher.confirm(published)
+    if there:
+        runtime.connections.transact(
+            "mark", lambda executor: durable.mark_published(executor, there), single=True,
+            within_s=runtime.stores.wait_s,
+        )  # fmt: skip
 
 
 def _after_commit(work: Callable[[], None]) -> None:

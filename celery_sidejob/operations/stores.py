@@ -121,6 +121,10 @@ class Stores:
         """How long a caller waits for an answer."""
         return WAIT_S if self.several else LONGEST_WAIT_S
 
+    def look_s(self, runtime: Runtime) -> float:
+        """How long a command or a monitor waits for what a store tells: of the primary there is more to tell."""
+        return self.wait_s if runtime.place else LONGEST_WAIT_S
+
     def is_left_alone(self, runtime: Runtime) -> bool:
         """Whether the pause after a store's last failure is not over."""
         return time.monotonic() < self._left_alone_until.get(runtime.place, float("-inf"))

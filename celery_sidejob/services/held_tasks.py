@@ -14,6 +14,7 @@ from ..operations import revocation
 from ..operations.runtime import Runtime
 from ..store import durable
 from ..store.statement import Executor
+from .durable_schema import DurableSchema
 from .runs_here import ENDED, GRACE_S, RELEASED, RunsHere
 from .waiting_runs import WaitingRuns
 
@@ -37,7 +38,7 @@ class HeldTasks:
         self._worker_id = worker_id
         self._died: set[int] = set()
         self._missed: set[Key] = set()
-        self._fits = False
+        self._schema = DurableSchema(runtime.connections)
         self._reconciled_at = time.monotonic()
         self._waiting = WaitingRuns(runtime, self.runs, self._still_wait, is_busy)
 
@@ -67,7 +68,7 @@ class HeldTasks:
         """
         self._send_again()
         self._died.update(died)
-        if self._died and self._is_there():
+        if self._died and self._schema.fits():
             reach("rescue:before")
             held = [row for row in self._held() if row.pid in self._died]
             taken = self._take(held)
@@ -82,13 +83,13 @@ class HeldTasks:
 
     def leave(self) -> int:
         """Give back all that is held: this worker stops."""
-        if not self._is_there():
+        if not self._schema.fits():
             return 0
         return self._give_back((row, False) for row in self._held())
 
     def _send_again(self) -> None:
         self._missed.update(self.runs.missed())
-        if self._missed and self._is_there():
+        if self._missed and self._schema.fits():
             page = list(islice(self._missed, PAGE))
             durable.hasten(self._runtime.connections, page)
             self._missed.difference_update(page)
@@ -112,22 +113,16 @@ class HeldTasks:
         """Take what this worker holds and has not been running for a while."""
         self._reconciled_at = time.monotonic()
         self.runs.sweep()
-        if not self._is_there():
+        if not self._schema.fits():
             return 0
         rows = [row for row in self._held(GRACE_S) if row.old]
         return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
 
     def _still_wait(self, executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
-        return durable.still_wait(executor, waiting, wait_s=wait_s) if self._is_there() else 0
+        return durable.still_wait(executor, waiting, wait_s=wait_s) if self._schema.fits() else 0
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:
         return durable.held_by(self._runtime.connections, self._worker_id(), older_than_s=older_than_s)
-
-    def _is_there(self) -> bool:
-        """Tell whether the schema knows durable tasks: it may be one revision behind."""
-        if not self._fits:
-            self._fits = durable.fits(self._runtime.connections)
-        return self._fits
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._reconciled_at > self._runtime.settings.lease

@@ -75,13 +75,13 @@ class LivenessLock:
         """Take it; returns why not."""
         settings = self._settings
         url, schema = settings.direct_url or settings.require_database_url(), settings.schema
+        setting = "sidejob_direct_url" if settings.direct_url else self._setting
         self._again_at = float("inf")  # where it makes no sense it stays so
         try:
-            self._executor = Connections(url, schema, prepare=False, setting=self._setting).connect()
+            self._executor = Connections(url, schema, prepare=False, setting=setting).connect()
         except StoreUnavailableError as error:
             self._again_at = time.monotonic() + AGAIN_S
             return str(error).rstrip(".")
-        setting = "sidejob_direct_url" if settings.direct_url else self._setting
         if self._executor.pooled:
             past = settings.direct_url or self._setting != "sidejob_database_url"
             wanted = "it must lead past it" if past else "set sidejob_direct_url to lead past it"

@@ -21,6 +21,7 @@ from ..operations.runtime import Runtime
 from ..store import durable
 from ..store.statement import Executor
 from .backlog import Backlog
+from .durable_schema import DurableSchema
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -66,13 +67,13 @@ class Poller:
         self._apart = apart
         self._backlog = backlog
         self._may_go_on = may_go_on
-        self._fits = False
+        self._schema = DurableSchema(runtime.connections)
         self._emptied = False
 
     def run_once(self, report: Report) -> None:
         """Do everything that is due."""
         self._emptied |= report.broker_emptied  # the broker tells only once
-        if not self._is_there():
+        if not self._schema.fits():
             return
         report.tasks_taken += operations.take_from_the_dead(self._runtime, BODIES)
         if not self._runtime.publisher.ready:
@@ -91,7 +92,7 @@ class Poller:
                 return
 
             def look(executor: Executor, after: str = after) -> str | None:
-                return durable.look_now(executor, after=after, limit=1000)
+                return durable.look_now(executor, after=after, limit=PAGE)
 
             after = self._runtime.connections.transact("look-now", look, single=True)
         self._emptied = False
@@ -163,11 +164,6 @@ class Poller:
                 self._runtime.results.announce_revoked(message)
         elif verdict == "remove":
             operations.forget(self._runtime, key)
-
-    def _is_there(self) -> bool:
-        if not self._fits:
-            self._fits = durable.fits(self._runtime.connections)
-        return self._fits
 
 
 def _error_of(row: Any) -> str:

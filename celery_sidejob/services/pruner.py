@@ -34,6 +34,7 @@ class Pruner:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._after = 0
+        self._roots_after = 0
         self._entries_after = 0
 
     def run_once(self) -> Pruned:
@@ -49,8 +50,9 @@ class Pruner:
 
     def _prune_dead(self, age_s: float) -> int:
         """Remove entries together with their jobs: a failed job without an entry would be found by nobody."""
-        old = dead.old_roots(self._runtime.connections, after=0, age_s=age_s, limit=PAGE)
-        removed = sum(delete_finished(self._runtime, job_id, DONE | {Status.FAILED}) for job_id in old)
+        old = dead.old_roots(self._runtime.connections, after=self._roots_after, age_s=age_s, limit=PAGE)
+        removed = sum(delete_finished(self._runtime, row.job_id, DONE | {Status.FAILED}) for row in old)
+        self._roots_after = old[-1].id if len(old) == PAGE else 0  # some stay, and must keep no others
         return removed + self._prune_dead_tasks(age_s)
 
     def _prune_dead_tasks(self, age_s: float) -> int:

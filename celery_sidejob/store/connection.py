@@ -17,7 +17,7 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from .identity import Database, cluster, look
 from .libpq import Exchange
 from .places import Places
 from .put_off import PutOff
+from .sent import Sent
 from .statement import Statement, rows
 
 T = TypeVar("T")
@@ -54,6 +55,11 @@ MESSAGES_KEY = "messages_pkey"
 Its first look at the index may pass by a row that moves to a new version meanwhile; the second, which would begin anew,
 comes after the primary key's, which raises. Seen in one of a thousand asks beside an endless loop of updates.
 """
+
+TIMEOUTS = tuple(
+    getattr(pg, name) for name in ("IdleInTransactionSessionTimeout", "TransactionTimeout") if hasattr(pg, name)
+)
+"""By which Postgres ends a session and says so; the second is one of Postgres 17 and may be set for a role."""
 
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
 
@@ -129,6 +135,8 @@ class Connections:
         transaction. Raises `OutcomeUnknown` when the connection breaks during the commit (`NoAnswer` if the store has
         not answered `within_s`), `StoreUnavailableError` when nothing was committed.
         """
+        if within_s is None:
+            within_s = getattr(self._of_thread, "patience_s", None)
         with self._within(within_s) if within_s is not None else nullcontext():
             return self._in_turn(name, work, single=single)
 
@@ -154,10 +162,9 @@ class Connections:
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
     ) -> T:
         fresh = False
-        deadline: float | None = getattr(self._of_thread, "deadline", None)
         for attempt in range(1, ATTEMPTS + 1):
             executor = self._acquire(fresh)
-            executor.connection.deadline = deadline
+            executor.connection.deadline = self._deadline
             try:
                 result = executor.in_transaction(name, work, single=single, bounded=bounded)
             except (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, Moved) as error:
@@ -188,7 +195,7 @@ class Connections:
                 executor.close()
                 self.close()  # the idle ones have probably died with it
                 raise
-            except (psycopg.OperationalError, psycopg.InterfaceError, pg.IdleInTransactionSessionTimeout) as error:
+            except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
                 broken = executor.broken
                 executor.close() if broken else self._release(executor)
                 if broken and executor.used and not fresh and not isinstance(error, Overdue):
@@ -207,6 +214,61 @@ class Connections:
                 self._release(executor)
                 return result
         raise AssertionError("unreachable")
+
+    def send(
+        self, name: str, statement: Statement, parameters: Mapping[str, Any], *, within_s: float, held: bool
+    ) -> Sent | None:
+        """Send one statement as a transaction of its own, and wait for nothing; None where that cannot be done.
+
+        Needs a connection that is there and idle, and is for threads of users' bodies. `held`: nobody else is to wait
+        for it, so nobody is given the connection before `answer`, or `let_go`, which the caller then owes.
+        """
+        if native.is_patched() or self._own_executor is not None or _thread.takes_turns:
+            return None
+        with self._turn if _process.shares_one else nullcontext(), self._within(within_s):
+            self._mind_fork()
+            try:
+                executor = self._take_idle()
+            except StoreUnavailableError:
+                return None
+            if executor is None:
+                return None
+            executor.connection.deadline = self._deadline
+            sent: Sent | None = None
+            try:
+                reach(f"{name}:before-commit")
+                sent = executor.send(name, statement, parameters)
+            except (psycopg.Error, AnswerLost):
+                executor.close()
+            finally:
+                executor.connection.deadline = None
+                if sent is not None and held and not _process.shares_one:
+                    sent.held = executor
+                else:
+                    self._release(executor)
+            return sent
+
+    def answer(self, sent: Sent, *, within_s: float | None = None) -> list[Any]:
+        """Wait for the answer to what was sent, and return its rows.
+
+        Raises `OutcomeUnknown` for whatever else there was, `NoAnswer` if there was nothing `within_s`.
+        """
+        try:
+            sent.settle(None if within_s is None else time.monotonic() + within_s)
+        except Overdue as error:
+            raise _unknown(error, f"during {sent.name!r}") from error
+        finally:
+            self.let_go(sent)
+        if sent.error is not None:
+            self.close()  # the idle ones have probably died with it
+            raise _unknown(sent.error, f"during {sent.name!r}") from sent.error
+        return sent.rows
+
+    def let_go(self, sent: Sent) -> None:
+        """Let others have the connection over which something was sent; the next one waits for its answer."""
+        executor, sent.held = sent.held, None
+        if executor is not None:
+            self._release(executor)
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement that may be repeated, as a transaction of its own."""
@@ -236,6 +298,19 @@ class Connections:
         finally:
             self._of_thread.executor = None
 
+    @contextmanager
+    def answering(self, *, within_s: float | None) -> Iterator[None]:
+        """Have each of this thread's transactions within the block answered so soon, or given up, as `transact` has.
+
+        None: none is given up, whatever was said around the block.
+        """
+        before = getattr(self._of_thread, "patience_s", None)
+        self._of_thread.patience_s = within_s
+        try:
+            yield
+        finally:
+            self._of_thread.patience_s = before
+
     def put_off(self, name: str, make: Callable[[], PutOff[T]]) -> PutOff[T]:
         """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
         found = self._put_off.get(name)
@@ -263,6 +338,10 @@ class Connections:
     def _own_executor(self) -> OwnExecutor | None:
         return getattr(self._of_thread, "executor", None)
 
+    @property
+    def _deadline(self) -> float | None:
+        return getattr(self._of_thread, "deadline", None)
+
     def _own_database(self) -> Database:
         """Tell which database our own connections lead to."""
         if self._database is None:
@@ -287,7 +366,7 @@ class Connections:
             raise SettingsError(NO_STORE)
         executor = None
         parameters = connection_parameters(self._url, setting=self.setting)
-        deadline: float | None = getattr(self._of_thread, "deadline", None)
+        deadline = self._deadline
         if deadline is not None:
             left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
@@ -307,26 +386,47 @@ class Connections:
         return executor
 
     def _acquire(self, fresh: bool) -> OwnExecutor:
-        if self._pid != os.getpid():
-            self._forget()
+        self._mind_fork()
         own = self._own_executor
         if own is not None:
             if own.broken:  # its owner opens another, in time
                 raise StoreUnavailableError("This thread's connection to the store is gone.")
             return own
-        with self._lock:
-            while self._idle and not fresh:
-                executor = self._idle.pop()[1]
-                if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
-                    executor.close()
-                    continue
-                executor.used = True
-                return executor
-        return self.connect()
+        found = None if fresh else self._take_idle()
+        return found if found is not None else self.connect()
+
+    def _take_idle(self) -> OwnExecutor | None:
+        """Take a connection that nobody uses, if there is one; whose answer was not waited for has it by then.
+
+        Raises StoreUnavailableError if that answer is not there at the deadline.
+        """
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                free = (place for place in reversed(range(len(self._idle))) if self._idle[place][1].owes is None)
+                executor = self._idle.pop(next(free, -1))[1]
+            try:
+                executor.settle(self._deadline)
+            except BaseException as error:
+                self._release(executor)
+                if isinstance(error, Overdue):
+                    raise StoreUnavailableError(
+                        "The store has not answered in time what it was sent before."
+                    ) from error
+                raise
+            if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
+                executor.close()
+                if self._deadline is not None and time.monotonic() > self._deadline:
+                    raise StoreUnavailableError("The store has not answered in time what it was sent before.")
+                continue
+            executor.used = True
+            return executor
 
     def _release(self, executor: OwnExecutor) -> None:
-        executor.connection.deadline = None
-        if executor.broken or executor.busy:
+        if executor.owes is None:  # else the deadline is that of whoever waits for the answer
+            executor.connection.deadline = None
+        if executor.broken or (executor.busy and executor.owes is None):
             executor.close()
             return
         if executor is self._own_executor:
@@ -353,6 +453,10 @@ class Connections:
             if wait is None:
                 return
             time.sleep(wait)
+
+    def _mind_fork(self) -> None:
+        if self._pid != os.getpid():
+            self._forget()
 
     def _forget(self) -> None:
         """After a fork: the parent's connections are the parent's. Their sockets were detached by `_after_fork`."""
@@ -424,6 +528,10 @@ class OwnExecutor:
         self._exchange: Exchange | None = None
         self._hung_up: Any = None
         self._pgconn = connection.pgconn
+        self.owes: Sent | None = None
+        """What was sent over this connection and has not been answered yet."""
+        self.is_given_up = False
+        """It was to be closed while a thread waited for an answer: that thread closes it."""
 
     def allow_prepared(self) -> None:
         """Have statements prepared that are run again and again: no proxy stands between."""
@@ -433,15 +541,34 @@ class OwnExecutor:
         """Run one statement and return its rows."""
         try:
             if statement.frequent and not native.is_patched():  # greenlets wait as psycopg knows to
-                if self._exchange is None:
-                    prepare_after = self.connection.prepare_threshold
-                    self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
-                return self._exchange.run(statement, parameters)
+                return self._exchanging().run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
             self.close()  # after a failover another connection may lead to a store that takes them
             raise StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).") from error
         return rows(self._cursor)
+
+    def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
+        """Send one statement, of which `settle` receives the answer."""
+        self._exchanging().send(statement, parameters)
+        self.owes = sent = Sent(name, self)
+        return sent
+
+    def receive(self) -> list[Any]:
+        """Wait for the answer to what was sent."""
+        return self._exchanging().receive()
+
+    def settle(self, deadline: float | None) -> None:
+        """Wait for the answer that is still owed, which is whoever's has sent it."""
+        owed = self.owes
+        if owed is not None:
+            owed.settle(deadline)
+
+    def _exchanging(self) -> Exchange:
+        if self._exchange is None:
+            prepare_after = self.connection.prepare_threshold
+            self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
+        return self._exchange
 
     def in_transaction(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
@@ -519,6 +646,10 @@ class OwnExecutor:
 
     def close(self) -> None:
         """Close the connection; never raises."""
+        owed = self.owes
+        if owed is not None and not owed.abandon():
+            self.is_given_up = True
+            return
         _open_connections.discard(self.connection)
         if not self.broken and self.busy:
             with suppress(psycopg.Error):  # else the server finishes the statement for nobody

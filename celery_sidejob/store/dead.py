@@ -52,18 +52,18 @@ ORDER BY id LIMIT %(limit)s""")
 _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
-_COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
+_COUNT = Statement("SELECT count(*) AS entries, count(job_id) AS jobs FROM {dead}")
 
 
 _OLD_ROOTS = Statement("""
-SELECT d.job_id FROM {dead} d JOIN {jobs} j ON j.id = d.job_id
+SELECT d.id, d.job_id FROM {dead} d JOIN {jobs} j ON j.id = d.job_id
 WHERE d.id > %(after)s AND d.died_at < now() - make_interval(secs => %(age_s)s) AND j.parent_id IS NULL
 ORDER BY d.id LIMIT %(limit)s""")
 
 
-def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> list[int]:
-    """Read the jobs without a parent whose entry is older than this; others are kept by what is above them."""
-    return [row.job_id for row in executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)]
+def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> Sequence[Any]:
+    """Read the next entries older than this of jobs without a parent; others are kept by what is above them."""
+    return executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)
 
 
 def page(
@@ -115,5 +115,10 @@ def of_job(executor: Executor, job_id: int) -> Any | None:
 
 def count(executor: Executor) -> int:
     """Count the entries."""
-    entries: int = executor.run(_COUNT)[0].entries
+    entries: int = counts(executor).entries
     return entries
+
+
+def counts(executor: Executor) -> Any:
+    """Count the `entries`, and those of them that are `jobs`; the others are messages of ordinary tasks."""
+    return executor.run(_COUNT)[0]

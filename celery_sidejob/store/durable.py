@@ -14,7 +14,9 @@ from typing import Any
 
 from ..model.durable import Key, Message
 from . import revisions
+from .connection import Connections
 from .messages import LONGEST_LOOK_S, OLDEST, QUEUES, RESERVE_S
+from .sent import Sent
 from .statement import Executor, Statement
 
 SINCE = "0003"
@@ -61,6 +63,12 @@ def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
     """Keep a message that is about to be published; None if there is one of this task id already."""
     found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
     return Kept(found[0].waits) if found else None
+
+
+def send_keep(connections: Connections, message: Message, waits: Waits, *, within_s: float) -> Sent | None:
+    """Send what `keep` sends, and wait for no answer, which has a row if it is kept; None where that cannot be done."""
+    parameters = {"task_id": message.task_id, **_columns(message, waits)}
+    return connections.send("durable-keep", _KEEP, parameters, within_s=within_s, held=True)
 
 
 _KEEP_MANY = Statement(
@@ -152,6 +160,7 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
 WHERE m.task_id = free.task_id""",
     since=SINCE,
     frequent=True,
+    planned_anew=True,
 )
 
 
@@ -206,6 +215,17 @@ def begin(executor: Executor, key: Key, *, worker_id: int, pid: int, on_lost: st
             max_losses=max_losses,
         )
     )  # fmt: skip
+
+
+def send_begin(
+    connections: Connections, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int, within_s: float
+) -> Sent | None:
+    """Send what `begin` sends, and wait for no answer, which has a row if it is locked; None where that cannot be."""
+    parameters = {
+        "task_id": key[0], "generation": key[1], "worker_id": worker_id, "pid": pid, "on_lost": on_lost,
+        "max_losses": max_losses,
+    }  # fmt: skip
+    return connections.send("durable-begin", _BEGIN, parameters, within_s=within_s, held=True)
 
 
 _ADOPT = Statement(
@@ -268,11 +288,11 @@ _TAKE_BACK = Statement(
     """
 WITH row AS (
   DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
-    AND locked_by IS NULL AND coalesce(doom, 'lost') = 'lost' RETURNING task_id),
+    AND locked_by IS NULL RETURNING task_id),
  entry AS (
   DELETE FROM {dead} WHERE id = (
     SELECT d.id FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
-    WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason = 'lost'
+    WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
       AND (d.payload->>'generation')::int = %(generation)s
     ORDER BY d.id DESC LIMIT 1) RETURNING task_id)
 SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
@@ -283,7 +303,8 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
 def take_back(executor: Executor, key: Key) -> bool:
     """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
 
-    That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones.
+    That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones: as lost,
+    or as what kept it from running again. An entry of a run that has ended otherwise stays.
     """
     return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], newest=NEWEST))
 

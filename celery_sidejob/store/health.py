@@ -52,15 +52,15 @@ def horizon(executor: Executor) -> Sequence[Any]:
 
 
 _UNKNOWN_TASKS = Statement("""
-SELECT j.task, count(*) AS jobs FROM (
-  SELECT job_id FROM {messages} WHERE job_id IS NOT NULL AND locked_by IS NULL AND due_at <= now()
-  LIMIT %(limit)s) m
-JOIN {jobs} j ON j.id = m.job_id
-WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = j.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
+SELECT due.task, count(*) AS jobs FROM (
+  SELECT (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task FROM (
+    SELECT job_id FROM {messages} WHERE job_id IS NOT NULL AND locked_by IS NULL AND due_at <= now()
+    LIMIT %(limit)s) m) due
+WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
 
 
 def unknown_tasks(executor: Executor, limit: int = 10_000) -> Sequence[Any]:
-    """Read which tasks of jobs that wait have never been served by a worker."""
+    """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served_tasks.due`."""
     return executor.run(_UNKNOWN_TASKS, limit=limit)
 
 

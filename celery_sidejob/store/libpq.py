@@ -47,21 +47,26 @@ class Exchange:
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Any]:
         """Run a statement and return its rows as named tuples."""
+        try:
+            self.send(statement, parameters)
+            return self.receive()
+        except pg.InvalidSqlStatementName:  # psycopg has dropped all that were prepared, after a rollback for one
+            self._runs.clear()
+            self.send(statement, parameters)
+            return self.receive()
+
+    def send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        """Hand a statement over whole: the server runs it, whatever becomes of this process."""
         text, names = statement.positional(self._schema)
         values = [parameters[name] for name in names]
         encoded = [value if value is None else self._encode[type(value)](value) for value in values]
         formats = [pq.Format.BINARY if type(value) is bytes else pq.Format.TEXT for value in values]
-        try:
-            self._send(statement, text, encoded, formats)
-            return self._receive(statement)
-        except pg.InvalidSqlStatementName:  # psycopg has dropped all that were prepared, after a rollback for one
-            self._runs.clear()
-            self._send(statement, text, encoded, formats)
-            return self._receive(statement)
+        self._send(statement, text, encoded, formats)
+        self._flush()
 
     def _send(self, statement: Statement, text: bytes, encoded: list[bytes | None], formats: list[pq.Format]) -> None:
         runs = self._runs.get(statement, 0)
-        if self._prepare_after is None or runs < self._prepare_after:
+        if self._prepare_after is None or runs < self._prepare_after or statement.planned_anew:
             self._runs[statement] = runs + 1
             self._pgconn.send_query_params(text, encoded, None, formats)
             return
@@ -69,10 +74,12 @@ class Exchange:
         if runs == self._prepare_after:
             self._runs[statement] = runs + 1
             self._pgconn.send_prepare(name, text)
+            self._flush()
             self._answer()
         self._pgconn.send_query_prepared(name, encoded, formats)
 
-    def _receive(self, statement: Statement) -> list[Any]:
+    def receive(self) -> list[Any]:
+        """Wait for the answer to what was sent, and return its rows."""
         result = self._answer()
         count = result.ntuples
         if not count:
@@ -90,8 +97,8 @@ class Exchange:
             self._connection.hang_up_if_late()
         return ready
 
-    def _answer(self) -> pq.abc.PGresult:
-        """Wait for the answer to what was sent; raises psycopg's error where it is one."""
+    def _flush(self) -> None:
+        """Return once the system has all of it; meanwhile what the server says is read, or both would wait."""
         pgconn = self._pgconn
         while pgconn.flush():
             self._poll.modify(pgconn.socket, select.POLLIN | select.POLLOUT)
@@ -101,6 +108,10 @@ class Exchange:
                 self._poll.modify(pgconn.socket, select.POLLIN)
             if any(event & ~select.POLLOUT for _, event in ready):
                 pgconn.consume_input()
+
+    def _answer(self) -> pq.abc.PGresult:
+        """Wait for the answer to what was sent; raises psycopg's error where it is one."""
+        pgconn = self._pgconn
         answer = None
         while True:
             while pgconn.is_busy():

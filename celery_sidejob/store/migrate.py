@@ -75,14 +75,17 @@ def head() -> str:
     return revision
 
 
-def upgrade(url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None, to: str | None = None) -> str:
+def upgrade(
+    url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None, to: str | None = None,
+    setting: str = "sidejob_database_url",
+) -> str:  # fmt: skip
     """Create the schema if it is missing, migrate it, record whose it is, and return its revision.
 
     `owner` is {"app": …, "broker": …}; what is recorded first stays. A schema that is another's, or newer than this
     version, is refused with SchemaError before anything is changed, and so is a step that would take from workers
-    which run what they still need. `to` is the revision to go to, by default the newest.
+    which run what they still need. `to` is the revision to go to, by default the newest. The URL comes from `setting`.
     """
-    with closing(Connections(url, schema, prepare=False)) as connections, _explained(schema), _alone(connections):
+    with _explained(schema, setting), _connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner, to=to))
         _migrate(url, schema, to or "head", fresh=before is None)
         # If we die here, the schema is nobody's until the next upgrade: `check` lets everybody in.
@@ -110,11 +113,13 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
     out.write(note.format(meta, sql.Literal("identity"), sql.SQL("gen_random_uuid()::text")).as_string(None))
 
 
-def reassign(url: str, schema: str = "sidejob", *, owner: Mapping[str, str]) -> dict[str, str]:
+def reassign(
+    url: str, schema: str = "sidejob", *, owner: Mapping[str, str], setting: str = "sidejob_database_url"
+) -> dict[str, str]:
     """Record another owner, for an app or a broker that has moved on purpose; returns the one recorded before.
 
     Refused with SchemaError while workers are registered that live. What waits is published again, for the broker may
-    be another one.
+    be another one. The URL comes from `setting`.
     """
 
     def change(executor: OwnExecutor) -> dict[str, str]:
@@ -131,7 +136,7 @@ def reassign(url: str, schema: str = "sidejob", *, owner: Mapping[str, str]) -> 
             registry.change_meta(executor, key, value)
         return {key: before[key] for key in owner if key in before}
 
-    with closing(Connections(url, schema, prepare=False)) as connections, _explained(schema), _alone(connections):
+    with _explained(schema, setting), _connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("reassign", change)
         after: int | None = 0
         while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
@@ -139,10 +144,13 @@ def reassign(url: str, schema: str = "sidejob", *, owner: Mapping[str, str]) -> 
         return before
 
 
-def current(url: str, schema: str = "sidejob") -> str | None:
-    """Return the schema's revision, None if it was never migrated."""
-    with closing(Connections(url, schema, prepare=False)) as connections, _explained(schema):
-        return connections.transact("current", partial(_revision, schema=schema))
+def current(store: Connections | str, schema: str = "sidejob", *, setting: str = "sidejob_database_url") -> str | None:
+    """Return the schema's revision, None if it was never migrated; `store` and `setting` as for `check`."""
+    if isinstance(store, str):
+        with _connected(store, schema, setting) as connections:
+            return current(connections, schema)
+    with _explained(schema, store.setting):
+        return store.transact("current", partial(_revision, schema=schema))
 
 
 def check(
@@ -155,14 +163,18 @@ def check(
     configured needs, if that is newer than what this version needs. The message says what is wrong and what to do.
     """
     if isinstance(store, str):
-        with closing(Connections(store, schema, prepare=False, setting=setting)) as connections:
+        with _connected(store, schema, setting) as connections:
             check(connections, schema, owner=owner, oldest=oldest)
         return
-    with _explained(schema):
-        store.transact("check", partial(_check_usable, schema=schema, owner=owner, oldest=oldest))
+    with _explained(schema, store.setting):
+        store.transact(
+            "check", partial(_check_usable, schema=schema, owner=owner, oldest=oldest, setting=store.setting)
+        )
 
 
-def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, oldest: str | None) -> None:
+def _check_usable(
+    executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, oldest: str | None, setting: str
+) -> None:
     revision = _revision(executor, schema)
     if revision is None:
         raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {_REMEDY}.")
@@ -180,8 +192,13 @@ def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str
     lacking = grants.missing(executor, schema)
     if lacking:
         raise LacksRights(
-            f"The user in sidejob_database_url lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
+            f"The user in {setting} lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
             "schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
+        )
+    if executor.run(_READS_ONLY)[0].found:
+        raise StoreUnavailableError(
+            f"Schema {schema!r} fits, but the store takes no writes: it is a standby, or default_transaction_read_only "
+            "is on for its server, database or user. Workers can start when that is over."
         )
 
 
@@ -261,6 +278,8 @@ def _facts(owner: Mapping[str, str] | None) -> dict[str, str]:
     return {**(owner or {}), "format": FORMAT}
 
 
+_READS_ONLY = Statement("SELECT current_setting('transaction_read_only')::boolean AS found")  # on a standby too
+
 _EXISTS = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
 
 
@@ -285,6 +304,11 @@ def _revision(executor: OwnExecutor, schema: str) -> str | None:
 def _distance(revision: str) -> int:
     """Tell by how many revisions a schema is newer than this version: they are numbers without gaps."""
     return int(revision) - int(head())
+
+
+def _connected(url: str, schema: str, setting: str) -> closing[Connections]:
+    """Connections of our own, past a proxy or through it: nothing is prepared on them."""
+    return closing(Connections(url, schema, prepare=False, setting=setting))
 
 
 @contextmanager
@@ -354,19 +378,19 @@ def _limit_waits(connection: Connection) -> None:
 
 
 @contextmanager
-def _explained(schema: str) -> Iterator[None]:
+def _explained(schema: str, setting: str) -> Iterator[None]:
     """Say what an error of Postgres means for whoever upgrades or checks the schema."""
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        explanation = _explain(schema, cause)
+        explanation = _explain(schema, setting, cause)
         if explanation is None:
             raise
         raise explanation from cause
 
 
-def _explain(schema: str, cause: BaseException | None) -> SideJobError | None:
+def _explain(schema: str, setting: str, cause: BaseException | None) -> SideJobError | None:
     reason = str(cause).strip().partition("\n")[0]
     match cause:
         case pg.LockNotAvailable() | pg.DeadlockDetected():
@@ -376,7 +400,7 @@ def _explain(schema: str, cause: BaseException | None) -> SideJobError | None:
             )
         case pg.InsufficientPrivilege():
             return LacksRights(
-                f"The user in sidejob_database_url lacks a right that schema {schema!r} needs ({reason}): as its owner "
+                f"The user in {setting} lacks a right that schema {schema!r} needs ({reason}): as its owner "
                 "run what `celery -A <app> sidejob db grants <user>` prints, or for an upgrade `… db upgrade --sql`."
             )
         case pg.DuplicateTable() | pg.DuplicateObject():

@@ -27,14 +27,30 @@ def serve(executor: Executor, worker_id: int, tasks: Iterable[str]) -> None:
     executor.run(_SERVE, worker_id=worker_id, tasks=sorted(set(tasks)))
 
 
+_DUE = Statement(
+    """
+SELECT coalesce(m.task, (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id)) AS task, m.queue, count(*) AS runs FROM (
+  SELECT task, job_id, queue FROM {messages}
+  WHERE locked_by IS NULL AND doom IS NULL AND due_at < now() - make_interval(secs => %(for_s)s)
+    AND (job_id IS NOT NULL OR body IS NOT NULL) LIMIT %(limit)s) m
+GROUP BY 1, 2""",
+    since="0003",
+)
+
+
+def due(executor: Executor, *, for_s: float, limit: int = 10_000) -> Sequence[Any]:
+    """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
+
+    Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a
+    join would read all jobs for a long backlog.
+    """
+    return executor.run(_DUE, for_s=for_s, limit=limit)
+
+
 _UNSERVED = Statement(
     """
-SELECT due.task, due.queue, count(*) AS runs FROM (
-  SELECT coalesce(m.task, j.task) AS task, m.queue FROM (
-    SELECT task, job_id, queue FROM {messages}
-    WHERE locked_by IS NULL AND doom IS NULL AND due_at < now() - make_interval(secs => %(for_s)s)
-      AND (job_id IS NOT NULL OR body IS NOT NULL) LIMIT %(limit)s) m
-  LEFT JOIN {jobs} j ON j.id = m.job_id) due
+SELECT due.task, due.queue, due.runs FROM unnest(%(tasks)s::text[], %(queues)s::text[], %(runs)s::bigint[])
+  AS due(task, queue, runs)
 WHERE EXISTS (
     SELECT FROM {served_queues} q JOIN {workers} w ON w.id = q.worker_id
     WHERE q.queue = due.queue AND w.dead_at IS NULL)
@@ -42,18 +58,21 @@ WHERE EXISTS (
     SELECT FROM {served_queues} q JOIN {workers} w ON w.id = q.worker_id
       LEFT JOIN {served_tasks} t ON t.worker_id = w.id
     WHERE q.queue = due.queue AND w.dead_at IS NULL AND (t.worker_id IS NULL OR due.task = ANY(t.tasks)))
-GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""",
+ORDER BY 3 DESC, 1, 2""",
     since=SINCE,
 )
 
 
-def unserved(executor: Executor, *, for_s: float, limit: int = 10_000) -> Sequence[Any]:
-    """Read of which tasks runs have been due for so long in queues whose live workers do not know them.
+def unserved(executor: Executor, rows: Sequence[Any]) -> Sequence[Any]:
+    """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
 
-    A worker that has not said what it knows, because it is of an older version, may know it. A queue without a live
-    worker is not asked about here.
+    `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. A worker
+    that has not said what it knows, because it is of an older version, may know it. A queue without a live worker is
+    not asked about here.
     """
-    return executor.run(_UNSERVED, for_s=for_s, limit=limit)
+    return executor.run(
+        _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows], runs=[row.runs for row in rows]
+    )
 
 
 def fits(executor: Executor) -> bool:

@@ -18,9 +18,9 @@ def check(url: str, direct_url: str) -> str | None:
     Returns why that is not known where `url` does not answer: a proxy may be started after the schema was upgraded. A
     `direct_url` that does not answer is StoreUnavailableError.
     """
-    direct = _look(direct_url)
+    direct = _look(direct_url, "sidejob_direct_url")
     try:
-        usual = _look(url)
+        usual = _look(url, "sidejob_database_url")
     except StoreUnavailableError as error:
         return str(error)
     if not usual.is_same_as(direct):
@@ -32,8 +32,8 @@ def check(url: str, direct_url: str) -> str | None:
     return None
 
 
-def _look(url: str) -> Database:
-    with closing(Connections(url, "sidejob", prepare=False)) as connections:
+def _look(url: str, setting: str) -> Database:
+    with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
         found = connections.transact("identity", place)
         with suppress(psycopg.errors.InsufficientPrivilege):
             found = replace(found, cluster=connections.transact("identity", cluster))

@@ -135,7 +135,7 @@ def held_and_retried(self: Any) -> None:
     raise self.retry(countdown=3600)
 
 
-@app.task(bind=True, durable=True)
+@app.task(bind=True, durable=True, max_retries=None)
 def beating(self: Any) -> Any:
     """Says of its lease and of its worker what it knows, before and after the test says go."""
     told: list[bool] = []

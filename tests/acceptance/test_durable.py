@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -40,6 +41,47 @@ def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site
     assert (line["value"], line["again"]) == (7, True)
     site.wait_quiet()
     assert site.dead() == []
+
+
+@pytest.mark.parametrize("point", ["durable-keep:after-commit", "publish:after"])
+def test_a_publisher_that_dies_while_it_waits_for_no_answer_has_lost_nothing(site: Site, point: str) -> None:
+    """The second call sends its row ahead, and does not wait for Redis to have said that it has the message."""
+    source = f"from {APP} import noted; [noted.apply_async((n,), task_id=str(n)) for n in range(3)]"
+    client = site.processes.start_python(source, env={**site.env, "SIDEJOB_CRASH_POINTS": f"{point}=kill@2"})
+    assert client.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert [(row.task_id, row.published_at) for row in site.rows()] == [("0", None), ("1", None)]
+    wait_until(lambda: site.queued() == (2 if point == "publish:after" else 1), message="what was sent to arrive")
+
+    site.worker()
+
+    for value in range(2):
+        (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id=str(value))
+        assert line["value"] == value
+    site.wait_quiet()
+    assert (len(site.record.of("ran")), site.dead()) == (2, [])
+
+
+def test_a_row_that_cannot_be_sent_ahead_is_told_as_ever(site: Site) -> None:
+    """Its task id is taken, or the answer is lost and it is there all the same."""
+    source = f"""
+from celery_sidejob import InvalidValueError
+from {APP} import noted
+noted.apply_async((0,), task_id="0")
+try:
+    noted.apply_async((1,), task_id="0")
+except InvalidValueError:
+    noted.apply_async((2,), task_id="2")
+"""
+    client = site.processes.start_python(
+        source, env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=lost@4"}
+    )
+    assert client.wait(TIMEOUT_S) == 0, client.log_tail()
+    assert [row.task_id for row in site.rows()] == ["0", "2"]
+
+    site.worker()
+
+    site.wait_quiet()
+    assert sorted(line["value"] for line in site.record.of("ran")) == [0, 2]
 
 
 @pytest.mark.parametrize("task", ["noted", "noted_late", "named.by_its_name"])
@@ -237,6 +279,31 @@ def test_what_a_silent_worker_ends_well_after_all_leaves_the_dead_set(site: Site
     assert site.dead() == []
     assert (result.state, result.result, len(site.ran(result))) == ("SUCCESS", 1, 1)
     first.wait_for_log("ended well", TIMEOUT_S)
+    assert watching.alive
+
+
+@pytest.mark.parametrize("reason", ["revoked", "expired"])
+def test_what_a_silent_worker_ends_well_leaves_the_dead_set_whatever_it_was_buried_as(site: Site, reason: str) -> None:
+    """With a task that would run again: nobody begins with it any more, because of what was found since."""
+    first = site.worker()
+    result = site.call("repeatable", 1, link=site.s("plus", 1))
+    site.holding(result)
+    watching = site.worker(queues="elsewhere")
+    if reason == "revoked":
+        result.revoke()
+    else:
+        site.sql("UPDATE messages SET expires_at = now() WHERE task_id = %s", result.id)
+    with frozen(first.pid):
+        wait_until(site.dead, timeout=TIMEOUT_S, message="it to be in the dead set")
+        assert [entry.reason for entry in site.dead()] == [reason]
+
+    site.go(result)
+
+    first.wait_for_log("ended well", TIMEOUT_S)
+    site.record.wait_for("ran", timeout=TIMEOUT_S, task=f"{APP}.plus")
+    site.wait_quiet()
+    assert site.dead() == []
+    assert (result.state, result.result, len(site.ran(result))) == ("SUCCESS", 1, 1)
     assert watching.alive
 
 
@@ -475,6 +542,41 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, point: str) -> No
     else:
         assert [entry.reason for entry in site.dead()] == ["lost"]
         assert site.ran(result) == []
+
+
+@pytest.mark.parametrize("point", ["durable-begin:before-commit", "durable-begin:after-commit"])
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_worker_dies_around_a_lock_that_it_sends_ahead(site: Site, tmp_path: Path, pool: str, point: str) -> None:
+    # The first lock of a worker is not sent ahead, for there is no connection yet.
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env, pool=pool)
+    first = site.call("noted", 1)
+    assert first.get(timeout=TIMEOUT_S) == 1
+    result = site.call("noted", 2)
+
+    worker.wait(TIMEOUT_S)
+    site.worker()
+
+    site.wait_quiet()
+    if point == "durable-begin:before-commit":
+        assert (result.get(timeout=TIMEOUT_S), site.dead()) == (2, [])
+        assert len(site.ran(result)) == 1
+    else:
+        assert ([entry.reason for entry in site.dead()], site.ran(result)) == (["lost"], [])
+
+
+@pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:after-commit"])
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_an_answer_that_nobody_waited_for_is_lost(site: Site, tmp_path: Path, pool: str, point: str) -> None:
+    env = {"SIDEJOB_CRASH_POINTS": f"{point}=lost@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
+    worker = site.worker(env=env, pool=pool)
+    results = [site.call("noted", number) for number in range(4)]
+
+    assert [result.get(timeout=TIMEOUT_S) for result in results] == [0, 1, 2, 3]
+    wait_until((tmp_path / "once").exists, timeout=TIMEOUT_S)
+    site.wait_quiet()
+    assert ([len(site.ran(result)) for result in results], site.dead()) == ([1] * 4, [])
+    assert worker.alive
 
 
 COUNTS, PUBLISHES = "on_chord_part_return", "_chord_claim_extend_script"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -14,6 +16,7 @@ from tests.acceptance.test_durable import APP, TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.crash_points import Arm, lost
 from tests.tools.databases import SCHEMA, Databases, prepare_template
+from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -72,12 +75,23 @@ class Stores(Site):
             message="no message to be left",
         )  # fmt: skip
 
+    def command(self, *words: str, code: int = 0) -> str:
+        """What a command says, given in a process of its own, which must end soon and with this code."""
+        argv = [sys.executable, "-m", "celery", "-A", APP, "sidejob", *words]
+        process = self.processes.start(argv, env=self.env, name="command")
+        assert process.wait(TIMEOUT_S) == code, process.log()
+        return process.log()
+
     def dead(self) -> list[Any]:
         """What died in either store."""
         return [*self.of(self.first, "SELECT * FROM dead"), *self.of(self.second, "SELECT * FROM dead")]
 
 
 two_at_once = pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
+DIED = """
+    INSERT INTO dead (task_id, task, queue, reason, error, payload, body)
+    VALUES (%s, 'mail', 'q', 'lost', 'gone', json_build_object(
+      'publication', '{"v": 2, "about": "{}"}', 'generation', 1), 'x')"""
 FAST = {"SIDEJOB_LOST_AFTER": "1", "STORE_PAUSE_S": "1.5"}
 
 
@@ -208,6 +222,28 @@ def test_what_dies_in_the_second_store_follows_on_lost_there(stores: Stores) -> 
     (entry,) = stores.dead()
     assert (entry.task_id, entry.reason) == (once.id, "lost")
     assert repeated.get(timeout=TIMEOUT_S) == 1
+
+
+def test_commands_do_not_wait_without_end_for_a_further_store_that_is_frozen(
+    first_url: str, own_postgres: embedded.Postgres, broker: Broker, record: Record, processes: Processes
+) -> None:
+    prepare_template(own_postgres.url)
+    site = Stores(first_url, own_postgres.url, broker, record, processes)
+    for url, task_id in ((first_url, "one"), (own_postgres.url, "two")):
+        site.of(url, DIED, task_id)
+    assert site.command("dead", "list").count("mail") == 2
+
+    with frozen(own_postgres.pid):
+        assert 'sidejob_failover_stores{state="away"} 1.0' in site.command("stats", "--prometheus")
+        listed = site.command("dead", "list")
+        assert ("one" in listed, "two" in listed) == (True, False)
+        assert "passed over. Store 1 of sidejob_failover_urls: " in listed
+        assert str(urlsplit(own_postgres.url).password) not in listed
+        assert "error: store 1. " in site.command("doctor", code=2)
+        assert "1 entry retried." in site.command("dead", "retry", "--all")
+
+    assert site.command("dead", "list").count("mail") == 1
+    site.close()
 
 
 # -- two copies ------------------------------------------------------------------------------------------------------

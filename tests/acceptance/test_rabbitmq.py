@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
@@ -27,7 +29,7 @@ ON_RABBITMQ = pytest.mark.brokers("amqp", only=["amqp", "quorum"], reason="is no
 LOST_AFTER_S = 2.0
 DELETIONS = 12
 LOOKS = 3
-"""How many times a message that is wrongly called missing would have been in the time a test waits."""
+"""How many times each message that waits is looked at before a test goes on."""
 
 
 def published(site: Site) -> int:
@@ -147,9 +149,16 @@ def test_what_a_worker_had_fetched_is_not_vouched_for_after_its_connection_broke
 
 
 def wait_for_looks(site: Site) -> None:
-    """Let as much time go by as would call a message missing several times: that time is the very thing tested."""
-    until = time.monotonic() + LOOKS * LOST_AFTER_S
-    wait_until(lambda: time.monotonic() >= until, timeout=60, interval=0.1)
+    """Wait until somebody has put off the next look at each message that waits, or has looked at it, several times."""
+    seen: dict[str, set[Any]] = defaultdict(set)
+
+    def looked_at() -> bool:
+        rows = site.rows("SELECT task_id, look_at FROM messages WHERE locked_by IS NULL")
+        for row in rows:
+            seen[row["task_id"]].add(row["look_at"])
+        return bool(rows) and all(len(seen[row["task_id"]]) > LOOKS for row in rows)
+
+    wait_until(looked_at, timeout=60, interval=0.1, message=f"{LOOKS} looks at each message")
 
 
 # -- topology that vanishes ------------------------------------------------------------------------------------------

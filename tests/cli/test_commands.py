@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import psycopg
 import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_sidejob import RunningJob, SideJob, Status
+from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.store import migrate
-from tests.tools.databases import Databases
+from tests.tools.databases import SCHEMA, Databases
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.workers import Processes, environment
@@ -471,6 +474,18 @@ def bare(empty_database_url: str) -> Iterator[Celery]:
     SideJob.runtime.fget(app.sidejob).connections.close()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("words", [("jobs",), ("show", 1), ("run", 1)])
+def test_a_command_does_not_wait_without_end_for_a_table_that_is_locked(
+    command: Command, stage_database_url: str, monkeypatch: pytest.MonkeyPatch, words: tuple[object, ...]
+) -> None:
+    """As a VACUUM FULL locks one, or a migration of somebody else's."""
+    monkeypatch.setattr(waits, "PATIENCE_S", 1.5)
+    with psycopg.connect(stage_database_url) as other:
+        other.execute(f"LOCK TABLE {SCHEMA}.jobs IN ACCESS EXCLUSIVE MODE")
+
+        assert "did not answer in time" in command(*words, code=1).err
+
+
 def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
     SideJob(bare)
     head = migrate.head()
@@ -522,6 +537,37 @@ def test_db_check_tells_by_its_exit_code_what_is_to_be_done(bare: Celery, empty_
     )
     assert ask(bare, "db", "check").code == 0
     assert ask(bare, "db", "reassign").out == "Schema 'sidejob' belongs to the app 'bare' and the broker 'memory /'.\n"
+
+
+def test_db_check_tells_of_a_store_that_takes_no_writes(bare: Celery, empty_database_url: str) -> None:
+    """As a standby does, or one whose disk its keeper has found full: no worker can start, and it is worth waiting."""
+    SideJob(bare)
+    ask(bare, "db", "upgrade")
+    with psycopg.connect(empty_database_url, autocommit=True) as owner:
+        owner.execute(f'ALTER DATABASE "{owner.info.dbname}" SET default_transaction_read_only = on')
+    bare.sidejob.close()
+
+    said = ask(bare, "db", "check")
+
+    assert said.code == 3
+    assert "takes no writes" in said.err
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:hunter2/x@127.0.0.1/0", "redis://u:hunter2#x@127.0.0.1/0", "redis://:hunter2@127.0.0.1:99999/0",
+     "redis://:hunter2@[::1/0", "carrier+pigeon://:hunter2@127.0.0.1"],
+)  # fmt: skip
+def test_a_broker_url_that_cannot_be_read_is_one_line_without_its_password(database_url: str, url: str) -> None:
+    app = Celery("shop", broker=url, set_as_current=False)
+    app.conf.update(sidejob_database_url=database_url)
+    SideJob(app)
+
+    for words in (("db", "check"), ("doctor",)):
+        said = ask(app, *words)
+        assert said.code == 1
+        assert said.err.startswith("Error: broker_url ")
+        assert "hunter2" not in said.err
 
 
 def test_db_grants_connects_to_nothing() -> None:
@@ -603,6 +649,15 @@ def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str)
     assert migrate.current(empty_database_url) == migrate.head()
 
 
+def test_db_names_the_setting_whose_url_does_not_answer(empty_database_url: str) -> None:
+    app = Celery("early", broker="memory://", set_as_current=False)
+    app.conf.update(sidejob_database_url=direct(empty_database_url), sidejob_direct_url=NOWHERE)
+    SideJob(app)
+
+    for words in ("upgrade",), ("current",), ("reassign",):
+        assert "is sidejob_direct_url right?" in ask(app, "db", *words).err
+
+
 def test_without_a_schema_every_command_says_what_to_do(bare: Celery) -> None:
     SideJob(bare)
     for words in (("jobs",), ("show", 1), ("tree", 1), ("run", 1), ("terminate", 1), ("poll",), ("stats",)):
@@ -613,6 +668,16 @@ def test_without_a_schema_every_command_says_what_to_do(bare: Celery) -> None:
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [("show",), ("revoke", "one"), ("jobs", "--queue"), ("dead", "list", "--task"), ("drain", "--queue")]
+)
+def test_bytes_that_are_no_text_are_a_usage_error(command: Command, words: tuple[str, ...]) -> None:
+    """As Python gives them to a program: no store takes them, and no terminal shows them."""
+    said = command(*words, os.fsdecode(b"caf\xe9"), code=2)
+
+    assert "it is no text" in said.err
 
 
 @pytest.mark.parametrize("name", ["show", "tree", "run", "terminate"])
@@ -632,6 +697,8 @@ def test_a_job_that_is_not_there_is_an_error(command: Command, name: str, job_id
         ("show",),
         ("run", 1, "--countdown", -1),
         ("run", 1, "--countdown", "inf"),
+        ("run", 1, "--countdown", "nan"),
+        ("dead", "purge", "--older-than", "nan"),
         ("tree", 1, "--depth", -1),
     ],
 )

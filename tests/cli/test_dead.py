@@ -48,6 +48,13 @@ def test_an_empty_dead_set(command: Command) -> None:
     assert "no entry 7" in command("show", 7, code=1).err
 
 
+def test_only_jobs_among_the_entries_are_failed_jobs(stage: Stage, failed: Job) -> None:
+    """Durable tasks, which rest there too, are no jobs."""
+    found = stage.sidejob.stats()
+
+    assert (found["jobs"], found["dead"]["entries"]) == ({"failed": 1}, 4)
+
+
 def test_entries_are_shown(failed: Job, command: Command) -> None:
     listed = command("list")
     assert any("stage.call" in line and "ValueError: no money" in line for line in listed.lines)

@@ -298,6 +298,23 @@ def test_a_worker_without_a_liveness_lock(stage: Stage) -> None:
     assert finding.found.startswith("no liveness lock: test:")
 
 
+def test_a_store_that_goes_away_while_it_is_looked_at_is_a_finding(locked: Stage) -> None:
+    """What was found before is not lost with it."""
+    with TcpProxy.to(locked.database_url) as proxy:
+        app = Celery("stage", broker="memory://", set_as_current=False)
+        app.conf.sidejob_database_url = proxy.url_for(locked.database_url)
+        app.conf.sidejob_direct_url = locked.database_url
+        sidejob = SideJob(app)
+        looking = Diagnosis(sidejob.runtime, sidejob.owner).findings()
+        assert any(finding.check == "rules" for finding in looking)
+
+        proxy.refuse()
+
+        (left,) = looking
+        assert (left.check, left.level, left.meaning) == ("store", Level.ERROR, "This could not be looked at.")
+        sidejob.close()
+
+
 def test_a_database_without_a_schema(empty_database_url: str) -> None:
     app = Celery("stage", broker="memory://", set_as_current=False)
     app.conf.sidejob_database_url = empty_database_url
@@ -395,7 +412,7 @@ def test_queues_that_rabbitmq_refuses(amqp_url: str) -> None:
     found = list(broker_check.findings(app))
 
     assert [(finding.check, str(finding.level)) for finding in found] == [
-        ("broker", "ok"), ("queues of RabbitMQ", "error"),
+        ("broker", "ok"), ("rabbitmq", "error"),
     ]  # fmt: skip
     with kombu.Connection(amqp_url) as connection, pytest.raises(kombu.exceptions.ChannelError):
         app.amqp.queues["celery"](connection.default_channel).declare()  # it does refuse it

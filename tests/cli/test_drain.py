@@ -90,6 +90,6 @@ def test_a_queue_is_drained_by_itself(stage: Stage) -> None:
     assert ask(stage.app, "drain", "--queue", "a", "--timeout", 0).code == 1
 
 
-@pytest.mark.parametrize("words", [("--timeout", "-1"), ("--timeout", "soon")])
+@pytest.mark.parametrize("words", [("--timeout", "-1"), ("--timeout", "soon"), ("--horizon", "nan")])
 def test_a_timeout_is_a_number_of_seconds(stage: Stage, words: tuple[str, ...]) -> None:
     assert ask(stage.app, "drain", *words).code == 2

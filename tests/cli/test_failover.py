@@ -10,8 +10,9 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError
+from celery_sidejob.operations import stores
 from celery_sidejob.services.pruner import Pruner
-from celery_sidejob.store import migrate
+from celery_sidejob.store import counters, dead, migrate, served_tasks, workers
 from tests.cli.test_commands import Said, ask
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
@@ -92,6 +93,8 @@ def test_both_schemas_are_made_and_checked(pair: Pair, command: Command) -> None
     assert "0004 or newer" in said.err
     pair.proxy.refuse()
     assert "sidejob_failover_urls right?" in command("db", "check", code=3).err
+    for word in ("upgrade", "current", "reassign"):
+        assert "sidejob_failover_urls right?" in command("db", word, code=1).err
 
 
 def test_the_dead_set_is_that_of_both(pair: Pair, command: Command) -> None:
@@ -143,6 +146,80 @@ def test_a_store_that_is_away_is_said_to_be(pair: Pair, command: Command, caplog
     findings = command("doctor", "--json", code=2).document["findings"]
     assert [one["check"] for one in findings if one["level"] == "error"] == ["store 1"]
     assert "Cannot connect" in command("drain", "--timeout", 0, code=1).err
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_store_that_is_silent_is_not_waited_for_without_end(
+    pair: Pair, command: Command, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, connected: bool
+) -> None:
+    command("db", "upgrade")
+    for place in (0, 1):
+        pair.sql(place, DIED, f"of {place}: ")
+    name = pair.sidejob.stats()["stores"][0]["name"]
+    monkeypatch.setattr(stores, "WAIT_S", 0.5)
+
+    def silently(ask: Callable[[], Any]) -> Any:
+        """The answer of something that is asked when the second store says nothing any more."""
+        pair.proxy.pass_through()
+        if connected:
+            pair.sidejob.runtime.stores[1].connections.read(dead.count)
+        else:
+            pair.sidejob.runtime.stores[1].connections.close()
+        pair.proxy.black_hole()
+        return ask()
+
+    found = silently(pair.sidejob.stats)
+    assert (found["dead"]["entries"], [one["answers"] for one in found["stores"]]) == (2, [False])
+    assert silently(lambda: [entry.id for entry in pair.sidejob.dead]) == [1, 2]
+    assert "passed over. Store 1 of sidejob_failover_urls: " in caplog.text
+    with pytest.raises(StoreUnavailableError):
+        silently(lambda: pair.sidejob.dead.retry(f"{name}:1"))
+    findings = silently(lambda: command("doctor", "--json", code=2)).document["findings"]
+    assert [one["check"] for one in findings if one["level"] == "error"] == ["store 1"]
+    assert silently(lambda: command("drain", "--timeout", 0, code=1)).err
+    assert silently(pair.sidejob.dead.retry_all) == 2
+
+
+def test_a_first_store_that_is_silent_is_not_waited_for_without_end(
+    pair: Pair, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("db", "upgrade")
+    pair.sql(0, DIED, "of 0: ")
+    monkeypatch.setattr(stores, "WAIT_S", 0.5)
+    monkeypatch.setattr(stores, "LONGEST_WAIT_S", 0.5)
+    other_way_round = pair.app_of(pair.proxy.url_for(pair.urls[1]), pair.urls[0])
+    other_way_round.sidejob.stats()
+
+    pair.proxy.black_hole()
+
+    with pytest.raises(StoreUnavailableError):
+        other_way_round.sidejob.stats()
+    assert [entry.task_id for entry in other_way_round.sidejob.dead] == ["of 0: 1", "of 0: 2"]
+    assert "sidejob_up 0.0" in ask(other_way_round, "stats", "--prometheus").lines
+    findings = ask(other_way_round, "doctor", "--json").document["findings"]
+    assert "store" in [one["check"] for one in findings if one["level"] == "error"]
+    other_way_round.sidejob.close()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tasks_and_queues_that_nobody_serves_are_found_in_each_store(pair: Pair, command: Command, place: int) -> None:
+    command("db", "upgrade")
+    pair.sql(place, WAITS, "one")
+    pair.sql(place, "UPDATE messages SET due_at = now() - interval '2 min'")
+    first = pair.sidejob.runtime.connections
+
+    def found() -> dict[str, str]:
+        findings = command("doctor", "--json", code=2).document["findings"]
+        return {one["check"]: one["found"] for one in findings if one["level"] == "error"}
+
+    of_store = f"store {place}: " if place else ""
+    assert found()[f"{of_store}queues"] == "nobody serves q (1 due)"
+    worker_id = workers.register(first, "somebody")
+    counters.serve(first, worker_id, ["q"])  # as a worker does, which serves all stores: in the first one
+    served_tasks.serve(first, worker_id, ["letters"])
+    assert found()[f"{of_store}tasks"] == "no live worker of its queue knows mail in q (1 due)"
+    served_tasks.serve(first, worker_id, ["letters", "mail"])
+    assert not {f"{of_store}queues", f"{of_store}tasks"} & found().keys()
 
 
 def test_a_task_is_shown_and_revoked_in_whichever_store_it_is(pair: Pair, command: Command) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import datetime
 
+import pytest
 import redis
 
+from celery_sidejob.hooks import control
 from tests.cli.test_commands import Said, ask
 from tests.services.test_poller import Post, post
+from tests.tools.proxy import TcpProxy
 
 __all__ = ["post"]
 
@@ -102,6 +106,41 @@ def test_an_unknown_one_is_an_error_and_hinders_no_other(post: Post) -> None:
     assert (said.code, said.document) == (1, {"waiting": ["one"], "running": [], "unknown": ["nobody"]})
     assert "No durable task that waits or runs" in said.err
     assert ask(post.app, "revoke").code == 2
+
+
+def test_a_broker_that_is_silent_is_not_waited_for(post: Post, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery's own broadcast would try again without end."""
+    monkeypatch.setattr(control, "ATTEMPT_S", 0.5)
+    post.send("one")
+    post.app.close()
+    with TcpProxy.to(redis_url) as proxy:
+        proxy.black_hole()
+        post.app.conf.broker_url = post.app.conf.broker_write_url = proxy.url_for(redis_url)
+
+        began = time.monotonic()
+        said = ask(post.app, "revoke", "one")
+        took_s = time.monotonic() - began
+
+    assert (said.code, said.lines) == (0, ["one does not run."])
+    assert "the workers could not be told" in said.err
+    assert took_s < 10
+
+
+def test_the_next_broker_is_told_when_the_first_is_away(
+    post: Post, redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    post.send("one")
+    post.app.close()
+    post.app.conf.broker_url = post.app.conf.broker_write_url = f"redis://127.0.0.1:1/0;{redis_url}"
+    with redis.Redis.from_url(redis_url) as client, client.pubsub() as ear:
+        ear.psubscribe("*celery.pidbox*")
+        assert ear.get_message(timeout=5)
+
+        said = ask(post.app, "revoke", "one")
+
+        assert ear.get_message(timeout=5)
+    assert (said.code, said.err) == (0, "")
+    assert "One of the brokers could not be told" in caplog.text
 
 
 def test_a_broker_that_is_away_does_not_keep_it_from_being_kept(post: Post) -> None:

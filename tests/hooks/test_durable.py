@@ -234,6 +234,34 @@ def test_a_message_goes_again_where_its_publisher_sent_it(app: Celery) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "queue"),
+    [
+        ({"exchange": "media", "routing_key": "image"}, "images"),
+        ({"exchange": Exchange("media", "direct"), "routing_key": "image"}, "images"),
+        ({"exchange": "all", "routing_key": "any"}, "told"),
+        ({"exchange": "all"}, "celery"),  # Celery itself heeds no exchange without a routing key
+        ({"queue": "films", "exchange": "media", "routing_key": "image.of.film"}, "films"),
+        ({"queue": "images"}, "images"),
+        ({"exchange": "unheard of", "routing_key": "image"}, "celery"),
+    ],
+)
+def test_a_message_is_kept_under_the_name_of_the_queue_that_its_exchange_sends_it_to(
+    app: Celery, options: dict[str, Any], queue: str
+) -> None:
+    """Which is where the broker is asked for it; `queue=` says so where the app does not know."""
+    media = Exchange("media", "direct")
+    app.conf.task_queues = [
+        Queue("celery"), Queue("images", media, routing_key="image"), Queue("told", Exchange("all", "fanout")),
+    ]  # fmt: skip
+
+    app.send_task("shop.mail", **options)
+
+    (row,) = rows(app).values()
+    about = json.loads(json.loads(row.publication)["about"])
+    assert (row.queue, about["declare"]) == (queue, [queue])
+
+
+@pytest.mark.parametrize(
     ("options", "policy"),
     [
         ({}, "dead"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +12,9 @@ from celery import Celery
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks.publishing import CeleryPublisher
+from celery_sidejob.model.durable import Message
 from celery_sidejob.model.messages import Doorbell
+from tests.tools.freezing import frozen
 from tests.tools.waiting import wait_until
 
 
@@ -58,3 +62,133 @@ def test_a_broker_that_is_away_is_said_to_be_so_once_a_minute(
     monkeypatch.setattr("celery_sidejob.hooks.publishing.WARN_S", 0.0)
     assert tries(2) == 3
     app.close()
+
+
+def test_a_broker_url_that_cannot_be_read_is_told_of_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    app = Celery("shop", broker="redis://:se/cret@127.0.0.1:6379/0", set_as_current=False)
+    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+
+    assert publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]) == []
+
+    assert "broker_url (or broker_read_url, broker_write_url) cannot be read" in caplog.text
+    assert "cret" not in caplog.text
+    app.close()
+
+
+def message(number: int, queue: str = "celery", exchange: str = "") -> Message:
+    """A message of an ordinary task."""
+    about = {
+        "content_type": "application/json", "content_encoding": "utf-8", "headers": {"id": f"task-{number}"},
+        "properties": {}, "exchange": exchange, "routing_key": queue, "delivery_mode": 2, "declare": [],
+    }  # fmt: skip
+    return Message(f"task-{number}", "noop", queue, "{}", b"[[], {}, {}]", about=about)
+
+
+KEYS = [(f"task-{number}", 1) for number in range(4)]
+
+
+@pytest.fixture
+def publisher(own_valkey: embedded.Valkey) -> Iterator[CeleryPublisher]:
+    app = Celery("shop", broker=own_valkey.url, set_as_current=False)
+    made = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    yield made
+    made.close()
+    app.close()
+
+
+def test_what_redis_refuses_is_not_confirmed_and_its_queue_is_passed_over(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    watcher.set("odd", "no list")
+    one, other, last = message(0, "odd"), message(1), message(2, "odd")
+
+    assert publisher.publish([one]) == [one], "nobody has waited for the answer"
+    assert publisher.publish([other]) == [other]
+    assert publisher.confirm(KEYS[:2]) == KEYS[1:2]
+    assert publisher.confirm(KEYS[:2]) == KEYS[1:2], "it is remembered until its mark is not written"
+    assert publisher.publish([last]) == []
+    assert watcher.llen("celery") == 1
+
+
+def test_what_redis_has_refused_once_is_confirmed_when_it_takes_it(
+    publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be published again and again by the process that remembers."""
+    monkeypatch.setattr("celery_sidejob.hooks.publishing.PAUSE_S", (0.0, 0.0))
+    watcher.set("odd", "no list")
+    one = message(0, "odd")
+    assert publisher.publish([one]) == [one]
+    assert publisher.confirm(KEYS[:1]) == []
+    watcher.delete("odd")
+
+    assert publisher.publish([one]) == [one]
+
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+
+
+def test_after_redis_has_hung_up_the_next_message_goes_over_another_connection(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    assert publisher.publish([message(0)]) == [message(0)]
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+    watcher.client_kill_filter(skipme=True, _type="normal")
+
+    assert publisher.publish([message(1)]) == [message(1)]
+    assert publisher.confirm(KEYS[:2]) == KEYS[:2]
+    assert watcher.llen("celery") == 2
+
+
+def test_a_redis_that_does_not_answer_begins_a_pause_after_a_second(
+    publisher: CeleryPublisher, own_valkey: embedded.Valkey, watcher: redis.Redis
+) -> None:
+    assert publisher.publish([message(0)]) == [message(0)]
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+    with frozen(own_valkey.pid):
+        assert publisher.publish([message(1)]) == [message(1)], "the system has taken it"
+        assert publisher.publish([message(2)]) == []
+        assert not publisher.ready
+        assert publisher.publish([message(3)]) == []
+
+    assert publisher.confirm(KEYS) == [KEYS[0], KEYS[2], KEYS[3]], "it tells only of what it was given"
+
+
+def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
+    ready = publisher.make_ready(message(0))
+    assert ready is not None
+    assert publisher.publish([message(1)]) == [message(1)]
+    assert publisher.confirm(KEYS[1:2]) == KEYS[1:2]
+    assert watcher.llen("celery") == 1, "nothing of what is only ready"
+
+    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+    (first, second) = (json.loads(text) for text in watcher.lrange("celery", 0, -1))
+    assert (first["headers"]["id"], second["headers"]["id"]) == ("task-0", "task-1")
+    assert first.keys() == second.keys()
+    assert first["properties"].keys() == second["properties"].keys()
+
+
+def test_what_was_made_ready_for_a_connection_that_is_gone_is_made_anew(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    ready = publisher.make_ready(message(0))
+    publisher.close()
+
+    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+    assert watcher.llen("celery") == 1
+
+
+def test_what_is_no_single_command_is_not_made_ready(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
+    assert publisher.make_ready(message(0, exchange="fans")) is None
+    assert publisher.make_ready(Message("task-0", "noop", "celery", "{}", b"[]")) is None, "it was read from the store"
+    assert watcher.keys("*") == []
+
+
+def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, publisher: CeleryPublisher) -> None:
+    with frozen(own_valkey.pid):
+        began = time.monotonic()
+        assert publisher.make_ready(message(0)) is None
+        assert publisher.publish([message(0)]) == []
+        assert time.monotonic() - began < 1.9

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from celery import Celery
 from kombu import Connection
+from kombu.transport import redis
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.redis_client import keep_client
+from celery_sidejob.hooks.redis_client import keep_client, pushes_of
 
 
 def test_a_channel_makes_one_client_for_each_pool(own_valkey: embedded.Valkey) -> None:
@@ -49,3 +50,19 @@ def test_other_brokers_are_left_alone() -> None:
         keep_client(channel)
 
         assert vars(channel) == before
+
+
+def test_a_channel_that_puts_messages_in_its_own_way_goes_on_so(own_valkey: embedded.Valkey) -> None:
+    class OwnChannel(redis.Channel):
+        def _put(self, queue: str, message: object, **options: object) -> None:
+            super()._put(f"own.{queue}", message, **options)
+
+    class OwnTransport(redis.Transport):
+        Channel = OwnChannel
+
+    with Connection(own_valkey.url) as usual, Connection(own_valkey.url, transport=OwnTransport) as own:
+        assert pushes_of(usual.default_channel) is not None
+        assert pushes_of(own.default_channel) is None
+        own.Producer().publish("one", routing_key="queue")
+        with own.default_channel.conn_or_acquire() as client:
+            assert (client.llen("own.queue"), client.llen("queue")) == (1, 0)

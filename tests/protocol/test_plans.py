@@ -20,12 +20,14 @@ from celery_sidejob.store import (
     counters,
     dead,
     durable,
+    health,
     jobs,
     kept,
     messages,
     packets,
     ports,
     revocation,
+    served_tasks,
     state,
     statistics,
     twins,
@@ -35,7 +37,7 @@ from tests.tools.databases import SCHEMA, Databases
 
 MODULES = (
     aliases, askings, asks, claims, counters, dead, durable, jobs, kept, messages, packets, ports, revocation,
-    state, statistics, twins,
+    served_tasks, state, statistics, twins,
 )  # fmt: skip
 
 READS_ALL = {
@@ -46,6 +48,7 @@ READS_ALL = {
     "durable._LOOK_NOW": "pages through everything after a broker was emptied",
     "messages._DEPTH": "counts",
     "messages._LOOK_NOW": "pages through everything after a broker was emptied",
+    "served_tasks._DUE": "reads what is due; see below",
     "statistics._RESTING": "counts what is not finished; see below",
     "statistics._TIMERS": "counts",
     "statistics._UNFINISHED": "counts what is not finished; see below",
@@ -83,7 +86,7 @@ INSERT INTO twins (task_id, call, tried, kept_until)
 ANALYZE"""
 
 
-SMALL = {"workers", "leases", "counters", "served_queues", "registry", "meta"}
+SMALL = {"workers", "leases", "counters", "served_queues", "served_tasks", "registry", "meta"}
 """Tables that do not grow with the number of jobs."""
 
 
@@ -148,6 +151,12 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
         pytest.skip("no query")
     plan = plan_of(large_store, HOT[name])
     assert set(scans(plan)) <= SMALL, json.dumps(plan, indent=1)
+
+
+@pytest.mark.parametrize("statement", [served_tasks._DUE, health._UNKNOWN_TASKS], ids=["due", "unknown tasks"])
+def test_what_is_due_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
+    plan = plan_of(large_store, statement)
+    assert set(scans(plan)) - SMALL == {"messages"}, json.dumps(plan, indent=1)
 
 
 def test_the_exceptions_are_still_there() -> None:

@@ -95,10 +95,13 @@ def test_in_another_database_it_is_not_held(
     assert not is_free(stage, stage.worker_id), "nobody makes anything of its absence"
 
 
-def test_a_server_that_cannot_be_reached_is_tried_again_later(stage: Stage, beating: OwnExecutor) -> None:
+def test_a_server_that_cannot_be_reached_is_tried_again_later(
+    stage: Stage, beating: OwnExecutor, caplog: pytest.LogCaptureFixture
+) -> None:
     with closing(of(stage.runtime.settings, direct_url="postgresql://nobody@127.0.0.1:1/x")) as lock:
         assert not lock.take(stage.worker_id, beating)
         assert not lock.is_due
+        assert "is sidejob_direct_url right?" in caplog.text
         lock._again_at = 0.0
         assert lock.is_due
 

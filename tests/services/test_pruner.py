@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob import Job, RunningJob
+from celery_sidejob.services import pruner as module
 from celery_sidejob.services.pruner import Pruned, Pruner
 from tests.tools.in_process import Stage
 
@@ -52,6 +53,26 @@ def test_an_old_entry_of_the_dead_set_goes_together_with_its_job(stage: Stage) -
     assert Pruner(stage.runtime).run_once() == Pruned(dead=1)
     assert not old.exists
     assert [job.id for job in stage.sidejob.jobs(status="failed")] == [young.id]
+
+
+def test_old_entries_whose_jobs_must_stay_keep_no_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(job: RunningJob) -> None:
+        raise ValueError("for good")
+
+    monkeypatch.setattr(module, "PAGE", 1)
+    parent, other = stage.job(body), stage.job(body)
+    child = stage.job(parent=parent, child_name="c")
+    for job in (parent, other):
+        with pytest.raises(ValueError, match="for good"):
+            stage.run(job)
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days'")
+    pruner = Pruner(stage.runtime)
+
+    assert [pruner.run_once() for _ in range(2)] == [Pruned(), Pruned(dead=1)]
+
+    assert (parent.exists, child.exists, other.exists) == (True, True, False)
+    stage.drain()
+    assert sum(pruner.run_once().dead for _ in range(2)) == 1, "it begins anew at the end"
 
 
 def test_an_old_entry_of_an_ordinary_task_goes_by_itself(stage: Stage) -> None:

@@ -92,6 +92,8 @@ def test_a_missing_right_is_named_before_a_worker_starts(database_url: str, role
         "The user in sidejob_database_url lacks rights in schema 'sidejob': UPDATE on jobs, USAGE on jobs_id_seq. As "
         "the schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
     )
+    with pytest.raises(SchemaError, match=r"^The user in sidejob_failover_urls lacks rights"):
+        migrate.check(url, setting="sidejob_failover_urls")
 
 
 def test_a_right_that_is_taken_away_later_is_named(database_url: str, role: tuple[str, str]) -> None:

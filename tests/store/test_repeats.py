@@ -58,3 +58,27 @@ def test_a_read_without_an_answer_is_repeated_once_and_is_never_of_unknown_outco
     with pytest.raises(StoreUnavailableError) as error:
         read(registry.identity)
     assert not isinstance(error.value, OutcomeUnknown)
+
+
+def test_a_transaction_that_postgres_ends_for_its_length_is_the_stores_failure(stage: Stage) -> None:
+    """`transaction_timeout` of Postgres 17, which may be set for a role."""
+    if stage.sql("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'") == []:
+        pytest.skip("this Postgres has no transaction_timeout")
+
+    def dawdle(executor: OwnExecutor) -> None:
+        executor.run(Statement("SELECT set_config('transaction_timeout', '10ms', true)"))
+        executor.run(Statement("SELECT pg_sleep(5)"))
+
+    with pytest.raises(StoreUnavailableError, match="transaction timeout"):
+        stage.sidejob.runtime.connections.transact("ask", dawdle)
+
+
+def test_a_bound_within_a_bound_leaves_the_outer_one(stage: Stage) -> None:
+    connections = stage.sidejob.runtime.connections
+    slow = Statement("SELECT pg_sleep(0.6)")
+    with connections.answering(within_s=0.3):
+        with connections.answering(within_s=None):
+            connections.run(slow)
+        with pytest.raises(StoreUnavailableError):
+            connections.run(slow)
+    connections.run(slow)

@@ -1,0 +1,97 @@
+"""Runs that end, or are retried, while the store is away."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+
+from celery_sidejob import SideJob, StoreUnavailableError, embedded
+from celery_sidejob.operations import durable
+from celery_sidejob.operations.durable import Run
+from celery_sidejob.store import workers
+from celery_sidejob.store.migrate import upgrade
+from tests.tools.waiting import wait_until
+
+
+@pytest.fixture
+def mortal(own_postgres: embedded.Postgres) -> embedded.Postgres:
+    """A Postgres that this test may kill."""
+    upgrade(own_postgres.url)
+    return own_postgres
+
+
+@pytest.fixture
+def app(mortal: embedded.Postgres, redis_url: str) -> Iterator[Celery]:
+    made = Celery("ends", broker=redis_url, set_as_current=False)
+    made.conf.update(sidejob_database_url=mortal.url, sidejob_durable_tasks=["ends.*"])
+    SideJob(made)
+    yield made
+    made.sidejob.close()
+    made.close()
+
+
+def begun(app: Celery, task_id: str) -> Run:
+    """A task that was called, and locked for its run by a worker of its own."""
+    app.send_task("ends.one", task_id=task_id)
+    runtime = app.sidejob.runtime
+    run = Run((task_id, 1), "ends.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
+    assert durable.begin(runtime, run, pid=os.getpid(), on_lost="dead", max_losses=3, is_here=False)
+    return run
+
+
+def rows(postgres: embedded.Postgres) -> list[str]:
+    """The ids of the tasks that are not finished."""
+    with closing(psycopg.connect(postgres.url)) as connection:
+        return [row[0] for row in connection.execute("SELECT task_id FROM sidejob.messages ORDER BY task_id")]
+
+
+def test_an_end_that_was_given_up_is_written_once_the_store_is_back(
+    app: Celery, mortal: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what follows it: a chord's body, which the backend takes for published, is known to this process alone."""
+    monkeypatch.setattr(durable, "_patiently", lambda runtime, once: once())
+    runtime = app.sidejob.runtime
+    runs = [begun(app, task_id) for task_id in ("one", "two")]
+    app.send_task("ends.next", task_id="next")
+    runs[0].follows.append(durable.Message("follows", "ends.one", "celery", "{}", b"[]"))
+    mortal.kill()
+    for run in runs:
+        with pytest.raises(StoreUnavailableError):
+            durable.end(runtime, run)
+
+    mortal.start()
+
+    wait_until(lambda: rows(mortal) == ["follows", "next"], timeout=20, message="both ends to be written")
+
+
+def test_a_retry_waits_for_a_store_that_is_away_for_a_moment(
+    app: Celery, mortal: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery takes a retry that cannot be sent for the task's failure."""
+    runtime = app.sidejob.runtime
+    run = begun(app, "one")
+    mortal.kill()
+    tries: list[str] = []
+    transact = runtime.connections.transact
+
+    def count(name: str, work: Any, **options: Any) -> Any:
+        tries.append(name)
+        return transact(name, work, **options)
+
+    monkeypatch.setattr(runtime.connections, "transact", count)
+    message = durable.Message("one", "ends.one", "celery", "{}", b"[]", generation=2)
+    with ThreadPoolExecutor(1) as threads:
+        retried = threads.submit(durable.go_on, runtime, run, message)
+        wait_until(lambda: tries.count("durable-move") >= 2, message="it to be tried again")
+        mortal.start()
+        retried.result(timeout=20)
+
+    assert rows(mortal) == ["one"]
+    assert run.moved

@@ -1,0 +1,108 @@
+"""A call sends its row and makes its message meanwhile; whoever else calls is not held up by that, nor by a silence."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import psycopg
+import pytest
+import redis
+from celery import Celery
+
+from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError, embedded
+from celery_sidejob.operations import stores
+from celery_sidejob.store.migrate import upgrade
+from tests.tools.crash_points import Arm
+from tests.tools.freezing import frozen
+from tests.tools.waiting import wait_until
+
+
+@pytest.fixture
+def app(own_postgres: embedded.Postgres, redis_url: str) -> Iterator[Celery]:
+    """An app that has called a task, and so has a connection to its store."""
+    upgrade(own_postgres.url)
+    made = Celery("keeping", broker=redis_url, set_as_current=False)
+    made.conf.update(sidejob_database_url=own_postgres.url, sidejob_durable_tasks=["keeping.*"])
+    SideJob(made)
+    made.send_task("keeping.one", task_id="first")
+    yield made
+    made.sidejob.close()
+    made.close()
+
+
+def queued(app: Celery) -> list[str]:
+    """The ids of the tasks whose message is in the broker, the oldest first."""
+    with redis.Redis.from_url(app.conf.broker_url) as client:
+        return [json.loads(text)["headers"]["id"] for text in reversed(client.lrange("celery", 0, -1))]
+
+
+def test_the_message_is_made_before_the_row_is_known_to_be_kept(app: Celery, at: Arm) -> None:
+    """And nothing of it is in the broker then."""
+    seen: list[list[str]] = []
+    make_ready = app.sidejob.runtime.publisher.make_ready
+    app.sidejob.runtime.publisher.make_ready = lambda message: (make_ready(message), seen.append(["made"]))[0]
+    at("durable-keep:after-commit", lambda: seen.append(queued(app)))
+
+    app.send_task("keeping.one", task_id="second")
+
+    assert seen == [["made"], ["first"]]
+    assert queued(app) == ["first", "second"]
+
+
+def test_a_store_that_is_frozen_holds_a_call_for_a_bounded_time(
+    app: Celery, own_postgres: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "LONGEST_WAIT_S", 1.0)
+    with frozen(own_postgres.pid):
+        began = time.monotonic()
+        with pytest.raises(StoreUnavailableError):
+            app.send_task("keeping.one", task_id="second")
+        assert 1.0 <= time.monotonic() - began < 2.5
+        with pytest.raises(StoreUnavailableError, match="none is asked just now"):
+            app.send_task("keeping.one", task_id="third")
+        assert time.monotonic() - began < 2.5
+
+    assert queued(app) == ["first"]
+
+
+def test_a_call_that_waits_for_its_row_holds_up_no_other(app: Celery, own_postgres: embedded.Postgres) -> None:
+    with closing(psycopg.connect(own_postgres.url)) as other, ThreadPoolExecutor() as threads:
+        other.execute(
+            "INSERT INTO sidejob.messages (task_id, task, queue, publication, body, generation, look_after)"
+            " VALUES ('taken', 't', 'q', '{}', '', 1, '1 s')"
+        )
+        waiting = threads.submit(app.send_task, "keeping.one", task_id="taken")
+        with closing(psycopg.connect(own_postgres.url, autocommit=True)) as looking:
+            wait_until(lambda: looking.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone())
+
+        for number in range(3):
+            app.send_task("keeping.one", task_id=f"other {number}")
+
+        assert not waiting.done()
+        assert queued(app) == ["first", *(f"other {number}" for number in range(3))]
+        other.commit()
+        with pytest.raises(InvalidValueError, match="is taken"):
+            waiting.result(timeout=20)
+
+
+def test_many_threads_call_at_once(app: Celery, own_postgres: embedded.Postgres) -> None:
+    ids = {f"{thread} {number}" for thread in range(6) for number in range(30)}
+    start = threading.Barrier(6)
+
+    def call(thread: int) -> None:
+        start.wait()
+        for number in range(30):
+            app.send_task("keeping.one", task_id=f"{thread} {number}")
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(call, range(6)))
+
+    app.sidejob.runtime.connections.write_put_off()
+    assert sorted(queued(app)) == sorted([*ids, "first"])
+    with closing(psycopg.connect(own_postgres.url)) as looking:
+        assert looking.execute("SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL").fetchone() == (0,)
