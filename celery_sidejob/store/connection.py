@@ -11,6 +11,7 @@ the server that answered the connect is the one that answers statements.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -68,6 +69,14 @@ GREENLETS_SHARE = 10
 
 PREPARE_AFTER = 5
 """How often a statement is run on a connection before it is prepared there, where that is allowed."""
+
+PLANS_LIVE_S, PLANS_SERVE = 2.0, 20
+"""A connection of ours keeps the plans of its prepared statements so long, and for so many transactions.
+
+A plan that was made while its tables were empty reads them whole, and Postgres keeps it, however they grow, until
+autovacuum has looked at them: a minute, in which each statement of a burst costs a hundred times its share. What
+runs seldom need not be planned more often than it runs.
+"""
 
 SHORTEST_CONNECT_S = 2
 """What libpq takes for the least time in which to connect."""
@@ -527,6 +536,8 @@ class OwnExecutor:
         self._cursor = connection.cursor()
         self._exchange: Exchange | None = None
         self._hung_up: Any = None
+        self._plans_end = math.inf
+        self._planned_for = 0
         self._pgconn = connection.pgconn
         self.owes: Sent | None = None
         """What was sent over this connection and has not been answered yet."""
@@ -536,6 +547,15 @@ class OwnExecutor:
     def allow_prepared(self) -> None:
         """Have statements prepared that are run again and again: no proxy stands between."""
         self.connection.prepare_threshold = PREPARE_AFTER
+        self._plans_end = time.monotonic() + PLANS_LIVE_S
+
+    def _renew_plans(self) -> None:
+        """Before a transaction: have Postgres plan anew what it next executes, if it is time."""
+        self._planned_for += 1
+        if self._planned_for > PLANS_SERVE and time.monotonic() >= self._plans_end:
+            self._plans_end = time.monotonic() + PLANS_LIVE_S
+            self._planned_for = 1
+            self._cursor.execute("DISCARD PLANS", prepare=False)
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows."""
@@ -550,6 +570,7 @@ class OwnExecutor:
 
     def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
         """Send one statement, of which `settle` receives the answer."""
+        self._renew_plans()
         self._exchanging().send(statement, parameters)
         self.owes = sent = Sent(name, self)
         return sent
@@ -577,6 +598,7 @@ class OwnExecutor:
 
         With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
         """
+        self._renew_plans()
         if single:
             return self._as_one_statement(name, work)
         begin = self._begin + _BOUNDED if bounded else self._begin

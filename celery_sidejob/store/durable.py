@@ -160,7 +160,6 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
 WHERE m.task_id = free.task_id""",
     since=SINCE,
     frequent=True,
-    planned_anew=True,
 )
 
 

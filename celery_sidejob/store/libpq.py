@@ -66,7 +66,7 @@ class Exchange:
 
     def _send(self, statement: Statement, text: bytes, encoded: list[bytes | None], formats: list[pq.Format]) -> None:
         runs = self._runs.get(statement, 0)
-        if self._prepare_after is None or runs < self._prepare_after or statement.planned_anew:
+        if self._prepare_after is None or runs < self._prepare_after:
             self._runs[statement] = runs + 1
             self._pgconn.send_query_params(text, encoded, None, formats)
             return

@@ -17,17 +17,15 @@ class Statement:
 
     Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy.
     `since` is the revision of the schema that it needs: who runs it on an older one sees to that. What is `frequent` is
-    run without a cursor where that is possible (`libpq.py`), and prepared there unless it is `planned_anew`: a join
-    that was planned while its table was empty takes a hundred times as long once that is full, and keeps its plan.
+    run without a cursor where that is possible (`libpq.py`).
     """
 
-    __slots__ = ("_positional", "_rendered", "frequent", "planned_anew", "since", "text")
+    __slots__ = ("_positional", "_rendered", "frequent", "since", "text")
 
-    def __init__(self, text: str, *, since: str = "0001", frequent: bool = False, planned_anew: bool = False) -> None:
+    def __init__(self, text: str, *, since: str = "0001", frequent: bool = False) -> None:
         self.text = text.strip()
         self.since = since
         self.frequent = frequent
-        self.planned_anew = planned_anew
         self._rendered: dict[str, str] = {}
         self._positional: dict[str, tuple[bytes, tuple[str, ...]]] = {}
 

@@ -32,8 +32,10 @@ from celery_sidejob.store import (
     statistics,
     twins,
 )
+from celery_sidejob.store.connection import PREPARE_AFTER, Connections, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
+from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, askings, asks, claims, counters, dead, durable, jobs, kept, messages, packets, ports, revocation,
@@ -57,8 +59,8 @@ READS_ALL = {
 
 SAMPLES = {
     "bytea": "x", "bytea[]": "{x}", "integer[]": "{7}", "timestamp with time zone[]": "{2026-01-01}",
-    "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x", "text[]": "{x,y}",
-    "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
+    "smallint[]": "{7}", "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x",
+    "text[]": "{x,y}", "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
     "timestamp with time zone": "2026-01-01", "interval": "1 s",
 }  # fmt: skip
 
@@ -196,3 +198,57 @@ def test_a_monitor_reads_nothing_that_is_finished(finished_store: psycopg.Connec
     plan = plan_of(finished_store, WATCHED[name])
 
     assert set(scans(plan)) <= {*SMALL, "messages", "timers"}, json.dumps(plan, indent=1)
+
+
+# -- what was planned while the tables were empty ---------------------------------------------------------------------
+
+
+def plan_in_use(connections: Connections, statement: Statement) -> Any:
+    """Return the plan that a process's connection has for a statement which it has prepared."""
+
+    def explain(executor: OwnExecutor) -> Any:
+        beginning = statement.positional(SCHEMA)[0].decode()[:40]
+        (found,) = executor.run(_PREPARED, beginning=beginning)
+        values = ", ".join(f"'{SAMPLES[kind]}'" for kind in found.kinds)
+        explained = executor.connection.execute(f"EXPLAIN (FORMAT JSON) EXECUTE {found.name} ({values})").fetchone()
+        return explained[0][0]["Plan"]  # type: ignore[index]
+
+    return connections.transact("explain", explain)
+
+
+_PREPARED = Statement(
+    """
+SELECT name, parameter_types::text[] AS kinds FROM pg_prepared_statements
+WHERE starts_with(statement, %(beginning)s)"""
+)
+FILL_MESSAGES = """
+INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after)
+SELECT 'm' || n, 'task', 1, 'q', '', '{}', now(), '30 s' FROM generate_series(1, 20000) n"""
+RUN_OFTEN = {
+    "by libpq": (durable._MARK, {"task_ids": ["a"], "generations": [1]}),
+    "by a cursor": (messages._READ, {"job_ids": [1]}),
+}
+
+
+@pytest.mark.parametrize("how", RUN_OFTEN)
+def test_a_busy_connection_forgets_plans_for_empty_tables(
+    databases: Databases, database_template: str, how: str
+) -> None:
+    statement, parameters = RUN_OFTEN[how]
+    with databases.fresh(template=database_template) as name:
+        url = databases.url_of(name)
+        connections = Connections(url, SCHEMA)
+
+        def reads_all() -> bool:
+            connections.transact("mark", lambda executor: executor.run(statement, **parameters))
+            return "messages" in scans(plan_in_use(connections, statement))
+
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(SCHEMA)))
+            other.execute("ALTER TABLE messages SET (autovacuum_enabled = off); ANALYZE messages, jobs")
+            for _ in range(PREPARE_AFTER + 1):
+                connections.transact("mark", lambda executor: executor.run(statement, **parameters))
+            assert reads_all()
+            other.execute(FILL_MESSAGES)
+            wait_until(lambda: not reads_all(), timeout=20, message="plans for full tables")
+        connections.close()

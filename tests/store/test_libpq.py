@@ -55,8 +55,8 @@ def test_a_large_value_arrives_whole(exchange: Exchange) -> None:
 
 
 def test_it_prepares_only_where_it_may(connection: BoundedConnection) -> None:
-    for prepare_after, planned_anew, names in ((None, False, 0), (PREPARE_AFTER, True, 0), (PREPARE_AFTER, False, 1)):
-        statement = Statement("SELECT %(value)s::int AS value", planned_anew=planned_anew)
+    statement = Statement("SELECT %(value)s::int AS value")
+    for prepare_after, names in ((None, 0), (PREPARE_AFTER, 1)):
         exchange = Exchange(connection, "sidejob", prepare_after=prepare_after)
         for _ in range(PREPARE_AFTER + 1):
             exchange.run(statement, {"value": 1})
