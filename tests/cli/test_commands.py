@@ -25,7 +25,7 @@ from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.store import migrate
-from tests.tools.databases import SCHEMA, Databases
+from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.workers import Processes, environment
@@ -543,11 +543,10 @@ def test_db_check_tells_of_a_store_that_takes_no_writes(bare: Celery, empty_data
     """As a standby does, or one whose disk its keeper has found full: no worker can start, and it is worth waiting."""
     SideJob(bare)
     ask(bare, "db", "upgrade")
-    with psycopg.connect(empty_database_url, autocommit=True) as owner:
-        owner.execute(f'ALTER DATABASE "{owner.info.dbname}" SET default_transaction_read_only = on')
     bare.sidejob.close()
 
-    said = ask(bare, "db", "check")
+    with only_reading(empty_database_url):
+        said = ask(bare, "db", "check")
 
     assert said.code == 3
     assert "takes no writes" in said.err

@@ -23,6 +23,7 @@ from celery_sidejob.store import counters, migrate, registry, served_tasks, work
 from tests.cli.test_commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
 from tests.tools.roles import a_role
 from tests.tools.waiting import wait_until
@@ -278,7 +279,7 @@ def test_a_user_who_lacks_rights(locked: Stage) -> None:
         GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {SCHEMA} TO clerk;
         GRANT USAGE ON ALL SEQUENCES IN SCHEMA {SCHEMA} TO clerk""")
     try:
-        parts = urlsplit(locked.database_url)
+        parts = urlsplit(direct(locked.database_url))
         url = parts._replace(netloc=f"clerk:clerk@{parts.netloc.rpartition('@')[2]}").geturl()
         clerk = Celery("stage", broker="memory://", set_as_current=False)
         clerk.conf.sidejob_database_url = url
@@ -303,7 +304,7 @@ def test_a_store_that_goes_away_while_it_is_looked_at_is_a_finding(locked: Stage
     with TcpProxy.to(locked.database_url) as proxy:
         app = Celery("stage", broker="memory://", set_as_current=False)
         app.conf.sidejob_database_url = proxy.url_for(locked.database_url)
-        app.conf.sidejob_direct_url = locked.database_url
+        app.conf.sidejob_direct_url = direct(locked.database_url)
         sidejob = SideJob(app)
         looking = Diagnosis(sidejob.runtime, sidejob.owner).findings()
         assert any(finding.check == "rules" for finding in looking)

@@ -66,10 +66,12 @@ def test_the_connection_for_events_is_looked_at_without_waiting(amqp_url: str) -
 
 def test_redis_is_asked_for_more_as_soon_as_there_is_room(own_valkey: embedded.Valkey) -> None:
     got: list[int] = []
+    ends: list[threading.Timer] = []
 
     def end_soon(body: int, message: Any) -> None:
         got.append(body)
-        threading.Timer(0.05, message.reject if body == 2 else message.ack).start()
+        ends.append(threading.Timer(0.05, message.reject if body == 2 else message.ack))
+        ends[-1].start()
 
     with kombu.Connection(own_valkey.url) as connection:
         channel = connection.default_channel
@@ -85,5 +87,7 @@ def test_redis_is_asked_for_more_as_soon_as_there_is_room(own_valkey: embedded.V
                 with suppress(TimeoutError):
                     connection.drain_events(timeout=LOOP_S)
             assert time.monotonic() - began < 2 * LOOP_S  # four times that, if each waited for the loop's next turn
+            for end in ends:
+                end.join()
 
     assert got == [0, 1, 2, 3, 4]
