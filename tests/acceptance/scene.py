@@ -109,11 +109,11 @@ class Scene:
         """Make a job of one of the tasks of `jobs`."""
         return self.sidejob.enqueue(f"acceptance.{task}", args, **options)
 
-    def hold(self, value: int = 1, task: str = "holder", **options: Any) -> Job:
-        """Make a job with a packet to read: in one transaction, since a worker may begin before a second call."""
+    def hold(self, *values: int, task: str = "holder", **options: Any) -> Job:
+        """Make a job with packets to read (1): in one transaction, since a worker may begin before a second call."""
         with self._engine.begin() as connection:
             job = self.enqueue(task, transaction=connection, **options)
-            job.input("in").write(value, transaction=connection)
+            job.input("in").write_many(values or [1], transaction=connection)
         return job
 
 

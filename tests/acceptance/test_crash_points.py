@@ -138,9 +138,7 @@ def test_the_sweeper_is_killed_and_another_follows(scene: Scene, acted: Path, po
 def test_the_sweeper_is_killed_while_it_rescues(scene: Scene, acted: Path, point: str) -> None:
     sweeper = scene.worker(queues="elsewhere", name="sweeps", **armed(acted, [point], "kill"))
     runs = scene.worker(concurrency=2, name="runs", **QUICK)
-    jobs = [scene.enqueue("holder"), scene.enqueue("holder")]
-    for value, job in enumerate(jobs):
-        job.input("in").write(value)
+    jobs = [scene.hold(0), scene.hold(1)]
     scene.record.wait_for("holding", count=2, timeout=15)
 
     runs.kill()

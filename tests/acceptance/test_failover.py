@@ -422,6 +422,7 @@ def test_two_copies_that_are_revoked_are_told_of_once(stores: Stores, at: Arm) -
 
     stores.wait_quiet()
     assert [(entry.task_id, entry.reason) for entry in stores.dead()] == [(result.id, "revoked")]
+    stores.record.wait_for("revoked", timeout=TIMEOUT_S, id=result.id)  # told after the row has gone
     assert (stores.ran(result), len(stores.record.of("revoked", id=result.id)), result.state) == ([], 1, "REVOKED")
 
 

@@ -106,8 +106,7 @@ def test_a_job_that_is_lost_too_often_fails_and_is_in_the_dead_set(scene: Scene)
 @pytest.mark.pools("prefork", reason="a process of the pool is killed")
 def test_a_committed_turn_resets_the_losses(scene: Scene) -> None:
     scene.worker(SIDEJOB_MAX_LOSSES="2")
-    job = scene.enqueue("holder", kwargs={"turns_before": 1})
-    job.input("in").write_many([1, 2, 3, 4, 5])
+    job = scene.hold(1, 2, 3, 4, 5, kwargs={"turns_before": 1})
 
     for run in (1, 2, 3):
         line = holding(scene, job, count=run)
