@@ -33,8 +33,12 @@ from ..operations.durable import Run
 from ..operations.runtime import Runtime
 from . import wanted_results
 from .durable import RESERVED, as_bytes, is_durable, publication_of, time_of
+from .later_producer import LaterProducer
 
 logger = logging.getLogger("celery_sidejob")
+
+PRODUCER_PLACE = 5
+"""Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
 
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
 """Celery's own note that it publishes the callbacks and the rest of the chain of a task that has ended well."""
@@ -74,8 +78,15 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
         return send(name, *args, **options)
     together = _together.get()
     wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
-    with wanted_results.put_off(app.backend, wanted):
-        result = send(name, *args, **options)
+    later = None
+    if len(args) <= PRODUCER_PLACE and not any(options.get(name) for name in ("producer", "publisher", "connection")):
+        later = options["producer"] = LaterProducer(app)
+    try:
+        with wanted_results.put_off(app.backend, wanted):
+            result = send(name, *args, **options)
+    finally:
+        if later is not None:
+            later.close()
     if together is None:
         for want in wanted:
             wanted_results.ask_quietly(app, want)

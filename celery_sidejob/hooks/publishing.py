@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
 from . import configuration, durable, events, rabbitmq
-from .redis_client import Pushes, keep_client, pushes_of
+from .redis_client import NotAlone, Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 
 T = TypeVar("T")
@@ -54,6 +55,18 @@ TOGETHER = 500
 
 INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", default=None)
 """In eager mode: the jobs that were asked for, which are run right here, so that no worker is to be told of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Messages as they are sent, each the key of a list and what is put there, over a connection that is open."""
+
+    pushes: Pushes
+    made: Sequence[tuple[str, str]]
+
+    def part(self, first: int, count: int) -> Ready:
+        """Return some of them."""
+        return Ready(self.pushes, self.made[first : first + count])
 
 
 class CeleryPublisher:
@@ -85,15 +98,28 @@ class CeleryPublisher:
         """Whether the pause after the last failure is over."""
         return time.monotonic() >= self._paused_until
 
-    def publish(self, messages: Sequence[Publication], *, ready: Any = None) -> Sequence[Publication]:
+    def publish(self, messages: Sequence[Publication], *, ready: Ready | None = None) -> Sequence[Publication]:
         """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
 
-        `ready` is what `make_ready` has made of the only message.
+        `ready` is what `make_ready` has made of these messages.
         """
         self._mind_fork()
         sent: list[Publication] = []
+        ordinary = [message for message in messages if isinstance(message, Message)]
+        if len(ordinary) < len(messages):
+            messages, sent = self._for_others(messages)
+        if not messages or not self.ready:
+            return sent
+        with self._lock:
+            if len(ordinary) == len(messages) > 1:
+                return sent + self._publish_together(ordinary, ready)
+            return sent + self._publish_each(messages, ready)
+
+    def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
+        """Run here what eager mode runs here; returns what is left for workers, and what was continued here."""
         eager = self._app.conf.task_always_eager
         inline = INLINE.get()
+        continued: list[Publication] = []
         if eager or inline is not None:
             asked_for = {message.job_id for message in messages if isinstance(message, Doorbell)}
             messages = [message for message in messages if not isinstance(message, Doorbell)]
@@ -102,35 +128,22 @@ class CeleryPublisher:
             elif asked_for:
                 self._run_here(asked_for)
         if eager:
-            sent += self._continue_here([message for message in messages if isinstance(message, Continuation)])
+            continued += self._continue_here([message for message in messages if isinstance(message, Continuation)])
             messages = [message for message in messages if isinstance(message, Message)]
-        if not messages or not self.ready:
-            return sent
-        with self._lock:
-            ordinary = [message for message in messages if isinstance(message, Message)]
-            together = len(ordinary) == len(messages) > 1 and hasattr(Producer, "batch")  # of kombu 5.7
-            return sent + (self._publish_together(ordinary) if together else self._publish_each(messages, ready))
+        return messages, continued
 
-    def make_ready(self, message: Message) -> Any:
-        """Make what is to be sent of a message to Redis, and send nothing: its row is written meanwhile.
+    def make_ready(self, messages: Sequence[Message]) -> Ready | None:
+        """Make what is to be sent of messages to Redis, and send none: their rows are written meanwhile.
 
-        None where that is not one command for one list: then `publish` does all of it, and says what is wrong. What is
+        None where each is not one message for one list: then `publish` does all of it, and says what is wrong. What is
         made is of the connection that there was, and worth nothing after another one was opened.
         """
-        about = message.about
-        if about is None or about["exchange"] or self._app.conf.task_always_eager or INLINE.get() is not None:
-            return None
         if not self.ready or self._family != "redis":
             return None
         self._mind_fork()
         with self._lock:
             try:
-                producer = self._open()
-                pushes = self._pushes
-                if pushes is None:
-                    return None
-                with pushes.made_only() as made:
-                    self._send_ordinary(message, producer)
+                return self._made_of(messages)
             except Exception as error:
                 if self._producer is None or self._is_connection_error(error):  # and `publish` need not wait for it
                     self._pause(error)
@@ -138,7 +151,6 @@ class CeleryPublisher:
             except BaseException:  # as in `publish`
                 self._drop_connection()
                 raise
-        return (pushes, *made[0]) if len(made) == 1 else None
 
     def confirm(self, published: Sequence[Key]) -> list[Key]:
         """Wait for the last answer that is owed, and return which of these messages the broker has."""
@@ -150,18 +162,22 @@ class CeleryPublisher:
                 self._pause(error)
             return [key for key in published if key not in self._failed]
 
-    def _publish_together(self, messages: Sequence[Message]) -> list[Publication]:
+    def _publish_together(self, messages: Sequence[Message], ready: Ready | None) -> list[Publication]:
         """Give the broker messages of ordinary tasks, those of a page at once.
 
         A page that it did not take so is given one by one, to find out which it does not want: copies do no harm.
         """
         sent: list[Publication] = []
         for first in range(0, len(messages), TOGETHER):
-            page = [message for message in messages[first : first + TOGETHER] if not self._refuses(message)]
+            whole = messages[first : first + TOGETHER]
+            page = [message for message in whole if not self._refuses(message)]
+            made = ready.part(first, TOGETHER) if ready is not None and len(page) == len(whole) else None
             reused = self._producer is not None
             try:
                 reach("publish-together:before")
-                self._send_together(page)
+                if not self._send_together(page, made):
+                    sent += self._publish_each(page)
+                    continue
                 reach("publish-together:after")
                 sent += page
             except Exception as error:
@@ -176,7 +192,7 @@ class CeleryPublisher:
                 raise
         return sent
 
-    def _publish_each(self, messages: Sequence[Publication], ready: Any = None) -> list[Publication]:
+    def _publish_each(self, messages: Sequence[Publication], ready: Ready | None = None) -> list[Publication]:
         sent: list[Publication] = []
         for message in messages:
             if not self.ready:
@@ -292,7 +308,7 @@ class CeleryPublisher:
         self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_S}
         self._failed[message.task_id, message.generation] = now
 
-    def _send_anew_if_stale(self, message: Publication, ready: Any) -> None:
+    def _send_anew_if_stale(self, message: Publication, ready: Ready | None) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._producer is not None
         try:
@@ -309,19 +325,44 @@ class CeleryPublisher:
         broken = isinstance(error, self._connection_errors) and not isinstance(error, TimeoutError)
         return reused and broken and self._family == "amqp"
 
-    def _send_together(self, messages: Sequence[Message]) -> None:
+    def _made_of(self, messages: Sequence[Message]) -> Ready | None:
         producer = self._open()
-        with producer.batch(max_size=TOGETHER):
-            for message in messages:
-                self._send_ordinary(message, producer)
+        pushes = self._pushes
+        # What was read from the store may have any exchange, and those of Redis may lead to many lists, or to none.
+        if pushes is None or any(message.about is None or message.about["exchange"] for message in messages):
+            return None
+        try:
+            with pushes.made_only() as made:
+                for message in messages:
+                    self._send_ordinary(message, producer)
+        except NotAlone:
+            return None
+        return Ready(pushes, made) if len(made) == len(messages) else None
+
+    def _send_together(self, messages: Sequence[Message], ready: Ready | None) -> bool:
+        """Send messages at once, and wait for the answers; False where that cannot be done, and nothing was sent."""
+        producer = self._open()
+        if ready is None or ready.pushes is not self._pushes:
+            ready = self._made_of(messages)
+        if ready is not None:
+            self._hear()
+            ready.pushes.push(ready.made)
+            ready.pushes.hear()
+        elif not hasattr(producer, "batch"):  # which is of kombu 5.7
+            return False
+        else:
+            with producer.batch(max_size=TOGETHER):
+                for message in messages:
+                    self._send_ordinary(message, producer)
         for message in messages:
             self._failed.pop((message.task_id, message.generation), None)
+        return True
 
-    def _send(self, message: Publication, ready: Any = None) -> None:
+    def _send(self, message: Publication, ready: Ready | None = None) -> None:
         producer = self._open()
         if isinstance(message, Message):
-            if self._pushes is not None and ready is not None and ready[0] is self._pushes:
-                self._pushes.push(*ready[1:])
+            if ready is not None and ready.pushes is self._pushes:
+                ready.pushes.push(ready.made)
             else:
                 self._send_ordinary(message, producer)
             self._failed.pop((message.task_id, message.generation), None)  # unless this try fails as well

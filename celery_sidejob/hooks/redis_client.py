@@ -7,8 +7,10 @@ two, for what is noted at its arrival and taken back at its acknowledgement.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from kombu.utils.json import dumps
@@ -57,13 +59,16 @@ class Pushes:
         self._channel = channel
         self._put_and_wait = channel._put
         self._connection: Any = None
-        self._owes = False
+        self._owes = 0
         self._made: list[tuple[str, str]] | None = None
         channel._put = self._put
 
     @contextmanager
     def made_only(self) -> Iterator[list[tuple[str, str]]]:
-        """Have what is put within the block only made, and not sent: what `push` takes; or raise `NotAlone`."""
+        """Have what is put within the block only made, and not sent: what `push` takes; or raise `NotAlone`.
+
+        Each message is the key of a list and what is put there.
+        """
         made: list[tuple[str, str]] = []
         self._made = made
         try:
@@ -71,26 +76,36 @@ class Pushes:
         finally:
             self._made = None
 
-    def push(self, key: str, data: str) -> None:
-        """Send one message to the list of a key."""
+    def push(self, made: Sequence[tuple[str, str]]) -> None:
+        """Send messages in order; those for one list that follow each other are one command."""
         self.hear()
         if self._connection is None:
             self._connection = self._channel.pool.make_connection()
         elif self._has_hung_up():
             self._connection.disconnect()
-        self._connection.send_command("LPUSH", key, data)
-        self._owes = True
+        commands = [("LPUSH", key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
+        self._connection.send_packed_command(self._connection.pack_commands(commands))
+        self._owes = len(commands)
 
     def hear(self) -> None:
-        """Wait for the answer that is owed, if one is; raises what Redis has against it."""
-        if self._owes:
-            self._owes = False
-            self._connection.read_response()
+        """Wait for the answers that are owed, if any are; raises what Redis has against the first that it refuses."""
+        refusal = None
+        while self._owes:
+            self._owes -= 1
+            try:
+                self._connection.read_response()
+            except BaseException as error:
+                if self._connection._sock is None:  # nor is there another answer
+                    self._owes = 0
+                    raise
+                refusal = refusal or error
+        if refusal is not None:
+            raise refusal
 
     def close(self) -> None:
         """Close the connection."""
         connection, self._connection = self._connection, None
-        self._owes = False
+        self._owes = 0
         if connection is not None:
             connection.disconnect()
 
@@ -110,7 +125,7 @@ class Pushes:
         if self._made is not None:
             self._made.append((key, dumps(message)))
         else:
-            self.push(key, dumps(message))
+            self.push([(key, dumps(message))])
 
     def _has_hung_up(self) -> bool:
         """Tell whether Redis has said something: nothing is owed, so that can only be a goodbye."""

@@ -22,12 +22,12 @@ class Publisher(Protocol):
         """Publish as many as possible, in order, within a bounded time, and return those the broker was given.
 
         Of messages of ordinary tasks `confirm` tells whether it has them. Raises nothing for a broker that is down:
-        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of the only message.
+        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of them.
         """
         ...
 
-    def make_ready(self, message: Message) -> Any:
-        """Make what is to be sent of a message, and send nothing; None where `publish` is to do all of it."""
+    def make_ready(self, messages: Sequence[Message]) -> Any:
+        """Make what is to be sent of messages, and send none; None where `publish` is to do all of it."""
         ...
 
     def confirm(self, published: Sequence[Key]) -> Sequence[Key]:

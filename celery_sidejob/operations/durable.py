@@ -21,7 +21,7 @@ from ..model.errors import IllegalMoveError, InvalidValueError, LeaseLostError, 
 from ..model.protocols import Observer
 from ..store import durable, twins
 from ..store.borrowed import Borrowed
-from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.connection import NoAnswer, OutcomeUnknown, OwnExecutor
 from ..store.durable import FIRST_LOOK_S, Kept, Waits
 from ..store.put_off import PutOff
 from ..store.sent import Sent
@@ -122,7 +122,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool:
     if sent is None:
         return False
     try:
-        ready = runtime.publisher.make_ready(message)
+        ready = runtime.publisher.make_ready([message])
     except BaseException:  # a time limit strikes
         runtime.connections.let_go(sent)
         raise
@@ -173,18 +173,19 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     """
     _check_ids(messages)
     pages = list(_pages(messages))
+    ready: list[Any] = []
 
     def keep(store: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
-        return _keep_all(store, pages, tried, repeated=of_run), tried
+        return _keep_all(store, pages, tried, ready, repeated=of_run), tried
 
     store, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime.stores, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
-    for page in pages:
+    for page, made in zip(pages, ready, strict=True):
         due = [message for message in page if message.task_id not in waiting]
         if tried:
             due = [replace(message, tried=tried) for message in due]
-        if due and not send(store, due) and not runtime.publisher.ready:
+        if due and not send(store, due, ready=made if len(due) == len(page) else None) and not runtime.publisher.ready:
             return  # the sweeper publishes the rest
 
 
@@ -194,7 +195,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     with borrowed.atomic():
-        _keep_pages(borrowed, pages, _waits(runtime), repeated=False)
+        _keep_pages([borrowed.run] * len(pages), pages, _waits(runtime), repeated=False)
 
     def committed() -> None:
         for page in pages:
@@ -646,13 +647,22 @@ def _is_kept(store: Runtime, message: Message, within_s: float) -> bool:
 
 
 def _keep_all(
-    store: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], *, repeated: bool
+    store: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], ready: list[Any], *, repeated: bool
 ) -> set[str] | None:
-    """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them."""
+    """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them.
+
+    What is to be sent is made meanwhile, and is in `ready` then: for each page what the publisher has made of it.
+    """
     within_s = store.stores.wait_s + len(pages) * PAGE_TAKES_S
 
-    def work(executor: Executor) -> set[str]:
-        waiting = _keep_pages(executor, pages, _waits(store), repeated=repeated)
+    def make_ready(page: list[Message]) -> None:
+        # Where there are several stores, a message is told in which it is kept.
+        ready.append(None if store.stores.several else store.publisher.make_ready(page))
+
+    def work(executor: OwnExecutor) -> set[str]:
+        ready.clear()
+        runs = [partial(executor.run_beside, partial(make_ready, page)) for page in pages]
+        waiting = _keep_pages(runs, pages, _waits(store), repeated=repeated)
         if tried:
             made = [(message.task_id, message.call) for page in pages for message in page if message.call is not None]
             twins.note(executor, made, tried=tried, kept_s=twins.KEPT_S)
@@ -759,11 +769,13 @@ def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
         yield page
 
 
-def _keep_pages(executor: Executor, pages: Iterable[list[Message]], waits: Waits, *, repeated: bool) -> set[str]:
-    """Keep all, or raise; returns the ids of those that wait in the store."""
+def _keep_pages(
+    runs: Iterable[Callable[..., Sequence[Any]]], pages: Iterable[list[Message]], waits: Waits, *, repeated: bool
+) -> set[str]:
+    """Keep all, each page by its own of `runs`, or raise; returns the ids of those that wait in the store."""
     waiting: set[str] = set()
-    for number, page in enumerate(pages):
-        held_back, taken = durable.keep_many(executor, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
+    for number, (run, page) in enumerate(zip(runs, pages, strict=True)):
+        held_back, taken = durable.keep_many(run, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
         if taken is not None and not repeated:
             raise _taken(taken)
         waiting.update(held_back)

@@ -50,6 +50,9 @@ ATTEMPTS = 5
 """How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
 
 
+REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, pg.InvalidSqlStatementName)
+"""What a transaction is repeated for; the last is a prepared statement that psycopg dropped after a rollback."""
+
 MESSAGES_KEY = "messages_pkey"
 """What Postgres names when an INSERT ... ON CONFLICT (job_id) has not seen a message that was just being marked.
 
@@ -176,7 +179,7 @@ class Connections:
             executor.connection.deadline = self._deadline
             try:
                 result = executor.in_transaction(name, work, single=single, bounded=bounded)
-            except (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, Moved) as error:
+            except (*REPEATED, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
                     raise StoreUnavailableError(
@@ -564,9 +567,28 @@ class OwnExecutor:
                 return self._exchanging().run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
-            self.close()  # after a failover another connection may lead to a store that takes them
-            raise StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).") from error
+            raise self._takes_no_writes(error) from error
         return rows(self._cursor)
+
+    def run_beside(self, work: Callable[[], object], statement: Statement, /, **parameters: Any) -> list[Any]:
+        """Run one statement and return its rows; do `work`, which takes no time of others', while the server does."""
+        if native.is_patched():
+            work()
+            return self.run(statement, **parameters)
+        exchange = self._exchanging()
+        exchange.send(statement, parameters)
+        try:
+            work()
+        finally:
+            try:
+                found = exchange.receive()
+            except pg.ReadOnlySqlTransaction as error:
+                raise self._takes_no_writes(error) from error
+        return found
+
+    def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
+        self.close()  # after a failover another connection may lead to a store that takes them
+        return StoreUnavailableError(f"The store takes no writes just now ({_first_line(error)}).")
 
     def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
         """Send one statement, of which `settle` receives the answer."""

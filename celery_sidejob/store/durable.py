@@ -7,7 +7,7 @@ names the generation, and of a held row its holder.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -95,13 +95,14 @@ FROM kept""",
 
 
 def keep_many(
-    executor: Executor, messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+    run: Callable[..., Sequence[Any]], messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
 ) -> tuple[list[str], str | None]:
     """Keep a page of messages in one statement; returns which of them wait in the store, and a task id that is taken.
 
-    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time.
+    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is that of
+    an executor, or what does something else while the server inserts.
     """
-    found = executor.run(
+    found = run(
         _KEEP_MANY,
         task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],

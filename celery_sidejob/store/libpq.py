@@ -50,8 +50,9 @@ class Exchange:
         try:
             self.send(statement, parameters)
             return self.receive()
-        except pg.InvalidSqlStatementName:  # psycopg has dropped all that were prepared, after a rollback for one
-            self._runs.clear()
+        except pg.InvalidSqlStatementName:
+            if self._pgconn.transaction_status == pq.TransactionStatus.INERROR:
+                raise  # the whole transaction is repeated
             self.send(statement, parameters)
             return self.receive()
 
@@ -124,7 +125,10 @@ class Exchange:
         if answer is None:
             raise psycopg.OperationalError("the connection is lost")
         if answer.status not in _DONE:
-            raise pg.error_from_result(answer, self._encoding)
+            error = pg.error_from_result(answer, self._encoding)
+            if isinstance(error, pg.InvalidSqlStatementName):  # psycopg drops all that is prepared after a rollback
+                self._runs.clear()
+            raise error
         return answer
 
 

@@ -222,7 +222,8 @@ def test_nothing_that_is_redacted_is_in_a_log(watched: Watched, pool: str) -> No
 def test_a_message_of_a_client_without_this_package_is_redacted_too(watched: Watched, broker: Broker) -> None:
     worker = watched.worker(extra=("-E",), REDACT="1")
     with Events(broker.url) as events:
-        stranger = Celery("stranger", broker=broker.url, set_as_current=False)
+        stranger = Celery("stranger", set_as_current=False)
+        stranger.conf.update(broker.configuration)
         result = stranger.send_task("observed.work", args=[SECRET], queue="observed")
         stranger.close()
         found = events.wait_for(result.id, "SUCCESS")

@@ -24,8 +24,8 @@ TIMEOUT_S = 30.0
 @pytest.fixture
 def stranger(scene: Scene) -> Iterator[Celery]:
     """A client that knows the tasks by name, and nothing of us."""
-    app = Celery("stranger", broker=scene.broker_url, set_as_current=False)
-    app.conf.task_default_queue = "acceptance"
+    app = Celery("stranger", set_as_current=False)
+    app.conf.update(scene.broker.configuration, task_default_queue="acceptance")
     yield app
     app.close()
 

@@ -60,7 +60,7 @@ def test_a_call_ends_and_nothing_runs_twice(
         }
         for client in clients.values():  # so that they are connected
             client.send_task(f"{APP}.noted", ("before",))
-        assert site.queued() == 2
+        wait_until(lambda: site.queued() == 2, message="both messages")  # RabbitMQ's quorum queues count them later
 
         with away(own_postgres, proxy):
             for _ in range(2):
@@ -69,7 +69,7 @@ def test_a_call_ends_and_nothing_runs_twice(
             if away is not killed:  # the second call did not wait once more
                 assert "none is asked just now" in str(refused.value)
             published = [clients["publish"].send_task(f"{APP}.noted", ("published",)) for _ in range(2)]
-            assert site.queued() == 4
+            wait_until(lambda: site.queued() == 4, message="all four messages")
 
         site.worker()
         for result in published:

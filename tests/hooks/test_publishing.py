@@ -11,6 +11,7 @@ import redis
 from celery import Celery
 
 from celery_sidejob import embedded
+from celery_sidejob.hooks import publishing
 from celery_sidejob.hooks.publishing import CeleryPublisher
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.messages import Doorbell
@@ -153,7 +154,7 @@ def test_a_redis_that_does_not_answer_begins_a_pause_after_a_second(
 
 
 def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    ready = publisher.make_ready(message(0))
+    ready = publisher.make_ready([message(0)])
     assert ready is not None
     assert publisher.publish([message(1)]) == [message(1)]
     assert publisher.confirm(KEYS[1:2]) == KEYS[1:2]
@@ -168,10 +169,25 @@ def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPubli
     assert first["properties"].keys() == second["properties"].keys()
 
 
+def test_many_are_made_ready_and_sent_in_order(
+    publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "TOGETHER", 3)
+    many = [message(number) for number in range(8)]
+    ready = publisher.make_ready(many)
+    assert ready is not None
+    assert watcher.llen("celery") == 0
+
+    assert publisher.publish(many, ready=ready) == many
+
+    ids = [json.loads(text)["headers"]["id"] for text in reversed(watcher.lrange("celery", 0, -1))]
+    assert ids == [one.task_id for one in many]
+
+
 def test_what_was_made_ready_for_a_connection_that_is_gone_is_made_anew(
     publisher: CeleryPublisher, watcher: redis.Redis
 ) -> None:
-    ready = publisher.make_ready(message(0))
+    ready = publisher.make_ready([message(0)])
     publisher.close()
 
     assert publisher.publish([message(0)], ready=ready) == [message(0)]
@@ -181,14 +197,16 @@ def test_what_was_made_ready_for_a_connection_that_is_gone_is_made_anew(
 
 
 def test_what_is_no_single_command_is_not_made_ready(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    assert publisher.make_ready(message(0, exchange="fans")) is None
-    assert publisher.make_ready(Message("task-0", "noop", "celery", "{}", b"[]")) is None, "it was read from the store"
+    assert publisher.make_ready([message(0, exchange="fans")]) is None
+    assert publisher.make_ready([Message("task-0", "noop", "celery", "{}", b"[]")]) is None, (
+        "it was read from the store"
+    )
     assert watcher.keys("*") == []
 
 
 def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, publisher: CeleryPublisher) -> None:
     with frozen(own_valkey.pid):
         began = time.monotonic()
-        assert publisher.make_ready(message(0)) is None
+        assert publisher.make_ready([message(0)]) is None
         assert publisher.publish([message(0)]) == []
         assert time.monotonic() - began < 1.9

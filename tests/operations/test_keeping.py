@@ -45,7 +45,7 @@ def test_the_message_is_made_before_the_row_is_known_to_be_kept(app: Celery, at:
     """And nothing of it is in the broker then."""
     seen: list[list[str]] = []
     make_ready = app.sidejob.runtime.publisher.make_ready
-    app.sidejob.runtime.publisher.make_ready = lambda message: (make_ready(message), seen.append(["made"]))[0]
+    app.sidejob.runtime.publisher.make_ready = lambda messages: (make_ready(messages), seen.append(["made"]))[0]
     at("durable-keep:after-commit", lambda: seen.append(queued(app)))
 
     app.send_task("keeping.one", task_id="second")

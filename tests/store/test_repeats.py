@@ -7,7 +7,7 @@ from psycopg import errors as pg
 
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.store import registry
-from celery_sidejob.store.connection import OutcomeUnknown, OwnExecutor
+from celery_sidejob.store.connection import PREPARE_AFTER, OutcomeUnknown, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
@@ -82,3 +82,41 @@ def test_a_bound_within_a_bound_leaves_the_outer_one(stage: Stage) -> None:
         with pytest.raises(StoreUnavailableError):
             connections.run(slow)
     connections.run(slow)
+
+
+ONE = Statement("SELECT %(value)s::int AS value", frequent=True)
+OFTEN = PREPARE_AFTER + 2
+
+
+def test_a_transaction_whose_statement_was_dropped_with_an_earlier_one_is_repeated(stage: Stage) -> None:
+    """psycopg drops all that is prepared on a connection after a rollback, also what was prepared without it."""
+    transact = stage.sidejob.runtime.connections.transact
+
+    def work(executor: OwnExecutor) -> list[int]:
+        registry.identity(executor)  # which psycopg itself prepares
+        return [row.value for row in executor.run(ONE, value=1)]
+
+    def fail(executor: OwnExecutor) -> None:
+        raise LookupError
+
+    for _ in range(OFTEN):
+        assert transact("read", work) == [1]
+    with pytest.raises(LookupError):
+        transact("fail", fail)
+
+    assert transact("read", work) == [1]
+
+
+def test_what_is_done_beside_a_statement_may_fail(stage: Stage) -> None:
+    connections = stage.sidejob.runtime.connections
+    done: list[str] = []
+
+    def fail() -> None:
+        done.append("beside")
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        connections.transact("beside", lambda executor: executor.run_beside(fail, ONE, value=1))
+    found = connections.transact("beside", lambda executor: executor.run_beside(lambda: None, ONE, value=2))
+
+    assert (done, [row.value for row in found]) == (["beside"], [2])
