@@ -78,6 +78,7 @@ class Heartbeat:
         self._lock = LivenessLock(runtime.settings, runtime.connections.setting)
         self._beat_at = float("-inf")
         self._sweep_at = float("-inf")
+        self._leaves = False
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -120,6 +121,7 @@ class Heartbeat:
             for row in claims.held_by(self.runtime.connections, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
             released += self.tasks.leave()
+            self._leaves = True  # the loop may be in the midst of a beat, which then finds no row
             workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
             workers.leave(self.runtime.connections, self.worker_id)
         except StoreUnavailableError as error:
@@ -183,6 +185,8 @@ class Heartbeat:
 
     def _declared_dead(self) -> None:
         """Drop everything and begin anew: what still runs here will be refused by its fence."""
+        if self._leaves:
+            return
         logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
         received = self.runs.clear()
         tasks = self.tasks.runs.clear()

@@ -192,6 +192,20 @@ def test_a_worker_that_leaves_gives_back_without_a_loss(stage: Stage, heartbeat:
         runs.commit(stage.runtime, hold, Unit())
 
 
+def test_a_beat_after_the_leave_does_not_bring_the_worker_back(
+    stage: Stage, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop may be in the midst of one."""
+    alive = "SELECT id FROM workers WHERE dead_at IS NULL AND id <> %s"
+    others = stage.sql(alive, heartbeat.worker_id)
+    heartbeat.leave()
+    monkeypatch.setattr(heartbeat, "_beat_at", float("-inf"))
+
+    heartbeat.run_once()
+
+    assert stage.sql(alive, 0) == others
+
+
 def test_a_worker_that_was_declared_dead_goes_on_as_another(
     stage: Stage, heartbeat: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
