@@ -18,8 +18,8 @@ from ..operations import durable as operations
 from ..services.runs_here import ENDED
 from . import durable_task
 from .delivered import Delivered
-from .durable import received
 from .holders import bury, holders, keep_revocations, revoke
+from .kept_message import received
 from .not_begun import Copy, Left, SentBack
 
 

@@ -28,12 +28,15 @@ from ..operations.durable import Ahead, Run
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording
-from .durable import RUNS, check_options, is_durable
+from .durable import check_options, is_durable
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
 from .publishing import PAUSE_S
 
 logger = logging.getLogger("celery_sidejob")
+
+RUNS: dict[str, Run] = {}
+"""The durable tasks that run in this process, by task id."""
 
 
 class DurableTask(Task):

@@ -32,7 +32,8 @@ from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
 from . import wanted_results
-from .durable import RESERVED, as_bytes, is_durable, publication_of, time_of
+from .durable import is_durable
+from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .later_producer import LaterProducer
 
 logger = logging.getLogger("celery_sidejob")

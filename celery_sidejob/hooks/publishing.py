@@ -32,7 +32,8 @@ from ..model.durable import Key, Message
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
-from . import configuration, durable, events, rabbitmq
+from . import configuration, events, rabbitmq
+from . import kept_message as durable
 from .redis_client import NotAlone, Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 

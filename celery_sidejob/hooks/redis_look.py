@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.sight import Sight, Sought
-from .durable import Route, route_of
+from .kept_message import Route, route_of
 
 OF_A_LIST = 2000
 OF_ALL = 10_000

@@ -19,7 +19,7 @@ from ..model import values
 from ..model.durable import Message
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
-from . import chords, durable, events
+from . import chords, events, kept_message
 from .publishing import INLINE, publication
 from .revocation import TaskRevokedError
 
@@ -108,12 +108,12 @@ class CeleryResults:
     def announce_revoked(self, message: Message) -> None:
         """Send Celery's event and signal of a task that was revoked before it ran; who dies before has told nobody."""
         try:
-            events.announce_revoked(self._app, message, durable.request_of(self._app, message))
+            events.announce_revoked(self._app, message, kept_message.request_of(self._app, message))
         except Exception as error:
             logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
 
     def _tell_of_doom(self, message: Message, reason: str, error: str) -> str:
-        backend, request = self._app.backend, durable.request_of(self._app, message)
+        backend, request = self._app.backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
         if stores and backend.get_state(message.task_id) == states.SUCCESS:
             # Its process died after that, before its row was removed. What follows it was not published.
