@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from ..model.finding import Finding, error, warning, well
-from . import rabbitmq
+from . import configuration, rabbitmq
 
 ATTEMPT_S = 3.0
 OLDEST_RABBITMQ = (3, 10)
@@ -21,7 +21,7 @@ FULL = 0.9
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what is found; one bounded attempt, on a connection of its own."""
     options = dict(app.conf.broker_transport_options)
-    family = app.connection_for_write().transport.driver_type
+    family = configuration.broker_family(app)
     if family == "redis":
         options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
     began = time.monotonic()
