@@ -9,8 +9,8 @@ not wait for it but leave when the *thread* that called ``start()`` ends: start 
 they should, most simply the main one.
 """
 
-from celery_sidejob.embedded.postgres import Postgres
-from celery_sidejob.embedded.processes import ServerError
-from celery_sidejob.embedded.valkey import Valkey
+from .postgres import Postgres
+from .processes import ServerError
+from .valkey import Valkey
 
 __all__ = ["Postgres", "ServerError", "Valkey"]

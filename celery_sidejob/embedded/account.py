@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from celery_sidejob.embedded.janitor import uninterrupted
-from celery_sidejob.embedded.processes import ServerError
+from .janitor import uninterrupted
+from .processes import ServerError
 
 OVERFLOW_ID = 65534
 """The uid and gid that Linux keeps for nobody, whether or not there is an account of that name."""

@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from celery_sidejob.embedded.account import copy_for_everyone, own, unprivileged_account
-from celery_sidejob.embedded.processes import ServerError, run
-from celery_sidejob.embedded.server import HOST, Server, write_private
+from .account import copy_for_everyone, own, unprivileged_account
+from .processes import ServerError, run
+from .server import HOST, Server, write_private
 
 NAME = "sidejob"
 """The database and its superuser."""

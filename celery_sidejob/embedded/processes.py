@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from celery_sidejob.embedded.janitor import uninterrupted
+from .janitor import uninterrupted
 
 if TYPE_CHECKING:
-    from celery_sidejob.embedded.account import Account
-    from celery_sidejob.embedded.janitor import Janitor
+    from .account import Account
+    from .janitor import Janitor
 
 TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 LOG_TAIL = 4000

@@ -17,9 +17,9 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Self
 
-from celery_sidejob.embedded.account import Account, own, temporary_path
-from celery_sidejob.embedded.janitor import Janitor, uninterrupted
-from celery_sidejob.embedded.processes import (
+from .account import Account, own, temporary_path
+from .janitor import Janitor, uninterrupted
+from .processes import (
     ServerError,
     end,
     environment,

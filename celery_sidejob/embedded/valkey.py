@@ -14,8 +14,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_sidejob.embedded.processes import ServerError
-from celery_sidejob.embedded.server import HOST, Server, write_private
+from .processes import ServerError
+from .server import HOST, Server, write_private
 
 
 class Valkey(Server):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celery_sidejob.model.errors import InvalidChannelError
-from celery_sidejob.model.names import why_not_storable
+from .errors import InvalidChannelError
+from .names import why_not_storable
 
 ROOT = "/"
 """The ancestor of every channel."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from celery_sidejob.model.errors import InvalidAliasError, InvalidValueError
+from .errors import InvalidAliasError, InvalidValueError
 
 MAX_LENGTH = 255
 """Characters in an alias or a child's name."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Final, final
 
-from celery_sidejob.model import channel, values
-from celery_sidejob.model.errors import InvalidChannelError, InvalidPortError
+from . import channel, values
+from .errors import InvalidChannelError, InvalidPortError
 
 MAX_LENGTH = 255
 """Characters in a port's name."""

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from celery_sidejob.model.errors import SettingsError
+from .errors import SettingsError
 
 
 @dataclass(frozen=True)

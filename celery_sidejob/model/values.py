@@ -22,7 +22,7 @@ from math import isfinite
 from typing import Any, NoReturn
 from uuid import UUID
 
-from celery_sidejob.model.errors import InvalidValueError
+from .errors import InvalidValueError
 
 MAX_DEPTH = 500
 """Levels of nesting in the text. Fixed, because a reader may have much less of its stack left than the writer had."""
