@@ -14,6 +14,7 @@ from .model.errors import AliasTakenError, ChildNameTakenError, JobNotFoundError
 from .model.names import check_alias, check_child_name
 from .open_unit import active
 from .operations.creation import create, draft
+from .operations.family import alias_taken, child_name_taken
 from .operations.runtime import Runtime
 from .store import jobs
 from .store.statement import Executor
@@ -63,7 +64,7 @@ def prepare(
         aliases = list(aliases)
         for name in aliases:
             if (owner := locate(runtime, check_alias(name))) is not None:
-                raise AliasTakenError(f"Alias {name!r} belongs to job {owner[0]}, so a new job cannot have it.")
+                raise alias_taken(name, owner[0])
     return draft(
         runtime, call, parent_id=parent_id, child_name=child_name, created_by=created_by, inports=inports,
         outports=outports, aliases=aliases, state=state,
@@ -96,7 +97,7 @@ def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> Non
     if other is None and parent_id not in unit.new_jobs():
         other = jobs.child(runtime.connections, parent_id, name)
     if other is not None and (name in gained or other not in gone):
-        raise ChildNameTakenError(f"Job {parent_id} has a child {name!r} already: job {other}. Choose another name.")
+        raise child_name_taken((parent_id, name))
 
 
 def _check_names_among(drafts: Sequence[NewJob]) -> None:

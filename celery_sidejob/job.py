@@ -28,7 +28,6 @@ from .model.changes import (
 )
 from .model.channel import job as channel_of_job
 from .model.errors import (
-    AliasTakenError,
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
@@ -42,6 +41,7 @@ from .model.status import FINISHED, Status
 from .open_unit import active, submit
 from .operations.creation import check_key, port_rows, when
 from .operations.deletion import delete
+from .operations.family import alias_taken
 from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .port import Port
@@ -340,7 +340,7 @@ class Job:
         if unit is not None:
             owner = find(self._runtime, name)
             if owner is not None and owner != self:
-                raise AliasTakenError(f"Alias {name!r} belongs to job {owner.id}, so job {self.id} cannot have it.")
+                raise alias_taken(name, owner.id)
         self._do("alias", AddAlias(self.id, name))
 
     def remove_alias(self, name: str) -> None:

@@ -771,6 +771,9 @@ def test_a_child_name_that_is_taken_is_refused_at_the_call(stage: Stage) -> None
     job.run()
     assert stage.drain() >= 1
     assert len(refused) == 3
+    with pytest.raises(ChildNameTakenError) as outside:
+        job.enqueue(stage.idle, child_name="kid")
+    assert set(refused) == {str(outside.value)}, "as it is said outside of a run"
     assert job.refresh().status == "completed"
 
 

@@ -199,4 +199,4 @@ def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:
         if job.parent_id is None or job.child_name is None:
             continue
         if jobs.child(executor, job.parent_id, job.child_name) is not None:
-            raise child_name_taken([job])
+            raise child_name_taken((job.parent_id, job.child_name))

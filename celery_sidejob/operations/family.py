@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..model.changes import AddAlias, Adopt, Disown, NewJob, RemoveAlias
@@ -82,9 +82,8 @@ class Family:
             raise IllegalMoveError(f"Job {parent} is {self._touched.statuses[parent]}: it takes no more children.")
         if child in jobs.ancestors(self._executor, parent):
             raise CycleError(f"Job {parent} cannot adopt job {child}, which is itself or one of its ancestors.")
-        taken = jobs.child(self._executor, parent, change.name)
-        if taken is not None:
-            raise ChildNameTakenError(f"Job {parent} has a child {change.name!r} already: job {taken}.")
+        if jobs.child(self._executor, parent, change.name) is not None:
+            raise child_name_taken((parent, change.name))
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
         self._touched.parents[child] = parent
 
@@ -116,10 +115,7 @@ class Family:
         owners = aliases.add(self._executor, wanted.items())
         for name, job_id in named:
             if owners[name] != job_id:
-                raise AliasTakenError(
-                    f"Alias {name!r} belongs to job {owners[name]}, so job {job_id} cannot have it. "
-                    "Remove it there first, or choose another."
-                )
+                raise alias_taken(name, owners[name])
 
 
 def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) -> Sequence[Any]:
@@ -136,18 +132,21 @@ def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) ->
         raise taken from error
 
 
-def child_name_taken(drafts: Iterable[NewJob]) -> ChildNameTakenError:
-    """Return the error for a name that another child of the same parent has."""
-    named = ", ".join(f"{job.child_name!r} of job {job.parent_id}" for job in drafts if job.child_name is not None)
-    return ChildNameTakenError(
-        f"A child's name is taken already: {named}. Nothing was created; choose another name, or see job.children."
-    )
+def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTakenError:
+    """Return the error for children, each its parent and its name, of which one's name another child has."""
+    named = ", ".join(f"{name!r} of job {parent_id}" for parent_id, name in children if name is not None)
+    return ChildNameTakenError(f"A child's name is taken already: {named}. Choose another name, or see job.children.")
+
+
+def alias_taken(name: str, owner_id: int) -> AliasTakenError:
+    """Return the error for an alias that another job has."""
+    return AliasTakenError(f"Alias {name!r} belongs to job {owner_id}. Remove it there first, or choose another.")
 
 
 def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
     """Return our own error for a name or a task id that another row has."""
     if constraint == "jobs_parent_id_name_key":
-        return child_name_taken(new)
+        return child_name_taken(*((job.parent_id, job.child_name) for job in new))
     if constraint in ("askings_pkey", "messages_pkey"):
         ids = ", ".join(job.task_id for job in new[:3])
         return InvalidValueError(f"Another asking has this task_id already: {ids}. Leave it out, or give a new one.")
