@@ -184,22 +184,3 @@ def wrong(world: World) -> str | None:
     if world.entry is not None and world.entry[0] == "revoked" and not world.told:
         return "nobody was told that it was revoked"
     return None
-
-
-def walk(mistake: str | None = None, *, on_lost: str = "requeue") -> tuple[int, dict[str, list[World]]]:
-    """Go through all that can happen; returns how many states there are, and a way to each thing that went wrong."""
-    before: dict[World, World | None] = {World(): None}
-    waiting = [World()]
-    found: dict[str, list[World]] = {}
-    for world in waiting:  # the shortest ways first
-        following = list(steps(world, mistake, on_lost))
-        message = None if following else wrong(world)
-        if message is not None and message not in found:
-            found[message] = way = [world]
-            while (step := before[way[-1]]) is not None:
-                way.append(step)
-        for after in following:
-            if after not in before:
-                before[after] = world
-                waiting.append(after)
-    return len(before), {message: way[::-1] for message, way in found.items()}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.protocol_model.copies import MISTAKES, walk
+from tests.protocol_model import copies
+from tests.protocol_model.walk import walk
 
 
 @pytest.mark.parametrize("on_lost", ["requeue", "dead"])
 def test_one_copy_counts(on_lost: str) -> None:
-    states, found = walk(on_lost=on_lost)
+    states, found = walk(copies, on_lost=on_lost)
     assert states > 500
     assert found == {}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", copies.MISTAKES)
 def test_a_mistake_ends_in_a_trace(mistake: str) -> None:
-    assert walk(mistake)[1]
+    assert walk(copies, mistake)[1]

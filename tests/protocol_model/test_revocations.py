@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from tests.protocol_model.revocations import MISTAKES, walk
+from tests.protocol_model import revocations
+from tests.protocol_model.walk import walk
 
 
 @pytest.mark.parametrize("on_lost", ["requeue", "dead"])
 def test_what_was_promised_is_kept(on_lost: str) -> None:
-    states, found = walk(on_lost=on_lost)
+    states, found = walk(revocations, on_lost=on_lost)
     assert states > 5000
     assert found == {}
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", revocations.MISTAKES)
 def test_a_mistake_ends_in_a_trace(mistake: str) -> None:
-    assert walk(mistake)[1]
+    assert walk(revocations, mistake)[1]
