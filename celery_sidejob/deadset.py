@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -68,6 +68,7 @@ class DeadSet:
     """A view of the dead set; nothing is kept in memory.
 
     A store that does not answer is passed over with a warning, in what reads or changes many entries, unless none does.
+    What it had answered until then counts.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -75,7 +76,7 @@ class DeadSet:
         self._stores = runtime.stores
 
     def __len__(self) -> int:
-        return sum(number for _, number in self._of_each(lambda store: self._ask(store, dead.count)))
+        return sum(self._of_each(lambda store: [self._ask(store, dead.count)]))
 
     def __bool__(self) -> bool:
         """The set is true, also an empty one."""
@@ -83,7 +84,7 @@ class DeadSet:
 
     def __iter__(self) -> Iterator[DeadEntry]:
         """Iterate over all entries, the oldest of each store first, a page at a time."""
-        return self._all()
+        return self._of_each(self._all)
 
     def list(
         self, *, group: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 100,
@@ -94,22 +95,21 @@ class DeadSet:
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
 
-        def read(store: Runtime) -> None:
-            found.extend(
-                self._entry(store, row)
-                for row in self._page(
-                    store, after=number if store is first else 0, limit=limit - len(found), task_group=group,
-                    task=task, queue=queue,
-                )
+        def read(store: Runtime) -> Sequence[DeadEntry]:
+            rows = self._page(
+                store, after=number if store is first else 0, limit=limit - len(found), task_group=group, task=task,
+                queue=queue,
             )  # fmt: skip
+            return [self._entry(store, row) for row in rows]
 
-        self._of_each(read, lambda store: store.place >= first.place and len(found) < limit)
+        for entry in self._of_each(read, lambda store: store.place >= first.place and len(found) < limit):
+            found.append(entry)  # one by one: what is still to be read goes by their number
         return found
 
     def groups(self) -> dict[str, int]:
         """Count all entries by task and kind of error, the largest group first."""
         counts: Counter[str] = Counter()
-        for _, found in self._of_each(lambda store: self._ask(store, dead.groups)):
+        for found in self._of_each(lambda store: [self._ask(store, dead.groups)]):
             counts.update(found)
         return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
@@ -145,11 +145,14 @@ class DeadSet:
             _count("limit", limit)
         retried = 0
 
-        def retry(store: Runtime) -> None:
-            nonlocal retried
-            retried += self._retry_in(store, group, task, None if limit is None else limit - retried)
+        def retry(store: Runtime) -> Iterator[int]:
+            return self._retry_in(store, group, task, None if limit is None else limit - retried)
 
-        self._of_each(retry, lambda store: limit is None or retried < limit)
+        def may_go_on(store: Runtime) -> bool:
+            return limit is None or retried < limit
+
+        for number in self._of_each(retry, may_go_on):
+            retried += number
         return retried
 
     def delete(self, entry_id: int | str) -> bool:
@@ -167,15 +170,15 @@ class DeadSet:
         if keep is not None:
             _count("keep", keep, least=0)
         age_s = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        return sum(purged for _, purged in self._of_each(lambda store: self._purge_in(store, age_s, keep)))
+        return sum(self._of_each(lambda store: self._purge_in(store, age_s, keep)))
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _all(self) -> Iterator[DeadEntry]:
-        for store, rows in self._of_each(lambda store: self._page(store, after=0, limit=PAGE)):
-            while rows:
-                yield from [self._entry(store, row) for row in rows]
-                rows = self._page(store, after=rows[-1].id, limit=PAGE)
+    def _all(self, store: Runtime) -> Iterator[DeadEntry]:
+        after = 0
+        while rows := self._page(store, after=after, limit=PAGE):
+            after = rows[-1].id
+            yield from [self._entry(store, row) for row in rows]
 
     def _page(self, store: Runtime, **which: Any) -> Sequence[Any]:
         return self._ask(store, lambda executor: dead.page(executor, **which))
@@ -185,23 +188,26 @@ class DeadSet:
         return store.connections.read(ask, within_s=self._stores.look_s(store))
 
     def _of_each(
-        self, do: Callable[[Runtime], T], where: Callable[[Runtime], bool] = lambda store: True
-    ) -> Sequence[tuple[Runtime, T]]:
-        """Do something in each store that answers; raises StoreUnavailableError if none does."""
-        done: list[tuple[Runtime, T]] = []
+        self, do: Callable[[Runtime], Iterable[T]], where: Callable[[Runtime], bool] = lambda store: True
+    ) -> Iterator[T]:
+        """Yield what something gives in one store after the other, of one that goes away what it gave until then.
+
+        Raises StoreUnavailableError if no store answered to the end.
+        """
+        answered = False
         failure: StoreUnavailableError | None = None
         for store in self._stores:
             if not where(store):
                 continue
             try:
-                done.append((store, do(store)))
+                yield from do(store)
+                answered = True
             except StoreUnavailableError as error:
                 failure = error
                 if self._stores.several:
                     logger.warning("The dead set of this store is passed over. %s: %s", store.where, error)
-        if failure is not None and not done:
+        if failure is not None and not answered:
             raise failure
-        return done
 
     def _place_of(self, entry_id: int | str) -> tuple[Runtime, int]:
         """Return the store that an entry is in, and its number there."""
@@ -212,7 +218,8 @@ class DeadSet:
             raise InvalidValueError(f"{entry_id!r} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> int:
+    def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
+        """Yield how many entries left the dead set, each time that some have."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and (limit is None or retried < limit):
             page = PAGE if limit is None else min(PAGE, limit - retried)
@@ -223,20 +230,22 @@ class DeadSet:
             rows = [row for row in rows if row.id <= last]
             messages = [row.id for row in rows if row.job_id is None]
             if messages:
-                retried += self._revive(store, messages)
+                revived = self._revive(store, messages)
+                retried += revived
+                yield revived
             for row in rows:
                 if row.job_id is not None:
                     self._force(row.job_id)
                     retried += 1
-        return retried
+                    yield 1
 
-    def _purge_in(self, store: Runtime, age_s: float | None, keep: int | None) -> int:
+    def _purge_in(self, store: Runtime, age_s: float | None, keep: int | None) -> Iterator[int]:
+        """Yield of each old entry whether it was removed."""
         below = self._ask(store, partial(dead.id_before_the_newest, keep=keep)) if keep is not None else 0
-        purged, after = 0, 0
+        after = 0
         while rows := self._ask(store, partial(dead.old_page, after=after, age_s=age_s, below=below, limit=PAGE)):
             after = rows[-1].id
-            purged += sum(self._delete(store, row.id, row.job_id) for row in rows)
-        return purged
+            yield from (self._delete(store, row.id, row.job_id) for row in rows)
 
     def _revive(self, store: Runtime, numbers: Sequence[int]) -> int:
         """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""

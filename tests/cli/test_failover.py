@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError
+from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError, deadset
 from celery_sidejob.operations import stores
 from celery_sidejob.services.pruner import Pruner
 from celery_sidejob.store import counters, dead, migrate, served_tasks, workers
@@ -146,6 +146,47 @@ def test_a_store_that_is_away_is_said_to_be(pair: Pair, command: Command, caplog
     findings = command("doctor", "--json", code=2).document["findings"]
     assert [one["check"] for one in findings if one["level"] == "error"] == ["store 1"]
     assert "Cannot connect" in command("drain", "--timeout", 0, code=1).err
+
+
+def test_a_store_that_goes_away_while_its_entries_are_read_is_passed_over(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.sidejob.upgrade_schema()
+    for place in (0, 1):
+        pair.sql(place, DIED, f"of {place}: ")
+    monkeypatch.setattr(deadset, "PAGE", 1)
+    entries = iter(pair.sidejob.dead)
+    assert [next(entries).task_id for _ in range(3)] == ["of 0: 1", "of 0: 2", "of 1: 1"]
+
+    pair.proxy.refuse()
+    pair.sidejob.close()
+
+    assert list(entries) == []
+    assert "passed over. Store 1 of sidejob_failover_urls: " in caplog.text
+    other_way_round = pair.app_of(pair.proxy.url_for(pair.urls[1]), pair.urls[0])
+    pair.proxy.pass_through()
+    entries = iter(other_way_round.sidejob.dead)
+    assert next(entries).task_id == "of 1: 1"
+    pair.proxy.refuse()
+    other_way_round.sidejob.close()
+    assert [entry.task_id for entry in entries] == ["of 0: 1", "of 0: 2"]
+    other_way_round.sidejob.close()
+
+
+def test_what_had_left_the_dead_set_when_a_store_fell_silent_counts(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.sidejob.upgrade_schema()
+    for place in (0, 1):
+        pair.sql(place, DIED, f"of {place}: ")
+    monkeypatch.setattr(deadset, "PAGE", 1)
+    monkeypatch.setattr(stores, "WAIT_S", 0.5)
+
+    with psycopg.connect(pair.urls[1], options=f"-c search_path={SCHEMA}") as holder:
+        holder.execute("SELECT 1 FROM dead WHERE id = 2 FOR UPDATE")
+
+        assert pair.sidejob.dead.retry_all() == 3
+        assert [entry.task_id for entry in pair.sidejob.dead.list()] == ["of 1: 2"]
 
 
 @pytest.mark.parametrize("connected", [True, False])
