@@ -76,16 +76,17 @@ def dead_workers(executor: Executor) -> Sequence[Any]:
 
 
 _OF_MESSAGES = Statement("""
-SELECT 'a run in progress whose message another worker holds, or nobody' AS rule, count(*) AS rows, min(j.id) AS id
-FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
-WHERE j.unit_no IS NOT NULL AND m.locked_by IS DISTINCT FROM j.worker_id
-UNION ALL
-SELECT 'a job at rest with a message', count(*), min(j.id)
-FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
-WHERE j.status IN ('suspended', 'completed', 'failed', 'terminated')
-UNION ALL
-SELECT 'a message for another run than the next', count(*), min(j.id)
-FROM {messages} m JOIN {jobs} j ON j.id = m.job_id WHERE j.unit_no IS NULL AND m.for_run <> j.run_no + 1""")
+SELECT broken.rule, count(*) AS rows, min(broken.job_id) AS id FROM (
+  SELECT m.job_id, (
+    SELECT CASE
+      WHEN j.unit_no IS NOT NULL AND m.locked_by IS DISTINCT FROM j.worker_id
+        THEN 'a run in progress whose message another worker holds, or nobody'
+      WHEN j.status IN ('suspended', 'completed', 'failed', 'terminated') THEN 'a job at rest with a message'
+      WHEN j.unit_no IS NULL AND m.for_run <> j.run_no + 1 THEN 'a message for another run than the next'
+    END FROM {jobs} j WHERE j.id = m.job_id) AS rule
+  FROM {messages} m WHERE m.job_id IS NOT NULL) broken
+WHERE broken.rule IS NOT NULL GROUP BY broken.rule""")
+"""Of each message its own job alone: a join would read all jobs, nearly all of which are finished."""
 _OF_JOBS = Statement("""
 SELECT 'a run in progress without a message' AS rule, count(*) AS rows, min(j.id) AS id FROM {jobs} j
 WHERE j.unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
@@ -104,6 +105,9 @@ WHERE j.status = 'failed' AND NOT EXISTS (SELECT FROM {dead} d WHERE d.job_id = 
 
 
 def broken_rules(executor: Executor, *, every_job: bool) -> list[Any]:
-    """Read which rules between rows are broken, and by how many; with `every_job` reads all jobs."""
+    """Read which rules between rows are broken, and by how many; with `every_job` reads all jobs.
+
+    A message that breaks several counts for the first of them.
+    """
     found = [*executor.run(_OF_MESSAGES), *(executor.run(_OF_JOBS) if every_job else ())]
     return [row for row in found if row.rows]

@@ -268,9 +268,21 @@ def test_rows_that_contradict_each_other(locked: Stage) -> None:
     locked.run(job)
 
     other = locked.job()
-    locked.sql("UPDATE messages SET for_run = 9")
-    assert levels(locked, "rules") == ["error"]
-    locked.sql("UPDATE messages SET for_run = 1 WHERE job_id = %s", other.id)
+    held = locked.job()
+    assert locked.claim(held) is not None
+    for wrong, rule, which, right in (
+        ("messages SET for_run = 9 WHERE locked_by IS NULL", "a message for another run than the next", other,
+         "messages SET for_run = 1 WHERE locked_by IS NULL"),
+        ("jobs SET status = 'failed' WHERE status = 'queued'", "a job at rest with a message", other,
+         "jobs SET status = 'queued' WHERE status = 'failed'"),
+        ("messages SET locked_by = 9 WHERE locked_by IS NOT NULL",
+         "a run in progress whose message another worker holds, or nobody", held,
+         f"messages SET locked_by = {locked.worker_id} WHERE locked_by IS NOT NULL"),
+    ):  # fmt: skip
+        locked.sql(f"UPDATE {wrong}")
+        assert [finding.found for finding in findings(locked)["rules"]] == [f"{rule}: 1, first job {which.id}"]
+        locked.sql(f"UPDATE {right}")
+    assert levels(locked, "rules") == ["ok"]
 
 
 def test_a_user_who_lacks_rights(locked: Stage) -> None:

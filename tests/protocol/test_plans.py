@@ -155,8 +155,10 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
     assert set(scans(plan)) <= SMALL, json.dumps(plan, indent=1)
 
 
-@pytest.mark.parametrize("statement", [served_tasks._DUE, health._UNKNOWN_TASKS], ids=["due", "unknown tasks"])
-def test_what_is_due_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
+@pytest.mark.parametrize(
+    "statement", [served_tasks._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES], ids=["due", "unknown tasks", "rules"]
+)
+def test_what_waits_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
     plan = plan_of(large_store, statement)
     assert set(scans(plan)) - SMALL == {"messages"}, json.dumps(plan, indent=1)
 
