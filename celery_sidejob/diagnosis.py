@@ -104,7 +104,8 @@ class Diagnosis:
         whose = f"store {self._runtime.place}"
         try:
             found = self._of(self._server, self._patience_s)
-            self._runtime.stores.name_of(self._runtime)
+            with health.looking(self._runtime.connections):
+                self._runtime.stores.name_of(self._runtime)
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
                 whose, str(failure), meaning="What it has waits, and nothing goes to it when the first store is away.",
@@ -135,7 +136,7 @@ class Diagnosis:
 
     def _of(self, check: Check, within_s: float | None) -> list[Finding]:
         connections = self._runtime.connections
-        with connections.answering(within_s=within_s):
+        with health.looking(connections), connections.answering(within_s=within_s):
             return connections.transact("doctor", lambda executor: list(check(executor)))
 
     def _of_first_store(self, executor: Executor, ask: Callable[[Executor], T]) -> T | None:
@@ -144,7 +145,8 @@ class Diagnosis:
             return ask(executor)
         stores = self._runtime.stores
         try:
-            return stores[0].connections.read(ask, within_s=stores.wait_s)
+            with health.looking(stores[0].connections):
+                return stores[0].connections.read(ask, within_s=stores.wait_s)
         except (StoreUnavailableError, SchemaError):  # its own findings say so
             return None
 
@@ -197,7 +199,7 @@ class Diagnosis:
         settings = self._settings
         connections = self._runtime.connections
         try:
-            with connections.answering(within_s=self._patience_s):
+            with health.looking(connections), connections.answering(within_s=self._patience_s):
                 migrate.check(connections, settings.schema, owner=self._owner)  # as workers do
                 revision, head = migrate.current(connections, settings.schema), migrate.head()
         except SideJobError as failure:
@@ -440,7 +442,10 @@ class Diagnosis:
         url = settings.direct_url or settings.require_database_url()
         slow = f"A worker's death is noticed by its silence only, after sidejob_lease ({settings.lease:g} s)."
         try:
-            with closing(Connections(url, settings.schema, prepare=False, setting=setting)) as connections:
+            with (
+                closing(Connections(url, settings.schema, prepare=False, setting=setting)) as connections,
+                health.looking(connections),
+            ):
                 proxied = connections.read(
                     lambda executor: health.server(executor).pid != executor.connection.info.backend_pid,
                     within_s=self._patience_s,

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
+
+from ..model.errors import StoreUnavailableError
+from .connection import Connections
 from .statement import Executor, Statement
+
+
+@contextmanager
+def looking(connections: Connections) -> Iterator[None]:
+    """Raise whatever Postgres refuses within the block as an error of ours, and let go of connections.
+
+    `doctor` is asked when anything may be wrong: a broken index, a limit of the role's that ends a BEGIN half way.
+    """
+    try:
+        yield
+    except psycopg.Error as error:
+        connections.close()
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise StoreUnavailableError(f"The store cannot be looked at: {said}") from error
+
 
 _SERVER = Statement("""
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,

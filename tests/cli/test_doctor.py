@@ -328,6 +328,18 @@ def test_a_store_that_goes_away_while_it_is_looked_at_is_a_finding(locked: Stage
         sidejob.close()
 
 
+def test_whatever_postgres_refuses_is_a_finding(locked: Stage) -> None:
+    """Such as an error of its own that nobody has thought of."""
+    locked.sql("ALTER TABLE leases RENAME TO leases_kept")
+    locked.sql("CREATE VIEW leases AS SELECT name, holder / (holder - holder) AS holder, expires_at FROM leases_kept")
+    locked.sql("UPDATE leases_kept SET holder = 1")
+    try:
+        (refused,) = findings(locked)["store"][1:]
+    finally:
+        locked.sql("DROP VIEW leases; ALTER TABLE leases_kept RENAME TO leases; UPDATE leases SET holder = NULL")
+    assert (refused.level, refused.found) == (Level.ERROR, "The store cannot be looked at: division by zero")
+
+
 def test_a_database_without_a_schema(empty_database_url: str) -> None:
     app = Celery("stage", broker="memory://", set_as_current=False)
     app.conf.sidejob_database_url = empty_database_url
