@@ -257,6 +257,13 @@ def stores_of(scene: Scene, *urls: str) -> Any:
     return SideJob(app)
 
 
+def misread(scene: Scene) -> None:
+    """A password with a `#` that has slipped behind the database's name."""
+    app = Celery("misread", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://host/shop#secret"
+    SideJob(app).runtime  # noqa: B018
+
+
 def one_store_twice(scene: Scene) -> None:
     """The same database by two names."""
     further = urlsplit(scene.stage.database_url)
@@ -292,8 +299,9 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
+    "a store's URL is none, or libpq would misread it": misread,
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
-    "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://[::1").runtime,
+    "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://h/x?no=1").runtime,
     "two stores are one database": one_store_twice,
     "no store answers, and each is left alone": no_store,
     "an id of the dead set that cannot be one": lambda s: s.stage.sidejob.dead.get("one"),

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
+from . import store_url
 from .errors import SettingsError
 
 
@@ -129,9 +129,18 @@ def _urls_from(text: str) -> list[str]:
     return [url.strip() for url in re.split(r",(?=\s*[\w+]+://)", text)]
 
 
-_store_url, _words = _matching(r"postgresql(\+\w+)?://.*"), _tuple_of(_matching(".+"))
-_STORE_URL = Kind("a URL that begins with postgresql:// or postgresql+psycopg://", _store_url, secret=True)
-_STORE_URLS = Kind("a list of URLs that begin with postgresql://", _tuple_of(_store_url), _urls_from, secret=True)
+def _store_url(value: Any) -> str:
+    return value if isinstance(value, str) and store_url.is_clear(value) else _refuse(value)
+
+
+_words = _tuple_of(_matching(".+"))
+_STORE_URL = Kind(
+    f"a URL that begins with postgresql:// or postgresql+psycopg:// ({store_url.ESCAPED})", _store_url, secret=True
+)
+_STORE_URLS = Kind(
+    f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})", _tuple_of(_store_url), _urls_from,
+    secret=True,
+)  # fmt: skip
 _REDIS_URL = Kind("a URL, such as redis://localhost:6379/0", _matching(r"[\w+]+://.*"), secret=True)
 _SCHEMA = Kind(
     "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
@@ -311,22 +320,11 @@ def _check_failover(settings: Settings, spelled: Mapping[str, str]) -> None:
         raise SettingsError(
             f"{spelled['failover_urls']} is set without {spelled['database_url']}: those stores follow the first one"
         )
-    seen = {_place(settings.database_url): spelled["database_url"]} if settings.database_url is not None else {}
+    seen = {}
+    if settings.database_url is not None:
+        seen[store_url.place(settings.database_url)] = spelled["database_url"]
     for number, url in enumerate(settings.failover_urls, 1):
         name = f"number {number} of {spelled['failover_urls']}"
-        before = seen.setdefault(_place(url), name)
+        before = seen.setdefault(store_url.place(url), name)
         if before != name:
             raise SettingsError(f"{name} is the same store as {before}: each must be a database of its own")
-
-
-def _place(url: str) -> tuple[str, ...]:
-    """Return where a URL leads as it is written, whoever goes there: hosts with ports, and the database."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return (url,)
-    query = dict(parse_qsl(parts.query))
-    hosts = parts.netloc.rpartition("@")[2].lower() or query.get("host", "")
-    ports = query.get("port", "5432")
-    with_ports = ",".join(host if re.search(r":\d+$", host) else f"{host}:{ports}" for host in hosts.split(","))
-    return with_ports, parts.path.strip("/") or query.get("dbname", "")

@@ -149,6 +149,10 @@ def test_no_message_and_no_repr_shows_a_url(name):
     with pytest.raises(SettingsError) as refused:
         read({f"sidejob_{name}": "secret-password"})
     assert "secret" not in str(refused.value)
+    if name != "redis_url":
+        with pytest.raises(SettingsError, match="%23") as refused:
+            read({f"sidejob_{name}": "postgresql://h/x#secret"})
+        assert "secret" not in str(refused.value)
     good = {"sidejob_database_url": "postgresql://secret@h/x", f"sidejob_{name}": "postgresql://secret@h/x"}
     assert "secret" not in repr(read({**good, "sidejob_failover_urls": ["postgresql://secret@h"]}))
 
