@@ -66,6 +66,7 @@ class SideJobStep(bootsteps.StartStopStep):
         signals.worker_shutting_down.connect(self._stopping, weak=False)
         self._tell_of_soft_stops(worker)
         greenlets.mind(worker.pool)
+        pool_kind.end_quietly(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:

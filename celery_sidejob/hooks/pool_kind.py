@@ -10,6 +10,8 @@ import threading
 import time
 from typing import Any
 
+from celery.worker import state
+
 from ..model import native
 from ..model.errors import SettingsError
 
@@ -44,6 +46,27 @@ def pids(pool: Any) -> list[int]:
     """Return the process ids of a prefork pool; other pools have no processes of their own."""
     processes = getattr(getattr(pool, "_pool", None), "_pool", None)
     return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
+
+
+def end_quietly(pool: Any) -> None:
+    """Have a cold stop not fail on a message that is just being received, when it has closed the pool's threads.
+
+    Celery's handler of the signal does so wherever it finds the worker. The message has not been acknowledged: it is
+    the broker's, as what waits for a thread is.
+    """
+    if getattr(pool, "executor", None) is None:
+        return
+    apply = pool.on_apply
+
+    def apply_unless_over(*args: Any, **options: Any) -> Any:
+        try:
+            return apply(*args, **options)
+        except RuntimeError:  # "cannot schedule new futures after shutdown"
+            if not state.should_terminate:
+                raise
+            return None
+
+    pool.on_apply = apply_unless_over
 
 
 def leave_threads_behind(worker: Any) -> None:
