@@ -32,8 +32,7 @@ from ..model.durable import Key, Message
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
-from . import configuration, events, rabbitmq
-from . import kept_message as durable
+from . import configuration, events, kept_message, rabbitmq
 from .redis_client import NotAlone, Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 
@@ -380,7 +379,7 @@ class CeleryPublisher:
     def _send_ordinary(self, message: Message, producer: Producer) -> None:
         # A message that RabbitMQ returns is declared for anew.
         declared = self._declared if self._family != "amqp" else set()
-        durable.publish(self._app, producer, message, declared=declared, timeout=ATTEMPT_S)
+        kept_message.publish(self._app, producer, message, declared=declared, timeout=ATTEMPT_S)
 
     def _ring(self, bell: Doorbell, producer: Producer) -> None:
         amqp = self._app.amqp

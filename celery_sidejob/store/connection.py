@@ -438,7 +438,7 @@ class Connections:
     def _release(self, executor: OwnExecutor) -> None:
         if executor.owes is None:  # else the deadline is that of whoever waits for the answer
             executor.connection.deadline = None
-        if executor.broken or (executor.busy and executor.owes is None):
+        if executor.broken or (executor.owes is None and not executor.rests):
             executor.close()
             return
         if executor is self._own_executor:
@@ -687,6 +687,11 @@ class OwnExecutor:
     def busy(self) -> bool:
         """Tell whether a statement is under way: a signal's handler raised in the middle of it, as time limits do."""
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    @property
+    def rests(self) -> bool:
+        """Tell whether no transaction is open: one stays failed where even its BEGIN or its ROLLBACK was cancelled."""
+        return self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def close(self) -> None:
         """Close the connection; never raises."""

@@ -120,3 +120,13 @@ def test_what_is_done_beside_a_statement_may_fail(stage: Stage) -> None:
     found = connections.transact("beside", lambda executor: executor.run_beside(lambda: None, ONE, value=2))
 
     assert (done, [row.value for row in found]) == (["beside"], [2])
+
+
+def test_a_connection_whose_transaction_could_not_be_begun_is_not_used_again(stage: Stage) -> None:
+    """Where a timeout of the role strikes between the statements of the BEGIN, for one."""
+    transact = stage.sidejob.runtime.connections.transact
+    transact("spoil", lambda executor: setattr(executor, "_begin", "BEGIN; SELECT 1 / 0"))
+    with pytest.raises(pg.DivisionByZero):
+        transact("read", registry.identity)
+
+    assert transact("read", registry.identity)
