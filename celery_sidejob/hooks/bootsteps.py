@@ -19,7 +19,8 @@ from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
-from . import durable_task, greenlets, pool_kind
+from . import configuration, durable_task, greenlets, pool_kind
+from .deafness import Hearing
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -61,6 +62,8 @@ class SideJobStep(bootsteps.StartStopStep):
             self._loops.append(Loop(heartbeat.errands))
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
+        if configuration.broker_family(worker.app) == "amqp":
+            self._loops.append(Loop(Hearing(worker, sidejob.runtime.publisher, sidejob.runtime.connections)))
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)

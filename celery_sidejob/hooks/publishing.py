@@ -256,7 +256,13 @@ class CeleryPublisher:
         """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
         if not self.knows_queues:
             return None
-        return self._ask(lambda channel: rabbitmq.ready_messages(channel.connection, queue))
+        found = self._ask(lambda channel: rabbitmq.counts(channel.connection, queue))
+        return None if found is None else found[0]
+
+    def waiting(self, queue: str) -> tuple[int, int]:
+        """Count the messages that wait in a RabbitMQ's queue, and its consumers; (0, 0) if that is not known now."""
+        ready, consumers = self._ask(lambda channel: rabbitmq.counts(channel.connection, queue)) or (0, 0)
+        return max(0, ready), consumers
 
     def look(self) -> Look | None:
         """Begin a look for single messages; None where the broker shows none: on all but Redis."""

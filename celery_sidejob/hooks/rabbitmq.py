@@ -201,13 +201,14 @@ def noticing_breaks(connection: Any) -> None:
     connection.drain_events = drain_events
 
 
-def ready_messages(connection: Any, queue: str) -> int:
-    """Count the messages of a queue that are fetched by nobody; GONE if there is no such queue."""
+def counts(connection: Any, queue: str) -> tuple[int, int]:
+    """Count a queue's messages that are fetched by nobody, GONE if there is no such queue, and its consumers."""
     try:
         with connection.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).message_count)
+            found = channel.queue_declare(queue, passive=True)
     except NotFound:
-        return GONE
+        return GONE, 0
+    return int(found.message_count), int(found.consumer_count)
 
 
 def bound(connection: Any, seconds: float) -> None:

@@ -196,6 +196,26 @@ def test_a_publish_into_a_queue_that_is_gone_declares_it_again(site: Site) -> No
     site.wait_for(first, "completed")
 
 
+@pytest.mark.brokers("quorum", only=["quorum"], reason="tells a worker of its queue's deletion")
+def test_a_worker_that_a_quorum_queue_has_forgotten_consumes_again(site: Site) -> None:
+    url = site.app.conf.broker_url
+    workers = [site.start_worker(), site.start_worker()]
+    site.wait_for(site.sidejob.enqueue("outage.note"), "completed")
+    wait_until(lambda: consumers(url, "celery") == 2, message="both to consume")
+    with kombu.Connection(url) as connection:
+        channel = connection.default_channel
+        for _ in range(2):  # it survives one
+            channel.queue_delete("celery")
+            channel.queue_declare("celery", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
+    assert consumers(url, "celery") == 0
+    job = site.sidejob.enqueue("outage.note")
+
+    assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
+
+    assert any("it connects again" in worker.log() for worker in workers)
+    assert all(worker.alive for worker in workers)
+
+
 @ON_RABBITMQ
 def test_a_deleted_queue_does_not_end_its_worker(impatient: Site) -> None:
     site = impatient
