@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import bootsteps
 
-from . import events, greenlets, rabbitmq
+from . import delivered, events, greenlets, rabbitmq
 from .redis_client import keep_client
 
 
@@ -19,6 +19,9 @@ class DisconnectionStep(bootsteps.StartStopStep):
     def __init__(self, c: Any, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
+        c.on_connection_error_after_connected = delivered.knowing_of_lost_connections(
+            c.on_connection_error_after_connected
+        )
 
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""

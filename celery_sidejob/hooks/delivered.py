@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
+from celery.concurrency.thread import TaskPool as Threads
 from celery.exceptions import WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
@@ -26,6 +27,8 @@ class Delivered(Request):
     _deliveries: Sequence[tuple[RunsHere[Any], Delivery[Any]]] = ()
     """What the worker knows of it: of each store in which its row may be."""
     _is_being_accepted = False
+    _connection_is_lost = False
+    """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""
@@ -73,10 +76,14 @@ class Delivered(Request):
         """Cut off by a cold stop: the death of its process is then no loss.
 
         Where bodies run in the worker's own process, the whole worker ends now, and gives back what it holds. Solo and
-        threads cannot stop a task; with gevent Celery would wait for bodies that do not heed it.
+        threads cannot stop a task; with gevent Celery would wait for bodies that do not heed it. Or cut off because
+        the connection broke (`worker_cancel_long_running_tasks_on_connection_loss`): there the worker goes on, and so
+        does the body, where nobody can stop it.
         """
+        if Delivered._connection_is_lost and isinstance(pool, Solo | Threads):
+            raise NotImplementedError(f"a body in {type(pool).__module__} cannot be stopped")
         self._plan(RELEASED)
-        if self._heartbeat is None or self._heartbeat.has_processes:
+        if Delivered._connection_is_lost or self._heartbeat is None or self._heartbeat.has_processes:
             super().cancel(pool, *args, **options)
             return
         with suppress(NotImplementedError):
@@ -108,6 +115,19 @@ class Delivered(Request):
     @property
     def _heartbeat(self) -> Any:
         return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)
+
+
+def knowing_of_lost_connections(handle: Callable[[Exception], Any]) -> Callable[[Exception], Any]:
+    """Wrap what Celery's consumer does when its connection broke: what it cancels there is not cut off by a stop."""
+
+    def handle_knowing(error: Exception) -> Any:
+        Delivered._connection_is_lost = True
+        try:
+            return handle(error)
+        finally:
+            Delivered._connection_is_lost = False
+
+    return handle_knowing
 
 
 def _one_at_a_time(execute: Any) -> Any:

@@ -38,6 +38,8 @@ app.conf.update(
 )
 if "START_METHOD" in os.environ:
     app.conf.worker_pool_start_method = os.environ["START_METHOD"]
+if "CANCEL" in os.environ:
+    app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
 if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone, what comes then is the same
     stores.PAUSE_S = (0.5, float(os.environ["STORE_PAUSE_S"]))
 SideJob(app)

@@ -45,6 +45,27 @@ def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> 
     assert len(site.record.of("holding", id=result.id)) == 1
 
 
+@pytest.mark.brokers("redis", "amqp")
+def test_a_broken_connection_may_cut_off_what_runs_and_it_begins_again(site: Site) -> None:
+    """`worker_cancel_long_running_tasks_on_connection_loss`: for tasks whose message comes again."""
+    with TcpProxy.to(site.broker_url) as proxy:
+        worker = site.worker(env={"BROKER_URL": proxy.url_for(site.broker_url), "CANCEL": "1"})
+        result = site.call("repeatable", 1)
+        site.holding(result)
+
+        proxy.cut()
+
+        # Threads and solo cannot stop a body; gevent on Redis, which has no room for more, does not ask for any.
+        pool = site.processes.pool
+        stops = pool == "prefork" or (pool == "gevent" and not site.broker.is_redis)
+        site.holding(result, count=2 if stops else 1)
+        site.go(result)
+        assert result.get(timeout=TIMEOUT_S) == 1
+        site.wait_quiet()
+        assert worker.alive
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+
+
 @pytest.fixture
 def perishable(own_postgres: embedded.Postgres, broker: Broker, record: Record, processes: Processes) -> Iterator[Site]:
     """A site with a store that the test may kill."""
