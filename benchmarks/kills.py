@@ -1,0 +1,169 @@
+"""Workers that are killed while they fetch tasks of a millisecond, and what is lost, on `sidejob://` or on `redis://`.
+
+    python -m benchmarks kills [--kills 1000] [--seed 1] [--transport sidejob] [--pool solo]
+    python -m benchmarks kills --transport redis --kills 100
+
+Two workers at a time; the older one is killed by SIGKILL at a random instant, one in five while it starts, and another
+takes its place. One in ten is first stopped (SIGSTOP) and then published for, so that the answer to what it asked of
+Redis is on its way to a process that never reads. In the end one worker runs what there is, and is stopped as usual.
+Then each task must have run, and nothing may be left in Redis that nobody would ever look at. What is in the hash
+`unacked` of kombu's own transport comes back after an hour: late, not lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+from kombu import Connection, Producer
+
+import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
+from celery_sidejob import embedded
+from tests.tools.guard import Guard
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes, WorkerProcess
+
+BACKLOG = 400
+"""How many messages there are to fetch at any time."""
+STARTING_S, RUNNING_S = 2.0, 0.7
+"""Within which time of its start, or of its readiness, a worker is killed."""
+QUIET_S = 60.0
+HARMLESS = ("_kombu.binding", "_sidejob.bell.")
+"""Keys that may stay: kombu's routing, and bells, which expire by themselves."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run of kills has left."""
+
+    published: int
+    lost: int
+    late: int
+    """Messages in kombu's `unacked`."""
+    doubled: int
+    left: tuple[str, ...]
+    """Keys that nobody would look at again."""
+    kills: int
+    last_recovered_s: float
+    """From the last kill until all had run."""
+
+    @property
+    def kept(self) -> bool:
+        """Whether every promise was kept."""
+        return not self.lost and not self.late and not self.left
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills, {self.published} tasks: {self.lost} lost, {self.late} come back after an hour, "
+            f"{self.doubled} ran twice; all had run {self.last_recovered_s:.1f} s after the last kill; "
+            f"left in Redis: {', '.join(self.left) or 'nothing'}"
+        )
+
+
+def main(arguments: list[str]) -> int:
+    """Kill, print, and return 1 if anything was lost or left."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks kills", description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6))
+    parser.add_argument("--transport", choices=("sidejob", "redis"), default="sidejob")
+    parser.add_argument("--pool", default="solo")
+    given = parser.parse_args(arguments)
+    print(f"seed {given.seed}", flush=True)
+    with embedded.Valkey() as server, tempfile.TemporaryDirectory() as directory, Guard() as guard:
+        processes = Processes(Path(directory) / "processes", guard, pool=given.pool)
+        try:
+            storm = Storm(processes, server.url, Path(directory), transport=given.transport, seed=given.seed)
+            outcome = storm.run(given.kills, progress=True)
+        finally:
+            processes.kill_all()
+    print(outcome)
+    return 0 if outcome.kept else 1
+
+
+class Storm:
+    """One run of kills on one Redis database."""
+
+    def __init__(self, processes: Processes, redis_url: str, directory: Path, *, transport: str, seed: int) -> None:
+        self._processes = processes
+        self._redis = redis.Redis.from_url(redis_url)
+        self._url = urlsplit(redis_url)._replace(scheme=transport).geturl()
+        self._ran = directory / "ran"
+        self._random = random.Random(seed)
+        self._published = 0
+        self._connection = Connection(self._url)
+
+    def run(self, kills: int, *, progress: bool = False) -> Outcome:
+        """Kill so many workers, let another one finish, and count."""
+        with self._connection, self._redis:
+            self._publish()
+            workers = [self._worker(), self._worker()]
+            for number in range(1, kills + 1):
+                workers.append(self._worker())
+                self._kill(workers.pop(0))
+                if progress and number % 50 == 0:
+                    print(f"{number} kills, {self._published} tasks", flush=True)
+            for worker in workers[1:]:
+                self._processes.end(worker)
+            return self._settle(workers[0], kills)
+
+    def _worker(self) -> WorkerProcess:
+        env = {"BROKER_URL": self._url, "RAN": str(self._ran)}
+        return self._processes.start_worker("benchmarks.killed_app", env=env, ready_timeout=None)
+
+    def _publish(self) -> None:
+        """See to it that there is something to fetch."""
+        with self._connection.Producer() as producer:
+            for _ in range(BACKLOG - self._redis.llen("celery")):
+                self._publish_one(producer)
+
+    def _publish_one(self, producer: Producer) -> None:
+        self._published += 1
+        headers = {"lang": "py", "task": "ran", "id": f"task-{self._published}"}
+        producer.publish(([self._published], {}, {}), routing_key="celery", headers=headers)
+
+    def _kill(self, worker: WorkerProcess) -> None:
+        """Kill a worker at a random instant of its life, publishing until then."""
+        if self._random.random() < 0.2:
+            deadline = time.monotonic() + self._random.uniform(0, STARTING_S)
+        else:
+            worker.wait_for_log("ready.", 60)
+            deadline = time.monotonic() + self._random.uniform(0, RUNNING_S)
+        while (left := deadline - time.monotonic()) > 0:
+            self._publish()
+            time.sleep(min(left, 0.05))
+        if self._random.random() < 0.1:
+            worker.stop_signal()
+            with self._connection.Producer() as producer:
+                self._publish_one(producer)
+        self._processes.end(worker)
+
+    def _settle(self, worker: WorkerProcess, kills: int) -> Outcome:
+        """Have the last worker run all there is, and stop it."""
+        killed_at = time.monotonic()
+        wait_until(self._is_quiet, timeout=QUIET_S + 0.05 * self._published, message="the queue to be empty")
+        took_s = time.monotonic() - killed_at
+        worker.terminate()
+        worker.wait(30)
+        runs = Counter(int(line) for line in self._ran.read_text().split())
+        late = self._redis.hlen("unacked")
+        keys = sorted(key.decode() for key in self._redis.scan_iter())
+        return Outcome(
+            published=self._published,
+            lost=self._published - len(runs) - late,
+            late=late,
+            doubled=sum(count - 1 for count in runs.values()),
+            left=tuple(key for key in keys if not key.startswith(HARMLESS)),
+            kills=kills,
+            last_recovered_s=took_s,
+        )
+
+    def _is_quiet(self) -> bool:
+        """Nothing waits, and nobody holds anything: alive or dead."""
+        return not self._redis.llen("celery") and not any(self._redis.scan_iter("_sidejob.held.*"))

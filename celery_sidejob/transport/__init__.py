@@ -1,0 +1,16 @@
+"""`broker_url = "sidejob://host:6379/0"`: Celery's Redis broker, with messages that a killed worker does not lose.
+
+For any app of Celery or kombu, with or without the rest of this package: importing this module makes the URLs known
+(`sidejobs://` is with TLS). What can be heard of: a message that is refused, recovered or buried.
+"""
+
+from kombu.transport import TRANSPORT_ALIASES
+
+from .announcements import message_buried, message_refused, messages_recovered
+
+# kombu looks for no entry points, takes no name with a `+`, and forgets a class given as `broker_transport` when it
+# goes over to the next of several URLs. The names are resolved when a URL is used: redis-py need not be there before.
+TRANSPORT_ALIASES["sidejob"] = "celery_sidejob.transport.transport:Transport"
+TRANSPORT_ALIASES["sidejobs"] = "celery_sidejob.transport.transport:TLSTransport"
+
+__all__ = ["message_buried", "message_refused", "messages_recovered"]

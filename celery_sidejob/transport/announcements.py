@@ -1,0 +1,54 @@
+"""What the transport tells whoever wants to hear it; a receiver that raises stops nothing.
+
+kombu has no signals, and Celery's are not for its transports: these are as small as can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kombu.log import get_logger
+
+logger = get_logger(__name__)
+Receiver = Callable[..., Any]
+
+
+class Announcement:
+    """Something that may happen: whoever has connected is called, in the thread in which it happened."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._receivers: tuple[Receiver, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Announcement {self.name}>"
+
+    def connect(self, receiver: Receiver) -> Receiver:
+        """Have it called with the facts as keywords; usable as a decorator. It must not take long."""
+        self._receivers += (receiver,)
+        return receiver
+
+    def disconnect(self, receiver: Receiver) -> None:
+        """Call it no more."""
+        self._receivers = tuple(one for one in self._receivers if one is not receiver)
+
+    def send(self, **facts: Any) -> None:
+        """Call all receivers, each whatever the others do."""
+        for receiver in self._receivers:
+            try:
+                receiver(**facts)
+            except Exception:
+                logger.exception("A receiver of %s has raised", self.name)
+
+
+message_refused = Announcement("message_refused")
+"""`verb`, `consumer`, `delivery_tag`: this consumer was taken for dead and its message has gone to another. It was done
+twice, or will be; what was to be done to the message ("ack", "reject", "requeue") was not."""
+
+messages_recovered = Announcement("messages_recovered")
+"""`consumer`, `queue`, `task_ids`: a dead consumer's messages are back at the head of their queue, oldest first."""
+
+message_buried = Announcement("message_buried")
+"""`queue`, `task_id`, `reason`: a message went to the dead list, for it is nothing that can be delivered (`task_id` is
+None) or has been delivered too often."""

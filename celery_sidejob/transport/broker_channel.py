@@ -1,0 +1,419 @@
+"""kombu's Redis channel, whose messages are never between two places: one script takes and records them.
+
+Fetching goes on in two steps over the connection that kombu polls. A *fetch* takes what there is for this consumer, and
+is answered at once. When it finds nothing, the channel *waits* for a bell of one of its queues: a publisher of ours
+rings it, and for those of kombu's own transport, who do not, this process' heart does. What is blocked on is a bell and
+never a message, so an answer that nobody reads loses nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import secrets
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from queue import Empty
+from time import monotonic
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.transport import redis
+from kombu.utils.json import dumps, loads
+from kombu.utils.scheduling import priority_cycle, round_robin_cycle
+from redis import Redis
+from redis.exceptions import NoScriptError
+
+from .announcements import message_refused
+from .keys import Keys
+from .qos import QoS
+from .records import BELL_MS, Records
+from .scripts import FETCH, PUT
+
+logger = get_logger(__name__)
+
+AT_MOST = 32
+"""How many messages one fetch takes where the prefetch allows more."""
+GOODBYE_S = 1.0
+"""How long a channel that closes waits for the answer to its last fetch."""
+
+
+class Asked(enum.Enum):
+    """What was sent over the connection that kombu polls, and not answered yet."""
+
+    FETCH = enum.auto()
+    WAIT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A message that a fetch has brought."""
+
+    queue: str
+    text: bytes
+    token: str | None
+    """None if no acknowledgement is expected, and nothing recorded."""
+
+
+class Channel(redis.Channel):
+    """A channel that fetches reliably; the lists are as kombu's own transport has them, whose workers may share them.
+
+    It is a consumer of its own, and a new one after an answer to a fetch was lost: what that brought is given back.
+    """
+
+    QoS = QoS
+    from_transport_options = (*redis.Channel.from_transport_options, "consumer_timeout", "delivery_limit")
+    consumer_timeout = 3.5
+    """Seconds of silence after which a consumer is dead."""
+    delivery_limit: int | None = 20
+    """With how many consumers a message may die before it goes to the dead list; None for any number."""
+
+    _kept_client: Any = None
+    _plain_client: Any = None
+    _heart: Any = None
+    _consumer: str | None = None
+    _consumer_pid: int | None = None
+    _retired: tuple[str, ...] = ()
+    _fetches = 0
+    _asked: Asked | None = None
+    _asked_for: tuple[str, int, Sequence[str]] | None = None
+    _is_idle = False
+    _knows_scripts = True
+
+    # -- what a message goes through ------------------------------------------------------------------------------
+
+    def _put(self, queue: str, message: Any, **options: Any) -> None:
+        """Replaces pushing alone: the same list, and the queue's bell in the same step."""
+        name = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))
+        expires_ms = self._expires.get(queue)
+        expiring = [] if expires_ms is None else self._lists_of(queue)
+        keys = [self._keys.kombu_list(name), self._keys.bell(queue), *expiring]
+        arguments = [dumps(message), BELL_MS, *([] if expires_ms is None else [expires_ms])]
+        batch = options.pop("_publish_batch", None)
+        if batch is None:
+            PUT.run(self._client_of_scripts, keys, arguments)
+            return
+        # Sees to it that the server knows the script, which nobody could send again in the middle of a batch.
+        batch.pipeline.scripts.add(self._put_of_batches)
+        # kombu's client puts the prefix before the first key of a script, and before no other.
+        batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
+
+    def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
+        """Adds to kombu's: what needs no acknowledgement is not recorded, and a new queue waits for no old bell."""
+        (self._unrecorded.add if no_ack or not self.ack_emulation else self._unrecorded.discard)(queue)
+        result = super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
+        self._is_idle = False
+        if self._asked is Asked.WAIT and self._in_poll:
+            self._in_poll.disconnect()  # there is only a bell to be missed
+        return result
+
+    def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
+        """Replaces popping with recording afterwards, where an acknowledgement is expected."""
+        if no_ack or not self.ack_emulation:
+            return super().basic_get(queue, no_ack=no_ack, **options)
+        taken = self._fetch_now(queue)
+        self._maybe_update_queues_expire(self._create_client(), queue)
+        for payload, _ in self._decoded(taken):
+            message = self.Message(payload, channel=self)
+            self.qos.append(message, message.delivery_tag)
+            return message
+        return None
+
+    def _brpop_start(self, timeout: float | None = None) -> None:
+        """Replaces popping from the queues: fetches, or waits for a bell if the last fetch has found nothing."""
+        queues = self._queue_cycle.consume(len(self.active_queues))
+        if not queues:
+            return
+        if self._asked is Asked.FETCH:  # its connection has gone without an answer
+            self._retire()
+        if self._is_idle:
+            self._give_back_unheard()
+            asked = Asked.WAIT
+            command = ["BRPOP", *self._keys.bells(queues), (self.brpop_timeout if timeout is None else timeout) or 0]
+        else:
+            asked, command = Asked.FETCH, self._fetch_command(queues, self._room())
+        self._asked = asked
+        self._in_poll = self.client.connection
+        self._brpop_sent_at = monotonic()
+        self._in_poll.send_command(*command)
+
+    def _brpop_read(self, **options: Any) -> bool:
+        """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""
+        connection = self.client.connection
+        asked = self._asked
+        try:
+            answer = connection.read_response()
+        except NoScriptError:  # the server was restarted, or another has taken over
+            self._asked, self._knows_scripts = None, False
+            raise Empty from None
+        except self.connection_errors:
+            connection.disconnect()
+            raise
+        except self.ResponseError:
+            self._asked = None
+            raise
+        else:
+            self._asked = None
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
+        self._is_idle = False
+        if asked is not Asked.FETCH:
+            raise Empty
+        taken = self._answer(answer)
+        self._is_idle = not taken
+        for one in taken:
+            self._queue_cycle.rotate(one.queue)
+        if not self._deliver(taken):
+            raise Empty
+        return True
+
+    def finish(self, delivery_tag: str, verb: str) -> None:
+        """Forget a message that is done with, if it is still ours; else announce that it is not."""
+        consumer, token = _parted(delivery_tag)
+        if consumer and not self._records.acknowledge(consumer, token):
+            self._refuse(delivery_tag, verb)
+
+    def requeue(self, delivery_tag: str) -> None:
+        """Give a message back to the head of its list, if it is still ours; else announce that it is not."""
+        consumer, token = _parted(delivery_tag)
+        if consumer and not self._records.requeue(consumer, [token]):
+            self._refuse(delivery_tag, "requeue")
+
+    # -- its end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Replaces waiting for what is blocked on, which may take long; gives back at once all that is held."""
+        if not self.closed:
+            self._hang_up()
+            self.leave()
+        super().close()
+        self._disconnect_pools()
+
+    def leave(self) -> None:
+        """Give back all that this channel holds, in its order, and be a consumer no more."""
+        if self._consumer_pid != os.getpid():
+            return  # what was forked holds nothing
+        leaving = [*self._retired, *([self._consumer] if self._consumer else [])]
+        self._consumer, self._retired, self._is_idle = None, (), False
+        for consumer in leaving:
+            self._heart.forget(consumer)
+            try:
+                self._records.leave(consumer)
+            except (*self.connection_errors, self.ResponseError) as error:
+                logger.warning(
+                    "What %s holds could not be given back, and will be recovered by others: %s", consumer, error
+                )
+
+    def _hang_up(self) -> None:
+        """Drop the connection that is polled; what a fetch brings at this moment is in the record, and goes back."""
+        connection = self._in_poll
+        if not connection:
+            return
+        try:
+            if self._asked is Asked.FETCH and connection.can_read(timeout=GOODBYE_S):
+                connection.read_response()
+        except (*self.connection_errors, self.ResponseError):
+            pass  # it was not to be had: if Redis fetches after we have left, others will recover that
+        finally:
+            self._asked = self._in_poll = None
+            connection.disconnect()
+
+    # -- one client ------------------------------------------------------------------------------------------------
+
+    def _create_client(self, asynchronous: bool = False) -> Any:
+        """Replaces a client for each command by one for each pool of connections: it has no other state."""
+        if asynchronous:  # a channel has one of these, and keeps it
+            return super()._create_client(asynchronous=True)
+        if self._kept_client is None or self._kept_client.connection_pool is not self.pool:
+            self._kept_client = super()._create_client()
+        return self._kept_client
+
+    @property
+    def _client_of_scripts(self) -> Any:
+        """A client that sends keys as they are."""
+        if self._plain_client is None or self._plain_client.connection_pool is not self.pool:
+            self._plain_client = Redis(connection_pool=self.pool)
+        return self._plain_client
+
+    @cached_property
+    def _put_of_batches(self) -> Any:
+        return self._create_client().register_script(PUT.text)
+
+    @cached_property
+    def _keys(self) -> Keys:
+        return Keys(self.global_keyprefix, self.sep)
+
+    @cached_property
+    def _unrecorded(self) -> set[str]:
+        return set()
+
+    @property
+    def _records(self) -> Records:
+        return Records(self._client_of_scripts, self._keys, delivery_limit=self.delivery_limit)
+
+    def _lists_of(self, queue: str) -> list[str]:
+        return [self._keys.kombu_list(self._q_for_pri(queue, step)) for step in self.priority_steps]
+
+    # -- fetching --------------------------------------------------------------------------------------------------
+
+    def _fetch_command(self, queues: Sequence[str], room: int) -> list[Any]:
+        """Return the next fetch; from when it is answered its tokens are known here."""
+        consumer = self._registered_consumer(queues)
+        self._fetches += 1
+        self._asked_for = (consumer, self._fetches, list(queues))
+        lists = [
+            self._keys.kombu_list(self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues
+        ]
+        unrecorded = "".join("1" if queue in self._unrecorded else "0" for queue in queues)
+        keys = [self._keys.consumers, self._keys.held(consumer), *lists, *self._keys.bells(queues)]
+        arguments = [
+            consumer, self._fetches, room, round(self.consumer_timeout * 1000), len(queues), len(self.priority_steps),
+            int(self._rotates), unrecorded, BELL_MS,
+        ]  # fmt: skip
+        by_text, self._knows_scripts = not self._knows_scripts, True
+        return FETCH.command(keys, arguments, by_text=by_text)
+
+    def _fetch_now(self, queue: str) -> list[Taken]:
+        """Fetch one message of a queue and wait for the answer; without redis-py's retries, which would fetch twice."""
+        for by_text in (False, True):
+            self._knows_scripts = not by_text
+            command = self._fetch_command([queue], 1)
+            connection = self.pool.get_connection()
+            try:
+                connection.send_command(*command)
+                return self._answer(connection.read_response())
+            except NoScriptError:
+                continue
+            except self.connection_errors:
+                connection.disconnect()
+                self._retire()
+                raise
+            finally:
+                self.pool.release(connection)
+        raise AssertionError("a script sent as text is known")
+
+    def _answer(self, answer: Sequence[Any]) -> list[Taken]:
+        assert self._asked_for is not None
+        consumer, fetch, queues = self._asked_for
+        self._heart and self._heart.registered(consumer)
+        taken = []
+        for place in range(0, len(answer), 2):
+            queue = queues[answer[place] - 1]
+            token = None if queue in self._unrecorded else _tag(consumer, f"{fetch}.{place // 2 + 1}")
+            taken.append(Taken(queue, answer[place + 1], token))
+        return taken
+
+    def _room(self) -> int:
+        """Return how many messages may be fetched: several only where a prefetch says that so many are wanted.
+
+        One where somebody else tells whether one more may be (Celery's worker_disable_prefetch), or in which order
+        queues are served (a class of a project's own).
+        """
+        if "can_consume" in vars(self.qos) or not (self._rotates or self._keeps_order):
+            return 1
+        free = self.qos.can_consume_max_estimate()
+        return 1 if free is None else max(1, min(free, AT_MOST))
+
+    @property
+    def _rotates(self) -> bool:
+        return type(self._queue_cycle).rotate is round_robin_cycle.rotate
+
+    @property
+    def _keeps_order(self) -> bool:
+        return type(self._queue_cycle).rotate is priority_cycle.rotate
+
+    def _deliver(self, taken: Sequence[Taken]) -> bool:
+        """Hand messages over in their order; what cannot be handed over goes back to where it was."""
+        delivered = False
+        left: list[str] = []
+        rest = deque(self._decoded(taken))
+        try:
+            while rest:
+                payload, one = rest.popleft()
+                if one.token is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
+                    left.append(one.token)
+                    continue
+                self.connection._deliver(payload, one.queue)
+                delivered = True
+        finally:
+            left += [one.token for _, one in rest if one.token is not None]
+            if left:
+                consumer, _ = _parted(left[0])
+                self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
+        return delivered
+
+    def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
+        """Make messages of texts, with this delivery's tag in place of the one that stays the same; buries nonsense."""
+        for one in taken:
+            try:
+                payload = loads(one.text.decode())
+                own_tag = payload["properties"]["delivery_tag"]
+                payload["properties"]["delivery_tag"] = one.token or own_tag
+            except (ValueError, TypeError, KeyError) as error:
+                reason = f"it is no message: {error!r}"
+                logger.error("Queue %r had %.200r: %s", one.queue, one.text, reason)
+                if one.token is not None:
+                    self._records.bury(*_parted(one.token), reason)
+                continue
+            yield payload, one
+
+    # -- who fetches -----------------------------------------------------------------------------------------------
+
+    def _registered_consumer(self, queues: Iterable[str]) -> str:
+        """Return who this channel is in Redis, for whom a heart beats if anything is recorded."""
+        if self._consumer is None or self._consumer_pid != os.getpid():
+            if self._consumer_pid != os.getpid():
+                self._retired = ()
+            self._consumer_pid = os.getpid()
+            self._consumer = f"{socket.gethostname()}:{self._consumer_pid}:{secrets.token_hex(6)}"
+            self._heart = None
+        if self._heart is None and not self._unrecorded.issuperset(queues):
+            self._heart = self.connection.heart_for(self)
+            self._heart.watch(self._consumer, self._waited_for)
+        return self._consumer
+
+    def _waited_for(self) -> list[tuple[str, list[str]]]:
+        if self._asked is not Asked.WAIT:
+            return []
+        return [(queue, self._lists_of(queue)) for queue in self.active_queues]
+
+    def _retire(self) -> None:
+        """Be another consumer from now on: an answer was lost, and what is in the record may not have arrived here."""
+        if self._consumer is not None and self._heart is not None:
+            self._retired += (self._consumer,)
+        self._consumer = self._asked = None
+        self._is_idle = False
+
+    def _give_back_unheard(self) -> None:
+        """Give back what those that this channel was have in their records and has never arrived."""
+        for consumer in self._retired:
+            known = {_parted(tag)[1] for tag in list(self.qos._delivered) if _parted(tag)[0] == consumer}
+            unheard = set(self._records.tokens(consumer)) - known
+            if unheard:
+                self._records.requeue(consumer, unheard)
+            if not known - self.qos._dirty:
+                self._retired = tuple(one for one in self._retired if one != consumer)
+                self._heart.forget(consumer)
+                self._records.leave(consumer)
+
+    def _refuse(self, delivery_tag: str, verb: str) -> None:
+        consumer, _ = _parted(delivery_tag)
+        logger.warning(
+            "Cannot %s the message %s: %s was taken for dead, and the message has gone to another consumer",
+            verb, delivery_tag, consumer,
+        )  # fmt: skip
+        message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
+
+
+def _tag(consumer: str, token: str) -> str:
+    return f"{consumer}#{token}"
+
+
+def _parted(delivery_tag: str) -> tuple[str, str]:
+    """Take a delivery tag apart: the consumer, and the token within its record; no consumer if it is none of ours."""
+    consumer, _, token = str(delivery_tag).rpartition("#")
+    return consumer, token

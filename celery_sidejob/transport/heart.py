@@ -1,0 +1,129 @@
+"""The thread that keeps this process' consumers alive, and looks after those of others that are not.
+
+A thread of the operating system, also where gevent has replaced Python's: neither a task of the pool solo nor a
+greenlet that computes keeps it from beating. It has a connection of its own, and only Redis' clock counts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.log import get_logger
+from redis.exceptions import RedisError
+
+from ..model import native
+from .keys import Keys
+from .records import BELL_MS, Records
+from .scripts import BEAT
+
+logger = get_logger(__name__)
+
+CLAIM_MS = 5_000
+"""How long others leave a dead consumer to who found it first; that one may die as well."""
+AT_ONCE = 5
+"""How many dead consumers are taken from one beat: the other workers get some too."""
+
+Waits = Callable[[], Iterable[tuple[str, list[str]]]]
+"""Tells which queues a consumer waits for just now, each with the keys of its lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one beat found."""
+
+    lost: tuple[str, ...] = ()
+    """Which of ours were taken for dead."""
+    recovered: int = 0
+    """How many messages of dead consumers went back."""
+
+
+class Heart:
+    """Beats for the consumers of one transport, three times in the time after which they count as dead."""
+
+    def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float) -> None:
+        self._client = client
+        self._keys = keys
+        self._records = records
+        self._timeout_s = timeout_s
+        self._consumers: dict[str, Waits] = {}
+        self._registered: set[str] = set()
+        self._stop = native.Event()
+        self._pid: int | None = None
+        self._beats_well = True
+
+    def watch(self, consumer: str, waits: Waits) -> None:
+        """Beat for a consumer that is about to fetch."""
+        self._consumers[consumer] = waits
+        if self._pid != os.getpid():  # not yet begun, or in the process that has forked this one
+            self._pid = os.getpid()
+            self._stop = native.Event()
+            native.Thread(self._run, name="sidejob-transport-heart").start()
+
+    def registered(self, consumer: str) -> None:
+        """Note that a fetch has registered a consumer: from now on it is missed when it is not there."""
+        self._registered.add(consumer)
+
+    def forget(self, consumer: str) -> None:
+        """Beat for it no more; the thread ends with the last one."""
+        self._registered.discard(consumer)
+        self._consumers.pop(consumer, None)
+        if not self._consumers and self._pid == os.getpid():
+            self._pid = None
+            self._stop.set()
+
+    def run_once(self) -> Report:
+        """Beat, and recover what is found; looks again at once while there is more than was taken."""
+        recovered = 0
+        lost: tuple[str, ...] = ()
+        while True:
+            missing, dead = self._beat()
+            lost += tuple(missing)
+            for consumer in missing:
+                self._registered.discard(consumer)  # until it fetches again
+                if consumer in self._consumers:
+                    logger.warning(
+                        "This consumer (%s) was silent for more than %g s and was taken for dead: others have its "
+                        "messages now, and what is under way here is done twice", consumer, self._timeout_s,
+                    )  # fmt: skip
+            for consumer in dead:
+                count = self._records.recover(consumer)
+                recovered += count
+                logger.info("Recovered %d messages of %s, which is dead", count, consumer)
+            if len(dead) < AT_ONCE:
+                return Report(lost, recovered)
+
+    def _beat(self) -> tuple[list[str], list[str]]:
+        waited: dict[str, list[str]] = {}
+        for waits in list(self._consumers.values()):
+            waited.update(waits())
+        steps = len(next(iter(waited.values()))) if waited else 0
+        keys = self._keys
+        lists = [key for of_queue in waited.values() for key in of_queue]
+        ours = [consumer for consumer in list(self._registered) if consumer in self._consumers]
+        options = [round(self._timeout_s * 1000), CLAIM_MS, AT_ONCE, BELL_MS, len(waited), steps]
+        names = [keys.consumers, keys.recovering, *keys.bells(waited), *lists]
+        missing, dead = BEAT.run(self._client, names, [*options, *ours])
+        return [one.decode() for one in missing], [one.decode() for one in dead]
+
+    def _run(self) -> None:
+        stop = self._stop
+        while not stop.is_set():
+            try:
+                self.run_once()
+            except (RedisError, OSError) as error:
+                # The messages of those who fall silent go to others, as they must: the network may be gone here alone.
+                if self._beats_well:
+                    logger.warning("The heart of this process cannot reach Redis, and goes on trying: %s", error)
+                self._beats_well = False
+                stop.wait(self._timeout_s / 10)
+                continue
+            except Exception:  # the messages of one consumer must not be the end of all
+                logger.exception("The heart of this process has stumbled, and goes on")
+            if not self._beats_well:
+                logger.info("The heart of this process reaches Redis again")
+            self._beats_well = True
+            stop.wait(self._timeout_s / 3)
+        self._client.connection_pool.disconnect()

@@ -1,0 +1,48 @@
+-- Takes messages from a consumer's record back to the head of their lists, or to the dead list, and rings the bells.
+--
+-- Given newest first they lie oldest first. What the consumer no longer has is passed over: each goes back once,
+-- whoever tries.
+--
+-- KEYS: the consumers, those being recovered, the consumer's record, the dead list, the lists, the bell of each list
+-- ARGV: the consumer, `requeue` (some messages of a consumer that goes on), `leave` (it ends) or `recover` (only if it
+--       is dead), how long a bell is kept (ms), how many lists, then for each message its token, the number of its list
+--       (0 is the dead list) and its text
+-- Returns the tokens of those that went back; false if the consumer is not dead.
+local consumers, recovering, record, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local consumer, why, bell_ms, lists = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+
+if why == 'recover' then
+    local now = redis.call('TIME')
+    local until_ms = redis.call('ZSCORE', consumers, consumer)
+    if until_ms and tonumber(until_ms) > now[1] * 1000 + math.floor(now[2] / 1000) then
+        return false
+    end
+end
+
+-- A script that has written may go on writing on a full server, where pushing first is refused; this changes nothing.
+redis.call('HDEL', record, '')
+
+local gone, touched = {}, {}
+for i = 5, #ARGV, 3 do
+    local token, list, text = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
+    if redis.call('HEXISTS', record, token) == 1 then
+        local pushed = redis.pcall('RPUSH', list == 0 and dead or KEYS[4 + list], text)
+        if type(pushed) == 'number' then -- else its list has become something else: it stays where it is
+            redis.call('HDEL', record, token)
+            gone[#gone + 1] = token
+            touched[list] = true
+        end
+    end
+end
+for list = 1, lists do
+    local bell = KEYS[4 + lists + list]
+    if touched[list] and redis.call('EXISTS', bell) == 0 then
+        redis.call('LPUSH', bell, '')
+        redis.call('PEXPIRE', bell, bell_ms)
+    end
+end
+if why ~= 'requeue' and redis.call('EXISTS', record) == 0 then
+    redis.call('ZREM', consumers, consumer)
+    redis.call('ZREM', recovering, consumer)
+end
+return gone

@@ -1,0 +1,164 @@
+"""What consumers hold: a record for each, from which a message leaves by an acknowledgement or back to its list."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.utils.json import dumps, loads
+
+from .announcements import message_buried, messages_recovered
+from .keys import Keys
+from .scripts import GIVE_BACK
+
+logger = get_logger(__name__)
+
+BELL_MS = 60_000
+"""How long a bell is kept that nobody hears; whoever comes to wait later looks into the queue first."""
+PAGE = 200
+"""How many messages go back in one script; larger records go page by page, the newest first."""
+SENTENCE = "delivered {} times to consumers that died with it"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A message on its way out of a record."""
+
+    token: str
+    list_key: str
+    text: bytes
+    task_id: str | None
+    buried: str | None = None
+    """Why it goes to the dead list instead of its own."""
+
+
+class Records:
+    """The records of all consumers of one broker, asked by one client."""
+
+    def __init__(self, client: Any, keys: Keys, *, delivery_limit: int | None) -> None:
+        self._client = client
+        self._keys = keys
+        self._delivery_limit = delivery_limit
+
+    def acknowledge(self, consumer: str, token: str) -> bool:
+        """Forget a message that is done with; False if the consumer does not have it any more."""
+        return bool(self._client.hdel(self._keys.held(consumer), token))
+
+    def requeue(self, consumer: str, tokens: Iterable[str]) -> int:
+        """Give some messages of a consumer back; returns how many it still had."""
+        return sum(len(page) for page in self._give_back(consumer, "requeue", tokens))
+
+    def leave(self, consumer: str) -> int:
+        """Give back all that a consumer has, who is no longer there then; returns how many these were."""
+        return sum(len(page) for page in self._give_back(consumer, "leave", self.tokens(consumer)))
+
+    def recover(self, consumer: str) -> int:
+        """Do so for a dead one, and announce it; stops when it turns out to be alive."""
+        recovered = 0
+        for page in self._give_back(consumer, "recover", self.tokens(consumer)):
+            recovered += len(page)
+            back = defaultdict(list)
+            for move in reversed(page):
+                if move.buried is None:
+                    back[self._keys.queue_of(move.list_key)].append(move.task_id)
+            for queue, task_ids in back.items():
+                messages_recovered.send(consumer=consumer, queue=queue, task_ids=task_ids)
+        return recovered
+
+    def bury(self, consumer: str, token: str, reason: str) -> None:
+        """Take a message of a consumer to the dead list."""
+        there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
+        self._take_back(consumer, "requeue", [Move(token, list_key, text, None, reason) for list_key, text in there])
+
+    def tokens(self, consumer: str) -> list[str]:
+        """The tokens of all that a consumer has."""
+        return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
+
+    def _give_back(self, consumer: str, why: str, tokens: Iterable[str]) -> Iterator[list[Move]]:
+        """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.
+
+        Several may do this at once: what one has given back the others pass over, in the same order.
+        """
+        ordered = sorted(tokens, key=_age, reverse=True)
+        for first in range(0, max(len(ordered), 1), PAGE):
+            page = ordered[first : first + PAGE]
+            texts = self._read(consumer, *page)
+            moves = [self._move(why, token, text) for token, text in zip(page, texts, strict=True) if text is not None]
+            gone = self._take_back(consumer, why, moves)
+            if gone is None:
+                return
+            yield gone
+
+    def _read(self, consumer: str, *tokens: str) -> list[bytes | None]:
+        return self._client.hmget(self._keys.held(consumer), tokens) if tokens else []
+
+    def _take_back(self, consumer: str, why: str, moves: Sequence[Move]) -> list[Move] | None:
+        """Run the script for one page; returns those that went, None if the consumer is not dead."""
+        keys = self._keys
+        lists = sorted({move.list_key for move in moves})
+        arguments: list[Any] = [consumer, why, BELL_MS, len(lists)]
+        for move in moves:
+            number = 0 if move.buried is not None else lists.index(move.list_key) + 1
+            arguments += [move.token, number, _obituary(keys, move) if number == 0 else move.text]
+        heads = [keys.consumers, keys.recovering, keys.held(consumer), keys.dead]
+        answer = GIVE_BACK.run(self._client, [*heads, *lists, *keys.bells_of(lists)], arguments)
+        if answer is None:
+            return None
+        went = {token.decode() for token in answer}
+        if len(went) < len(moves):
+            self._tell_what_stays(consumer, [move for move in moves if move.token not in went])
+        gone = [move for move in moves if move.token in went]
+        for move in gone:
+            if move.buried is not None:
+                queue = keys.queue_of(move.list_key)
+                logger.error("A message of queue %r (task %s) is dead: %s", queue, move.task_id, move.buried)
+                message_buried.send(queue=queue, task_id=move.task_id, reason=move.buried)
+        return gone
+
+    def _tell_what_stays(self, consumer: str, moves: Sequence[Move]) -> None:
+        """Others may have given it back meanwhile; what is still there cannot go, as its list is none any more."""
+        there = self._read(consumer, *(move.token for move in moves))
+        for list_key in sorted({move.list_key for move, text in zip(moves, there, strict=True) if text is not None}):
+            logger.error("Messages of %s cannot go back to %r: that key is not a list", consumer, list_key)
+
+    def _move(self, why: str, token: str, entry: bytes) -> Move:
+        list_key, text = _parted(entry)
+        try:
+            message = loads(text.decode())
+            headers, info = message["headers"], message["properties"]["delivery_info"]
+            headers["redelivered"] = info["redelivered"] = True
+            task_id = headers.get("id")
+            deaths = int(headers.get("delivery_count") or 0) + (why == "recover")
+            if deaths:
+                headers["delivery_count"] = deaths
+        except (ValueError, TypeError, KeyError, AttributeError):  # whoever is given it next says what is wrong with it
+            return Move(token, list_key, text, None)
+        limit = self._delivery_limit
+        if why == "recover" and limit is not None and deaths >= limit:
+            return Move(token, list_key, text, task_id, SENTENCE.format(deaths))
+        return Move(token, list_key, dumps(message).encode(), task_id)
+
+
+def _parted(entry: bytes) -> tuple[str, bytes]:
+    """Take a record's entry apart: its list, and the message as it was in there."""
+    size, _, rest = entry.partition(b":")
+    return rest[: int(size)].decode(), rest[int(size) :]
+
+
+def _age(token: str) -> tuple[int, int]:
+    """Order tokens by when their messages were fetched."""
+    fetch, _, number = token.partition(".")
+    return int(fetch), int(number)
+
+
+def _obituary(keys: Keys, move: Move) -> str:
+    text = move.text.decode("utf-8", "surrogateescape")
+    return json.dumps(
+        {"queue": keys.queue_of(move.list_key), "list": move.list_key, "task_id": move.task_id, "reason": move.buried,
+         "at": time.time(), "message": text}
+    )  # fmt: skip

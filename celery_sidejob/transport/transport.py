@@ -1,0 +1,93 @@
+"""The transports behind the URLs `sidejob://` and `sidejobs://`."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import kombu
+from kombu.log import get_logger
+from kombu.transport import redis
+from redis import Redis
+from redis.exceptions import ResponseError
+
+from .broker_channel import Channel as BrokerChannel
+from .heart import Heart
+from .records import Records
+from .scripts import BEAT, FETCH, GIVE_BACK, PUT
+
+logger = get_logger(__name__)
+
+if tuple(kombu.VERSION[:2]) < (5, 7):
+    raise ImportError(f"sidejob:// needs kombu 5.7 or newer; this is {kombu.__version__}")
+
+
+class UnsuitableServerError(Exception):
+    """The server at the broker's URL cannot keep what this transport promises."""
+
+
+class Transport(redis.Transport):
+    """kombu's Redis transport with reliable fetch; Celery and kombu take it for a Redis broker, as it is one."""
+
+    Channel = BrokerChannel
+    # What is waited for is a bell, which is rung when something comes: there is no need to look every second.
+    brpop_timeout = 10
+    _heart: Heart | None = None
+
+    def establish_connection(self) -> Any:
+        """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
+        connection = super().establish_connection()
+        try:
+            self._check(connection._avail_channels[-1]._client_of_scripts)
+        except UnsuitableServerError:
+            self.close_connection(connection)
+            raise
+        return connection
+
+    def heart_for(self, channel: BrokerChannel) -> Heart:
+        """Return what beats for the channels of this connection."""
+        if self._heart is None:
+            timeout_s = float(channel.consumer_timeout)
+            pool = channel._get_pool()
+            options = pool.connection_kwargs
+            for name in ("socket_timeout", "socket_connect_timeout"):
+                if name in options:  # a silent server must not silence the heart as well
+                    options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
+            client = Redis(connection_pool=pool)
+            records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
+            self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s)
+        return self._heart
+
+    def _check(self, client: Any) -> None:
+        try:
+            for script in (PUT, FETCH, GIVE_BACK, BEAT):
+                client.script_load(script.text)
+        except ResponseError as error:
+            raise UnsuitableServerError(
+                f"{self.client.as_uri()} does not run scripts ({error}), by which sidejob:// fetches. Allow "
+                "EVAL, EVALSHA and SCRIPT, or use redis://."
+            ) from error
+        try:
+            is_cluster = client.info("cluster").get("cluster_enabled")
+            policy = client.info("memory").get("maxmemory_policy", "noeviction")
+        except ResponseError:  # it may hide that from us
+            return
+        if is_cluster:
+            raise UnsuitableServerError(
+                f"{self.client.as_uri()} is a node of a Redis Cluster, where the keys of one script would lie on "
+                "several nodes. Use a single Redis or Valkey with replicas."
+            )
+        if policy != "noeviction":
+            logger.warning(
+                "%s has the maxmemory-policy %s: when it is full it throws messages away. Set it to noeviction.",
+                self.client.as_uri(), policy,
+            )  # fmt: skip
+
+
+class TLSTransport(Transport):
+    """The same with TLS; unless something else is said, the server's certificate is verified."""
+
+    def __init__(self, client: Any, **options: Any) -> None:
+        if not client.ssl:
+            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+        super().__init__(client, **options)

@@ -1,0 +1,301 @@
+"""A message goes from its list into its consumer's record in one step, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from kombu import Connection, Queue
+from kombu.transport.redis import Transport as StockTransport
+
+from celery_sidejob import embedded
+from celery_sidejob.transport import message_buried
+from celery_sidejob.transport.broker_channel import AT_MOST, Asked
+from tests.tools.waiting import wait_until
+from tests.transport.conftest import Connect, ours
+from tests.transport.consuming import Consuming, publish, waiting
+
+
+def held(server: redis.Redis) -> dict[str, int]:
+    """How many messages each consumer has."""
+    return {key.decode().rpartition(".")[2]: server.hlen(key) for key in server.scan_iter("*_sidejob.held.*")}
+
+
+def consumers(server: redis.Redis, prefix: str = "") -> list[str]:
+    """Who is registered."""
+    return [name.decode() for name in server.zrange(f"{prefix}_sidejob.consumers", 0, -1)]
+
+
+def test_the_urls_are_known_and_it_passes_for_redis() -> None:
+    for url in ("sidejob://host:6379/3", "sidejobs://host:6379/3"):
+        transport = Connection(url).transport
+        assert isinstance(transport, StockTransport)
+        assert (transport.driver_type, transport.driver_name) == ("redis", "redis")
+    assert Connection("sidejobs://host").ssl is False, "until it is used"
+
+
+def test_a_fetched_message_is_recorded_and_its_consumer_registered(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0, 1, 2)
+    (oldest, *rest) = waiting(server, "queue")
+
+    consuming = Consuming(connect(), "queue", prefetch=1)
+    assert consuming.take(1) == [0]
+
+    (consumer,) = consumers(server)
+    assert held(server) == {consumer: 1}
+    assert server.hvals(f"_sidejob.held.{consumer}") == [b"5:queue" + oldest], "byte by byte, and where it was"
+    assert waiting(server, "queue") == rest
+    tag = consuming.messages[0].delivery_tag
+    assert tag == f"{consumer}#1.1"
+    assert tag.encode() not in oldest, "the message's own tag is the same at each delivery"
+
+    consuming.messages[0].ack()
+    assert held(server) == {}
+
+
+def test_a_fetch_takes_as_many_as_the_prefetch_allows(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", *range(2 * AT_MOST))
+    consuming = Consuming(connect(), "queue", prefetch=5)
+
+    consuming.drain_once()
+    assert consuming.bodies == [0, 1, 2, 3, 4]
+    assert not consuming.drain_once(), "it is full"
+    for message in consuming.messages[:2]:
+        message.ack()
+    consuming.drain_once()
+    assert consuming.bodies == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_without_a_prefetch_each_look_brings_one(connect: Connect) -> None:
+    publish(connect(), "queue", *range(3))
+    consuming = Consuming(connect(), "queue")
+    consuming.drain_once()
+    assert consuming.bodies == [0], "callers count on it, as with kombu's own"
+
+
+def test_somebody_else_s_limit_is_respected(connect: Connect) -> None:
+    publish(connect(), "queue", *range(10))
+    consuming = Consuming(connect(), "queue", prefetch=10)
+    consuming.channel.qos.can_consume = lambda: len(consuming.messages) < 3  # as worker_disable_prefetch does
+    consuming.drain()
+    assert consuming.bodies == [0, 1, 2]
+
+
+def test_a_short_backlog_is_left_for_others_too(connect: Connect, server: redis.Redis) -> None:
+    everybody = [Consuming(connect(), "queue", prefetch=8) for _ in range(4)]
+    for consuming in everybody:
+        consuming.drain(0.01)
+    publish(connect(), "queue", *range(8))
+
+    everybody[0].drain_once()
+    assert everybody[0].bodies == [0, 1], "there are four of them"
+
+
+def test_without_acknowledgements_nothing_is_recorded(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0, 1)
+    consuming = Consuming(connect(), "queue", no_ack=True)
+    assert consuming.take(2) == [0, 1]
+    assert (held(server), consumers(server)) == ({}, [])
+
+
+def test_getting_one_is_a_fetch_too(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0, 1)
+    channel = connect().default_channel
+    message = channel.basic_get("queue")
+    assert message.payload == 0
+    assert list(held(server).values()) == [1]
+    message.ack()
+    assert held(server) == {}
+    assert channel.basic_get("queue", no_ack=True).payload == 1
+    assert channel.basic_get("queue") is None
+
+
+def test_all_keys_have_the_prefix(connect: Connect, server: redis.Redis) -> None:
+    prefixed = {"global_keyprefix": "shop:"}
+    publish(connect(**prefixed), "queue", 0, 1)
+    publish(connect(**prefixed), "queue", 2, priority=5)
+    consuming = Consuming(connect(**prefixed), "queue", prefetch=2)
+    consuming.drain_once()
+    assert consuming.bodies == [0, 1]
+    assert len(consumers(server, "shop:")) == 1
+    assert [key for key in server.scan_iter() if not key.startswith(b"shop:")] == []
+    consuming.messages[1].requeue()
+    consuming.messages[0].ack()
+    consuming.close()
+    assert server.llen("shop:queue") == 1
+
+
+def test_a_server_that_forgot_the_scripts_is_given_them_again(connect: Connect, server: redis.Redis) -> None:
+    connection = connect()
+    server.script_flush()
+    publish(connection, "queue", 0)
+    server.script_flush()
+    consuming = Consuming(connection, "queue", prefetch=1)
+    assert consuming.take(1) == [0]
+    server.script_flush()
+    consuming.messages[0].requeue()
+    server.script_flush()
+    assert connection.default_channel.basic_get("queue").payload == 0
+    server.script_flush()
+    with connection.Producer() as producer, producer.batch(max_size=10):
+        producer.publish(1, routing_key="queue")
+        producer.publish(2, routing_key="queue")
+    assert consuming.take(1) == [1]
+
+
+def test_what_a_lost_answer_brought_comes_again(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", *range(4))
+    consuming = Consuming(connect(), "queue", prefetch=2)
+    channel = consuming.channel
+    assert consuming.take(1) == [0, 1]
+    consuming.messages[0].ack()
+    first = channel._consumer
+
+    channel.connection.cycle._register_BRPOP(channel)
+    assert channel._asked is Asked.FETCH
+    wait_until(lambda: held(server)[first] == 2, message="Redis to have carried out the fetch")
+    channel._in_poll.disconnect()
+    assert consuming.take(1) == [3]
+    assert held(server) == {first: 2, channel._consumer: 1}, "2 was never heard of"
+    consuming.messages[-1].ack()
+    assert consuming.take(1) == [2]
+    consuming.messages[-1].ack()
+    assert held(server) == {first: 1}
+    consuming.messages[1].ack()
+    consuming.drain(0.01)
+    assert held(server) == {}
+    consuming.close()
+    assert consumers(server) == []
+
+
+def test_what_is_no_message_is_buried(connect: Connect, server: redis.Redis) -> None:
+    told: list[dict[str, Any]] = []
+    message_buried.connect(receiver := lambda **facts: told.append(facts))
+    server.lpush("queue", b"{\xff", b'{"body": 1}')
+    publish(connect(), "queue", "good")
+    consuming = Consuming(connect(), "queue", prefetch=5)
+    try:
+        assert consuming.take(1) == ["good"]
+    finally:
+        message_buried.disconnect(receiver)
+    assert list(held(server).values()) == [1]
+    buried = [json.loads(text) for text in server.lrange("_sidejob.dead", 0, -1)]
+    assert [(one["queue"], one["message"].encode("utf-8", "surrogateescape")) for one in buried] == [
+        ("queue", b"{\xff"), ("queue", b'{"body": 1}')
+    ]  # fmt: skip
+    assert [(one["queue"], one["task_id"]) for one in told] == [("queue", None)] * 2
+
+
+def test_what_comes_for_a_queue_that_was_just_cancelled_goes_back_in_its_order(
+    connect: Connect, server: redis.Redis
+) -> None:
+    publish(connect(), "queue", *range(4))
+    before = waiting(server, "queue")
+    consuming = Consuming(connect(), "queue", prefetch=3)
+    channel = consuming.channel
+    channel.connection.cycle._register_BRPOP(channel)
+    wait_until(lambda: sum(held(server).values()) == 3)
+    consuming.cancel()
+    consuming.drain_once()
+    assert consuming.messages == []
+    assert [json.loads(text)["body"] for text in waiting(server, "queue")] == [
+        json.loads(text)["body"] for text in before
+    ]
+
+
+def test_a_raising_callback_holds_back_nothing_that_came_with_its_message(
+    connect: Connect, server: redis.Redis
+) -> None:
+    publish(connect(), "queue", *range(3))
+    consuming = Consuming(connect(), "queue", prefetch=3)
+
+    def fail(message: Any) -> None:
+        raise RuntimeError("no")
+
+    consuming._consumer.on_message = fail
+    with pytest.raises(RuntimeError, match="no"):
+        consuming.drain_once()
+    assert list(held(server).values()) == [1], "its own, which is its consumer's to deal with"
+    assert len(waiting(server, "queue")) == 2
+
+
+def test_a_key_that_is_no_list_is_reported_and_takes_nothing_with_it(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0)
+    consuming = Consuming(connect(), "wrong", "queue", prefetch=2)
+    server.set("wrong", "no list")
+    consuming.drain_once()
+    assert consuming.bodies == [0]
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        consuming.drain()
+
+
+def test_a_bell_wakes_whoever_waits(connect: Connect, server: redis.Redis) -> None:
+    consuming = Consuming(connect(), "queue", prefetch=1)
+    consuming.drain(0.05)
+    assert consuming.channel._asked is Asked.WAIT
+    publish(connect(), "queue", 0)
+    assert consuming.drain_once(1)
+    assert server.pttl("_sidejob.bell.queue") in range(-2, 60_001), "a bell that nobody hears goes away"
+
+
+def test_the_heart_rings_for_publishers_that_do_not(connect: Connect, redis_url: str) -> None:
+    consuming = Consuming(connect(consumer_timeout=0.6), "queue", prefetch=1)
+    consuming.drain(0.05)
+    publish(connect(redis_url), "queue", 0)
+    assert consuming.drain_once(5), "kombu's transport only pushes"
+
+
+def test_a_queue_is_added_while_the_channel_waits(connect: Connect) -> None:
+    consuming = Consuming(connect(), "queue", prefetch=1)
+    consuming.drain(0.05)
+    publish(connect(), "added", 0)
+    consuming._consumer.add_queue(Queue("added", routing_key="added"))
+    consuming._consumer.consume()
+    assert consuming.drain_once(1)
+
+
+def test_a_channel_closes_at_once_while_it_waits(connect: Connect, server: redis.Redis) -> None:
+    consuming = Consuming(connect(), "queue", prefetch=1)
+    consuming.drain(0.05)
+    assert len(consumers(server)) == 1
+    consuming.close()
+    assert consumers(server) == []
+    publish(connect(), "queue", 0)
+    other = Consuming(connect(), "queue", prefetch=1)
+    assert other.take(1) == [0]
+
+
+def test_a_full_server_still_serves_what_it_has(own_valkey: embedded.Valkey, connect: Connect) -> None:
+    url = ours(own_valkey.url)
+    connection = connect(url, consumer_timeout=0.6)
+    publish(connection, "queue", *range(4))
+    consuming = Consuming(connection, "queue", prefetch=2)
+    with redis.Redis.from_url(own_valkey.url) as server:
+        server.config_set("maxmemory", "1")
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            publish(connect(url), "queue", 4)
+        assert consuming.take(1) == [0, 1]
+        heart = consuming.channel.connection._heart
+        assert heart.run_once().lost == ()
+        consuming.messages[1].requeue()
+        consuming.messages[0].ack()
+        assert consuming.take(1) == [1, 2]
+        consuming.close()
+        assert (server.llen("queue"), held(server), consumers(server)) == (3, {}, [])
+
+
+def test_many_queues_are_looked_through_by_one_script(connect: Connect, server: redis.Redis) -> None:
+    names = [f"queue{number}" for number in range(1000)]
+    publish(connect(), "queue777", 0)
+    publish(connect(), "queue5", 1, priority=9)
+    server.config_set("slowlog-log-slower-than", 20_000)
+    server.slowlog_reset()
+    channel = connect().channel()
+    got: list[Any] = []
+    for name in names:
+        channel.basic_consume(name, no_ack=False, callback=got.append, consumer_tag=name)
+    channel.connection.drain_events(channel.connection, timeout=5)
+    channel.connection.drain_events(channel.connection, timeout=5)
+    assert [message.payload for message in got] == [0, 1]

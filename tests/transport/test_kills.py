@@ -1,0 +1,14 @@
+"""Real workers that are killed in the middle of fetching; `python -m benchmarks kills` does this a thousand times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.kills import Storm
+from tests.tools.workers import Processes
+
+
+def test_nothing_is_lost_or_left_when_workers_are_killed(processes: Processes, redis_url: str, tmp_path: Path) -> None:
+    outcome = Storm(processes, redis_url, tmp_path, transport="sidejob", seed=4).run(3)
+    assert outcome.kept, str(outcome)
+    assert outcome.doubled < outcome.published, str(outcome)
