@@ -1,5 +1,6 @@
 """Celery for work that must not be lost and may take months."""
 
+from . import transport  # noqa: F401  # makes the broker URLs sidejob:// and sidejobs:// known
 from .deadset import DeadEntry, DeadSet
 from .extension import SideJob
 from .hooks.decorators import sidejob_task

@@ -49,13 +49,22 @@ class Asked(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """A fetch that is to be answered."""
+
+    consumer: str
+    number: int
+    queues: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Taken:
     """A message that a fetch has brought."""
 
     queue: str
     text: bytes
-    token: str | None
-    """None if no acknowledgement is expected, and nothing recorded."""
+    tag: str | None
+    """This delivery's; None if no acknowledgement is expected, and nothing recorded."""
 
 
 class Channel(redis.Channel):
@@ -77,10 +86,12 @@ class Channel(redis.Channel):
     _consumer: str | None = None
     _consumer_pid: int | None = None
     _retired: tuple[str, ...] = ()
+    _next_look_at = 0.0
     _fetches = 0
     _asked: Asked | None = None
-    _asked_for: tuple[str, int, Sequence[str]] | None = None
+    _polled: Fetch | None = None
     _is_idle = False
+    _is_buffered = False
     _knows_scripts = True
 
     # -- what a message goes through ------------------------------------------------------------------------------
@@ -100,6 +111,14 @@ class Channel(redis.Channel):
         batch.pipeline.scripts.add(self._put_of_batches)
         # kombu's client puts the prefix before the first key of a script, and before no other.
         batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
+
+    def push_command(self, name: str, message: str) -> list[Any]:
+        """Return the command that puts a message into a list, for a publisher that waits for no answer.
+
+        By its text: nobody could send it again to a server that does not know the script.
+        """
+        keys = [self._keys.kombu_list(name), self._keys.bell(self._keys.queue_of(self._keys.kombu_list(name)))]
+        return PUT.command(keys, [message, BELL_MS], by_text=True)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
         """Adds to kombu's: what needs no acknowledgement is not recorded, and a new queue waits for no old bell."""
@@ -129,12 +148,14 @@ class Channel(redis.Channel):
             return
         if self._asked is Asked.FETCH:  # its connection has gone without an answer
             self._retire()
-        if self._is_idle:
+        if self._retired and monotonic() >= self._next_look_at:
             self._give_back_unheard()
+        if self._is_idle:
             asked = Asked.WAIT
             command = ["BRPOP", *self._keys.bells(queues), (self.brpop_timeout if timeout is None else timeout) or 0]
         else:
-            asked, command = Asked.FETCH, self._fetch_command(queues, self._room())
+            asked = Asked.FETCH
+            self._polled, command = self._fetch(queues, self._room())
         self._asked = asked
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
@@ -163,8 +184,12 @@ class Channel(redis.Channel):
         self._is_idle = False
         if asked is not Asked.FETCH:
             raise Empty
-        taken = self._answer(answer)
+        assert self._polled is not None
+        taken = self._taken(self._polled, answer)
         self._is_idle = not taken
+        # Not right after it was handed over: Celery puts acknowledgements off until its loop has gone round once.
+        last = next(reversed(self.qos._delivered), None)
+        self._is_buffered = last is not None and last not in self.qos._dirty
         for one in taken:
             self._queue_cycle.rotate(one.queue)
         if not self._deliver(taken):
@@ -183,6 +208,10 @@ class Channel(redis.Channel):
         if consumer and not self._records.requeue(consumer, [token]):
             self._refuse(delivery_tag, "requeue")
 
+    def held(self, at_most: int) -> Iterator[bytes]:
+        """Yield messages that consumers hold, so many at most: for whoever looks for one that waits in no list."""
+        return self._records.held(at_most)
+
     # -- its end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -199,7 +228,7 @@ class Channel(redis.Channel):
             return  # what was forked holds nothing
         leaving = [*self._retired, *([self._consumer] if self._consumer else [])]
         self._consumer, self._retired, self._is_idle = None, (), False
-        for consumer in leaving:
+        for consumer in leaving if self._heart is not None else ():  # without one nothing was recorded
             self._heart.forget(consumer)
             try:
                 self._records.leave(consumer)
@@ -260,11 +289,10 @@ class Channel(redis.Channel):
 
     # -- fetching --------------------------------------------------------------------------------------------------
 
-    def _fetch_command(self, queues: Sequence[str], room: int) -> list[Any]:
-        """Return the next fetch; from when it is answered its tokens are known here."""
+    def _fetch(self, queues: Sequence[str], room: int) -> tuple[Fetch, list[Any]]:
+        """Return the next fetch, and the command that does it; no two of a channel have the same number."""
         consumer = self._registered_consumer(queues)
         self._fetches += 1
-        self._asked_for = (consumer, self._fetches, list(queues))
         lists = [
             self._keys.kombu_list(self._q_for_pri(queue, step)) for step in self.priority_steps for queue in queues
         ]
@@ -275,17 +303,18 @@ class Channel(redis.Channel):
             int(self._rotates), unrecorded, BELL_MS,
         ]  # fmt: skip
         by_text, self._knows_scripts = not self._knows_scripts, True
-        return FETCH.command(keys, arguments, by_text=by_text)
+        command = FETCH.command(keys, arguments, by_text=by_text)
+        return Fetch(consumer, self._fetches, list(queues)), command
 
     def _fetch_now(self, queue: str) -> list[Taken]:
         """Fetch one message of a queue and wait for the answer; without redis-py's retries, which would fetch twice."""
         for by_text in (False, True):
             self._knows_scripts = not by_text
-            command = self._fetch_command([queue], 1)
+            fetch, command = self._fetch([queue], 1)
             connection = self.pool.get_connection()
             try:
                 connection.send_command(*command)
-                return self._answer(connection.read_response())
+                return self._taken(fetch, connection.read_response())
             except NoScriptError:
                 continue
             except self.connection_errors:
@@ -296,24 +325,25 @@ class Channel(redis.Channel):
                 self.pool.release(connection)
         raise AssertionError("a script sent as text is known")
 
-    def _answer(self, answer: Sequence[Any]) -> list[Taken]:
-        assert self._asked_for is not None
-        consumer, fetch, queues = self._asked_for
-        self._heart and self._heart.registered(consumer)
+    def _taken(self, fetch: Fetch, answer: Sequence[Any]) -> list[Taken]:
+        """Make sense of the answer to a fetch."""
+        if self._heart is not None:
+            self._heart.registered(fetch.consumer)
         taken = []
         for place in range(0, len(answer), 2):
-            queue = queues[answer[place] - 1]
-            token = None if queue in self._unrecorded else _tag(consumer, f"{fetch}.{place // 2 + 1}")
-            taken.append(Taken(queue, answer[place + 1], token))
+            queue = fetch.queues[answer[place] - 1]
+            tag = None if queue in self._unrecorded else f"{fetch.consumer}#{fetch.number}.{place // 2 + 1}"
+            taken.append(Taken(queue, answer[place + 1], tag))
         return taken
 
     def _room(self) -> int:
         """Return how many messages may be fetched: several only where a prefetch says that so many are wanted.
 
-        One where somebody else tells whether one more may be (Celery's worker_disable_prefetch), or in which order
-        queues are served (a class of a project's own).
+        One where they are worked on as they are handed over (the pool solo), so that the others need not wait for that;
+        where somebody else tells whether one more may be (Celery's worker_disable_prefetch), or in which order queues
+        are served (a class of a project's own).
         """
-        if "can_consume" in vars(self.qos) or not (self._rotates or self._keeps_order):
+        if not self._is_buffered or "can_consume" in vars(self.qos) or not (self._rotates or self._keeps_order):
             return 1
         free = self.qos.can_consume_max_estimate()
         return 1 if free is None else max(1, min(free, AT_MOST))
@@ -334,13 +364,13 @@ class Channel(redis.Channel):
         try:
             while rest:
                 payload, one = rest.popleft()
-                if one.token is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
-                    left.append(one.token)
+                if one.tag is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
+                    left.append(one.tag)
                     continue
                 self.connection._deliver(payload, one.queue)
                 delivered = True
         finally:
-            left += [one.token for _, one in rest if one.token is not None]
+            left += [one.tag for _, one in rest if one.tag is not None]
             if left:
                 consumer, _ = _parted(left[0])
                 self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
@@ -352,12 +382,12 @@ class Channel(redis.Channel):
             try:
                 payload = loads(one.text.decode())
                 own_tag = payload["properties"]["delivery_tag"]
-                payload["properties"]["delivery_tag"] = one.token or own_tag
+                payload["properties"]["delivery_tag"] = one.tag or own_tag
             except (ValueError, TypeError, KeyError) as error:
                 reason = f"it is no message: {error!r}"
                 logger.error("Queue %r had %.200r: %s", one.queue, one.text, reason)
-                if one.token is not None:
-                    self._records.bury(*_parted(one.token), reason)
+                if one.tag is not None:
+                    self._records.bury(*_parted(one.tag), reason)
                 continue
             yield payload, one
 
@@ -387,9 +417,14 @@ class Channel(redis.Channel):
             self._retired += (self._consumer,)
         self._consumer = self._asked = None
         self._is_idle = False
+        self._next_look_at = 0.0
 
     def _give_back_unheard(self) -> None:
-        """Give back what those that this channel was have in their records and has never arrived."""
+        """Give back what those that this channel was have in their records and has never arrived.
+
+        From time to time, while they have messages that are being worked on: the fetch may be carried out late.
+        """
+        self._next_look_at = monotonic() + self.consumer_timeout
         for consumer in self._retired:
             known = {_parted(tag)[1] for tag in list(self.qos._delivered) if _parted(tag)[0] == consumer}
             unheard = set(self._records.tokens(consumer)) - known
@@ -407,10 +442,6 @@ class Channel(redis.Channel):
             verb, delivery_tag, consumer,
         )  # fmt: skip
         message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
-
-
-def _tag(consumer: str, token: str) -> str:
-    return f"{consumer}#{token}"
 
 
 def _parted(delivery_tag: str) -> tuple[str, str]:

@@ -89,11 +89,20 @@ class Heart:
                         "messages now, and what is under way here is done twice", consumer, self._timeout_s,
                     )  # fmt: skip
             for consumer in dead:
-                count = self._records.recover(consumer)
-                recovered += count
-                logger.info("Recovered %d messages of %s, which is dead", count, consumer)
+                recovered += self._recover(consumer)
             if len(dead) < AT_ONCE:
                 return Report(lost, recovered)
+
+    def _recover(self, consumer: str) -> int:
+        try:
+            count = self._records.recover(consumer)
+        except (RedisError, OSError):
+            raise
+        except Exception:  # those of the others must not wait for it
+            logger.exception("What %s had could not be recovered", consumer)
+            return 0
+        logger.info("Recovered %d messages of %s, which is dead", count, consumer)
+        return count
 
     def _beat(self) -> tuple[list[str], list[str]]:
         waited: dict[str, list[str]] = {}
@@ -120,7 +129,7 @@ class Heart:
                 self._beats_well = False
                 stop.wait(self._timeout_s / 10)
                 continue
-            except Exception:  # the messages of one consumer must not be the end of all
+            except Exception:  # others would take all that is held here for a dead consumer's
                 logger.exception("The heart of this process has stumbled, and goes on")
             if not self._beats_well:
                 logger.info("The heart of this process reaches Redis again")

@@ -21,7 +21,8 @@ logger = get_logger(__name__)
 BELL_MS = 60_000
 """How long a bell is kept that nobody hears; whoever comes to wait later looks into the queue first."""
 PAGE = 200
-"""How many messages go back in one script; larger records go page by page, the newest first."""
+PAGE_BYTES = 4_000_000
+"""How many messages go back in one script, and of which size; larger records go page by page, the newest first."""
 SENTENCE = "delivered {} times to consumers that died with it"
 
 
@@ -75,6 +76,17 @@ class Records:
         there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
         self._take_back(consumer, "requeue", [Move(token, list_key, text, None, reason) for list_key, text in there])
 
+    def held(self, at_most: int) -> Iterator[bytes]:
+        """Yield messages that consumers hold, the newest of each first, so many at most."""
+        for name in self._client.zrange(self._keys.consumers, 0, -1):
+            consumer = name.decode()
+            newest = sorted(self.tokens(consumer), key=_age, reverse=True)[:at_most]
+            at_most -= len(newest)
+            for first in range(0, len(newest), PAGE):
+                for entry in self._read(consumer, *newest[first : first + PAGE]):
+                    if entry is not None:
+                        yield _parted(entry)[1]
+
     def tokens(self, consumer: str) -> list[str]:
         """The tokens of all that a consumer has."""
         return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
@@ -89,10 +101,11 @@ class Records:
             page = ordered[first : first + PAGE]
             texts = self._read(consumer, *page)
             moves = [self._move(why, token, text) for token, text in zip(page, texts, strict=True) if text is not None]
-            gone = self._take_back(consumer, why, moves)
-            if gone is None:
-                return
-            yield gone
+            for part in _parts(moves):
+                gone = self._take_back(consumer, why, part)
+                if gone is None:
+                    return
+                yield gone
 
     def _read(self, consumer: str, *tokens: str) -> list[bytes | None]:
         return self._client.hmget(self._keys.held(consumer), tokens) if tokens else []
@@ -130,18 +143,32 @@ class Records:
         list_key, text = _parted(entry)
         try:
             message = loads(text.decode())
-            headers, info = message["headers"], message["properties"]["delivery_info"]
-            headers["redelivered"] = info["redelivered"] = True
+            headers, properties = message["headers"], message["properties"]
+            headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
             task_id = headers.get("id")
-            deaths = int(headers.get("delivery_count") or 0) + (why == "recover")
+            # Not a header: Celery hands those on to the message of a retry, which is not to blame.
+            deaths = int(properties.get("delivery_count") or 0) + (why == "recover")
             if deaths:
-                headers["delivery_count"] = deaths
+                properties["delivery_count"] = deaths
         except (ValueError, TypeError, KeyError, AttributeError):  # whoever is given it next says what is wrong with it
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
         if why == "recover" and limit is not None and deaths >= limit:
             return Move(token, list_key, text, task_id, SENTENCE.format(deaths))
         return Move(token, list_key, dumps(message).encode(), task_id)
+
+
+def _parts(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """Divide a page where its messages are large; no message at all is a part too, as somebody may be left to leave."""
+    part: list[Move] = []
+    size = 0
+    for move in moves:
+        if part and size + len(move.text) > PAGE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(move)
+        size += len(move.text)
+    yield part
 
 
 def _parted(entry: bytes) -> tuple[str, bytes]:

@@ -59,25 +59,25 @@ class Transport(redis.Transport):
         return self._heart
 
     def _check(self, client: Any) -> None:
-        try:
-            for script in (PUT, FETCH, GIVE_BACK, BEAT):
-                client.script_load(script.text)
-        except ResponseError as error:
+        scripts = (PUT, FETCH, GIVE_BACK, BEAT)
+        with client.pipeline(transaction=False) as asked:
+            for script in scripts:
+                asked.execute_command("SCRIPT LOAD", script.text)
+            asked.info("cluster").info("memory")
+            *loaded, cluster, memory = asked.execute(raise_on_error=False)
+        refused = [answer for answer in loaded if isinstance(answer, ResponseError)]
+        if refused:
             raise UnsuitableServerError(
-                f"{self.client.as_uri()} does not run scripts ({error}), by which sidejob:// fetches. Allow "
+                f"{self.client.as_uri()} does not run scripts ({refused[0]}), by which sidejob:// fetches. Allow "
                 "EVAL, EVALSHA and SCRIPT, or use redis://."
-            ) from error
-        try:
-            is_cluster = client.info("cluster").get("cluster_enabled")
-            policy = client.info("memory").get("maxmemory_policy", "noeviction")
-        except ResponseError:  # it may hide that from us
-            return
-        if is_cluster:
+            )
+        if isinstance(cluster, dict) and cluster.get("cluster_enabled"):  # it may be hidden from us
             raise UnsuitableServerError(
                 f"{self.client.as_uri()} is a node of a Redis Cluster, where the keys of one script would lie on "
                 "several nodes. Use a single Redis or Valkey with replicas."
             )
-        if policy != "noeviction":
+        policy = memory.get("maxmemory_policy") if isinstance(memory, dict) else None
+        if policy not in (None, "noeviction"):
             logger.warning(
                 "%s has the maxmemory-policy %s: when it is full it throws messages away. Set it to noeviction.",
                 self.client.as_uri(), policy,

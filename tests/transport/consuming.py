@@ -71,7 +71,7 @@ def publish(connection: Connection, queue: str, *bodies: Any, **options: Any) ->
     """Publish these to a queue, in this order."""
     with connection.Producer() as producer:
         for body in bodies:
-            producer.publish(body, routing_key=queue, **options)
+            producer.publish(body, routing_key=queue, serializer="json", **options)
 
 
 def waiting(server: Any, key: str) -> Sequence[bytes]:

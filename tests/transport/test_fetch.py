@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 from typing import Any
 
 import pytest
@@ -33,7 +34,9 @@ def test_the_urls_are_known_and_it_passes_for_redis() -> None:
         transport = Connection(url).transport
         assert isinstance(transport, StockTransport)
         assert (transport.driver_type, transport.driver_name) == ("redis", "redis")
-    assert Connection("sidejobs://host").ssl is False, "until it is used"
+    secure = Connection("sidejobs://host")
+    assert secure.transport is not None
+    assert secure.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED}, "kombu's rediss:// verifies nothing by default"
 
 
 def test_a_fetched_message_is_recorded_and_its_consumer_registered(connect: Connect, server: redis.Redis) -> None:
@@ -59,13 +62,26 @@ def test_a_fetch_takes_as_many_as_the_prefetch_allows(connect: Connect, server: 
     publish(connect(), "queue", *range(2 * AT_MOST))
     consuming = Consuming(connect(), "queue", prefetch=5)
 
-    consuming.drain_once()
-    assert consuming.bodies == [0, 1, 2, 3, 4]
+    assert consuming.take(2) == [0, 1], "one by one: it is not known yet whether they are worked on as they come"
+    assert consuming.take(1) == [2, 3, 4]
     assert not consuming.drain_once(), "it is full"
     for message in consuming.messages[:2]:
         message.ack()
-    consuming.drain_once()
-    assert consuming.bodies == [0, 1, 2, 3, 4, 5, 6]
+    assert consuming.take(1) == [5, 6]
+
+
+def test_who_works_on_messages_as_they_come_is_given_one_by_one(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", *range(5))
+    consuming = Consuming(connect(), "queue", prefetch=5)
+    left: list[int] = []
+
+    def work(message: Any) -> None:
+        left.append(server.llen("queue"))
+        message.ack()
+
+    consuming._consumer.on_message = work
+    consuming.drain()
+    assert left == [4, 3, 2, 1, 0], "the others could have them meanwhile"
 
 
 def test_without_a_prefetch_each_look_brings_one(connect: Connect) -> None:
@@ -87,10 +103,10 @@ def test_a_short_backlog_is_left_for_others_too(connect: Connect, server: redis.
     everybody = [Consuming(connect(), "queue", prefetch=8) for _ in range(4)]
     for consuming in everybody:
         consuming.drain(0.01)
-    publish(connect(), "queue", *range(8))
+    publish(connect(), "queue", *range(10))
 
-    everybody[0].drain_once()
-    assert everybody[0].bodies == [0, 1], "there are four of them"
+    assert everybody[0].take(2) == [0, 1]
+    assert everybody[0].take(1) == [2, 3], "there are four of them"
 
 
 def test_without_acknowledgements_nothing_is_recorded(connect: Connect, server: redis.Redis) -> None:
@@ -117,8 +133,7 @@ def test_all_keys_have_the_prefix(connect: Connect, server: redis.Redis) -> None
     publish(connect(**prefixed), "queue", 0, 1)
     publish(connect(**prefixed), "queue", 2, priority=5)
     consuming = Consuming(connect(**prefixed), "queue", prefetch=2)
-    consuming.drain_once()
-    assert consuming.bodies == [0, 1]
+    assert consuming.take(2) == [0, 1]
     assert len(consumers(server, "shop:")) == 1
     assert [key for key in server.scan_iter() if not key.startswith(b"shop:")] == []
     consuming.messages[1].requeue()
@@ -147,9 +162,9 @@ def test_a_server_that_forgot_the_scripts_is_given_them_again(connect: Connect, 
 
 def test_what_a_lost_answer_brought_comes_again(connect: Connect, server: redis.Redis) -> None:
     publish(connect(), "queue", *range(4))
-    consuming = Consuming(connect(), "queue", prefetch=2)
+    consuming = Consuming(connect(consumer_timeout=0.6, polling_interval=0.1), "queue", prefetch=2)
     channel = consuming.channel
-    assert consuming.take(1) == [0, 1]
+    assert consuming.take(2) == [0, 1]
     consuming.messages[0].ack()
     first = channel._consumer
 
@@ -157,17 +172,30 @@ def test_what_a_lost_answer_brought_comes_again(connect: Connect, server: redis.
     assert channel._asked is Asked.FETCH
     wait_until(lambda: held(server)[first] == 2, message="Redis to have carried out the fetch")
     channel._in_poll.disconnect()
-    assert consuming.take(1) == [3]
-    assert held(server) == {first: 2, channel._consumer: 1}, "2 was never heard of"
-    consuming.messages[-1].ack()
-    assert consuming.take(1) == [2]
-    consuming.messages[-1].ack()
-    assert held(server) == {first: 1}
-    consuming.messages[1].ack()
-    consuming.drain(0.01)
-    assert held(server) == {}
+    assert consuming.take(1) == [2], "it was in the record, and never heard of"
+    assert held(server) == {first: 1, channel._consumer: 1}, "1 is being worked on"
+
+    def gone() -> bool:
+        consuming.drain_once()
+        return consumers(server) == [channel._consumer]
+
+    for message in consuming.messages[1:]:
+        message.ack()
+    wait_until(gone, message="the old name to go")
+    assert consuming.bodies == [0, 1, 2, 3]
     consuming.close()
-    assert consumers(server) == []
+    assert (held(server), consumers(server)) == ({}, [])
+
+
+def test_getting_one_does_not_mix_with_what_is_polled(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "polled", "a")
+    publish(connect(), "other", "b")
+    consuming = Consuming(connect(), "polled", prefetch=3)
+    consuming.channel.connection.cycle._register_BRPOP(consuming.channel)
+    assert consuming.channel.basic_get("other").payload == "b"
+    assert consuming.take(1) == ["a"]
+    consuming.messages[0].ack()
+    assert list(held(server).values()) == [1]
 
 
 def test_what_is_no_message_is_buried(connect: Connect, server: redis.Redis) -> None:
@@ -195,6 +223,7 @@ def test_what_comes_for_a_queue_that_was_just_cancelled_goes_back_in_its_order(
     before = waiting(server, "queue")
     consuming = Consuming(connect(), "queue", prefetch=3)
     channel = consuming.channel
+    channel._is_buffered = True
     channel.connection.cycle._register_BRPOP(channel)
     wait_until(lambda: sum(held(server).values()) == 3)
     consuming.cancel()
@@ -210,6 +239,7 @@ def test_a_raising_callback_holds_back_nothing_that_came_with_its_message(
 ) -> None:
     publish(connect(), "queue", *range(3))
     consuming = Consuming(connect(), "queue", prefetch=3)
+    consuming.channel._is_buffered = True
 
     def fail(message: Any) -> None:
         raise RuntimeError("no")
@@ -276,12 +306,12 @@ def test_a_full_server_still_serves_what_it_has(own_valkey: embedded.Valkey, con
         server.config_set("maxmemory", "1")
         with pytest.raises(redis.ResponseError, match="maxmemory"):
             publish(connect(url), "queue", 4)
-        assert consuming.take(1) == [0, 1]
+        assert consuming.take(2) == [0, 1]
         heart = consuming.channel.connection._heart
         assert heart.run_once().lost == ()
         consuming.messages[1].requeue()
         consuming.messages[0].ack()
-        assert consuming.take(1) == [1, 2]
+        assert consuming.take(2) == [1, 2]
         consuming.close()
         assert (server.llen("queue"), held(server), consumers(server)) == (3, {}, [])
 

@@ -1,0 +1,44 @@
+"""A plain Celery app on the broker it is given, with the transport and nothing else of this package."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from celery import Celery
+
+import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
+from tests.tools.recorder import Record
+
+app = Celery("worker", broker=os.environ["BROKER_URL"])
+app.conf.update(
+    task_ignore_result=True,
+    task_acks_late=True,
+    broker_connection_retry_on_startup=False,
+    broker_transport_options={"consumer_timeout": float(os.environ.get("CONSUMER_TIMEOUT", "3.5"))},
+)
+
+
+@app.task(name="note")
+def note(event: str) -> None:
+    """Note the event."""
+    Record.from_env().note(event)
+
+
+@app.task(name="last", bind=True)
+def last(task: Any, seconds: float) -> None:
+    """Note when it begins, and when it has lasted so long."""
+    Record.from_env().note("begun", delivery_count=task.request.properties.get("delivery_count"))
+    time.sleep(seconds)
+    Record.from_env().note("ended")
+
+
+@app.task(name="compute")
+def compute(seconds: float) -> None:
+    """As `last`, and never wait: a greenlet that computes lets no other run."""
+    Record.from_env().note("begun")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pass
+    Record.from_env().note("ended")
