@@ -17,6 +17,7 @@ from .poll import poll
 from .show import show
 from .stats import stats
 from .tasks import revoke
+from .transport import transport
 from .tree import tree
 
 
@@ -25,5 +26,5 @@ def sidejob() -> None:
     """Look at durable jobs and their store, and set them going."""
 
 
-for _command in (jobs, show, tree, run, terminate, revoke, poll, stats, doctor, drain, dead, db):
+for _command in (jobs, show, tree, run, terminate, revoke, poll, stats, doctor, drain, dead, db, transport):
     sidejob.add_command(_command)
