@@ -40,7 +40,9 @@ def keep_client(channel: Any) -> None:
 def pushes_of(channel: Any) -> Pushes | None:
     """Return what sends the messages of a channel without waiting; None where a project's own puts them in its way."""
     redis = sys.modules.get("kombu.transport.redis")
-    if redis is None or getattr(type(channel), "_put", None) is not redis.Channel._put:
+    if redis is None or not isinstance(channel, redis.Channel):
+        return None
+    if type(channel)._put is not redis.Channel._put and not hasattr(channel, "push_command"):
         return None
     return Pushes(channel)
 
@@ -57,6 +59,8 @@ class Pushes:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
+        # That of our own transport rings a bell as well (transport/broker_channel.py).
+        self._command = getattr(channel, "push_command", lambda key, *messages: ("LPUSH", key, *messages))
         self._put_and_wait = channel._put
         self._connection: Any = None
         self._owes = 0
@@ -83,7 +87,7 @@ class Pushes:
             self._connection = self._channel.pool.make_connection()
         elif self._has_hung_up():
             self._connection.disconnect()
-        commands = [("LPUSH", key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
+        commands = [self._command(key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
         self._connection.send_packed_command(self._connection.pack_commands(commands))
         self._owes = len(commands)
 

@@ -4,7 +4,8 @@ kombu keeps a queue in a list for each priority step, and pops the oldest messag
 asked for a task id, so its oldest part is read, page by page, each a small LRANGE at the end which Redis finds without
 walking. What is further left was published later, so the order tells of the rest. What a worker has fetched is in the
 hash `unacked`, and `unacked_index` says since when: only what was fetched lately is read. For the rest the worker that
-has it vouches to the store; what nobody vouches for is a dead worker's, which Celery gives back after an hour.
+has it vouches to the store; what nobody vouches for is a dead worker's, which Celery gives back after an hour. What
+workers of our own transport have is in a record for each, and back in its list within seconds of a worker's death.
 """
 
 from __future__ import annotations
@@ -155,6 +156,8 @@ class RedisLook:
             for first in range(0, len(tags), FETCHED_PAGE):
                 texts = client.hmget(prefix + channel.unacked_key, tags[first : first + FETCHED_PAGE])
                 found.update(_task_id_of(json.loads(text)[0]) for text in texts if text is not None)
+            if hasattr(channel, "held"):  # transport/broker_channel.py
+                found.update(map(_task_id, channel.held(FETCHED)))
             self._fetched = frozenset(filter(None, found))
         return self._fetched
 

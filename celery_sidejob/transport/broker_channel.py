@@ -102,7 +102,7 @@ class Channel(redis.Channel):
         expires_ms = self._expires.get(queue)
         expiring = [] if expires_ms is None else self._lists_of(queue)
         keys = [self._keys.kombu_list(name), self._keys.bell(queue), *expiring]
-        arguments = [dumps(message), BELL_MS, *([] if expires_ms is None else [expires_ms])]
+        arguments = [BELL_MS, expires_ms or 0, dumps(message)]
         batch = options.pop("_publish_batch", None)
         if batch is None:
             PUT.run(self._client_of_scripts, keys, arguments)
@@ -112,13 +112,13 @@ class Channel(redis.Channel):
         # kombu's client puts the prefix before the first key of a script, and before no other.
         batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
 
-    def push_command(self, name: str, message: str) -> list[Any]:
-        """Return the command that puts a message into a list, for a publisher that waits for no answer.
+    def push_command(self, name: str, *messages: str) -> list[Any]:
+        """Return the command that puts messages into a list, for a publisher that waits for no answer.
 
         By its text: nobody could send it again to a server that does not know the script.
         """
         keys = [self._keys.kombu_list(name), self._keys.bell(self._keys.queue_of(self._keys.kombu_list(name)))]
-        return PUT.command(keys, [message, BELL_MS], by_text=True)
+        return PUT.command(keys, [BELL_MS, 0, *messages], by_text=True)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
         """Adds to kombu's: what needs no acknowledgement is not recorded, and a new queue waits for no old bell."""
