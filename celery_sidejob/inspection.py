@@ -132,7 +132,9 @@ class Inspection:
     def _stats(self, executor: Executor) -> dict[str, Any]:
         known = counters.exist(executor)
         totals = counters.read(executor) if known else {}
-        served = {row.queue: row.workers for row in counters.served(executor)} if known else {}
+        here = workers.list_all(executor, self._runtime.settings)
+        silent = [row.id for row in here if row.silent_s is not None]
+        served = {row.queue: row.workers for row in counters.served(executor, silent)} if known else {}
         depths = {row.queue: row for row in messages.depth(executor)}
         buried = dead.counts(executor)
         results = statistics.results(executor)
@@ -154,10 +156,11 @@ class Inspection:
                 {
                     "id": row.id,
                     "ident": row.ident,
-                    "alive": row.dead_at is None,
+                    "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
+                    "silent_s": row.silent_s,
                 }
-                for row in workers.list_all(executor)
+                for row in here
             ],
             "sweep": _sweep(statistics.sweep(executor)),
             "counters": counts(totals),

@@ -434,12 +434,22 @@ def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
     assert command("poll").lines == ["All is well: nothing was due, missing or lost."]
 
 
+def test_poll_says_that_it_suspects_a_worker(stage: Stage, command: Command) -> None:
+    command("poll")
+    stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")
+
+    for _ in ("it suspects it", "it still does"):
+        (line,) = command("poll").lines
+        assert line.startswith("1 workers suspected of being dead: poll again")
+    assert any(" silent for 6" in line for line in command("stats").lines)
+
+
 def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
     command("poll")
 
     assert command("poll", "--json").document == {
-        "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "results": 0, "unpublished": 0,
-        "tasks_taken": 0, "tasks_buried": 0, "broker_emptied": False,
+        "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "suspected": 0, "results": 0,
+        "unpublished": 0, "tasks_taken": 0, "tasks_buried": 0, "broker_emptied": False,
     }  # fmt: skip
 
 
