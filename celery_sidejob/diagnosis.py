@@ -275,7 +275,8 @@ class Diagnosis:
             yield error(
                 "queues", f"nobody serves {shown}", meaning="These runs will not begin, however long one waits.",
                 remedy=f"Start a worker with -Q {names}, for as long as something waits there: a corrected queue or "
-                "route is for what is asked from then on. A durable task may be ended: celery -A <app> sidejob revoke.",
+                "route is for what is asked from then on. Or give it up: a durable task with celery -A <app> sidejob "
+                "revoke <task id>, a job with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
 
     def _tasks(self, executor: Executor) -> Iterator[Finding]:
@@ -290,7 +291,8 @@ class Diagnosis:
                 "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
                 "worker gets its message.",
                 remedy="Start a worker of that queue whose imports have the task, or give a renamed task its old name= "
-                "as well. Or end a durable one: celery -A <app> sidejob revoke <task id>.",
+                "as well. Or give it up: a durable task with celery -A <app> sidejob revoke <task id>, a job "
+                "with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
         unserved = {row.task for row in rows}
         rows = [row for row in health.unknown_tasks(executor) if row.task not in unserved]

@@ -422,6 +422,53 @@ def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family:
 # -- poll and stats --------------------------------------------------------------------------------------------------
 
 
+def test_a_job_whose_code_is_gone_is_terminated_without_its_shutdown(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    child = job.enqueue("stage.idle", child_name="part")
+    stage.sql("UPDATE jobs SET task = 'gone.task'")
+    held = stage.job(parent=job, child_name="held")
+    hold = stage.claim(held)
+    assert hold is not None
+    assert command("terminate", job.id, "--recursive").lines[-1].endswith("is terminating.")
+    assert not job.delete()
+
+    said = command("terminate", job.id, "--recursive", "--without-shutdown", code=1)
+    assert "in progress" in said.err
+    assert (job.refresh().status, child.refresh().status) == ("terminated", "terminated")
+    assert held.refresh().status == "terminating", "its run goes on"
+    stage.perform(hold)
+    found = command("terminate", held.id, "--without-shutdown", "--json").document
+    assert found["status"] == "terminated"
+    assert stage.sql("SELECT count(*) FROM workers WHERE dead_at IS NULL") == [(1,)], "the command has left"
+    assert stage.row_counts()["messages"] == 0
+    assert job.delete()
+
+
+def test_only_what_the_shutdown_would_have_done_is_left_out(stage: Stage, command: Command) -> None:
+    ran: list[int] = []
+
+    @stage.task(name="stage.hooked")
+    def task(job: RunningJob) -> None:
+        pass
+
+    @task.on_shutdown
+    def _(job: RunningJob) -> None:
+        ran.append(job.id)
+
+    first, second = task.enqueue(), task.enqueue()
+    task_id = second.task_id
+    first.terminate()
+    stage.run(first)
+    assert ran == [first.id]
+
+    command("terminate", second.id, "--without-shutdown")
+    assert second.refresh().status == "terminated"
+    assert ran == [first.id]
+    assert stage.sql("SELECT outcome FROM askings WHERE task_id = %s", task_id) == [("terminated",)]
+    second.run(force=True)
+    assert stage.run(second) == "completed"
+
+
 def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
     job = stage.job(countdown=3600)
     command("poll")
