@@ -53,6 +53,11 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
          "moved on purpose: stop all workers, then celery -A <app> sidejob db reassign."),
     ),
     (
+        migrate.Damaged, "Workers refuse to start, and whatever needs what is missing fails.",
+        ("Stop workers and clients and restore the whole schema from a backup, all of its tables from the same moment. "
+         "If nothing in it is wanted: drop the schema, and celery -A <app> sidejob db upgrade."),
+    ),
+    (
         migrate.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
         "Upgrade the package celery-sidejob here.",
     ),

@@ -488,7 +488,7 @@ def test_poll_says_that_it_suspects_a_worker(stage: Stage, command: Command) -> 
     for _ in ("it suspects it", "it still does"):
         (line,) = command("poll").lines
         assert line.startswith("1 workers suspected of being dead: poll again")
-    assert any(" silent for 6" in line for line in command("stats").lines)
+    assert any(" silent for " in line for line in command("stats").lines)
 
 
 def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -185,7 +186,7 @@ def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead
     stage.sql("UPDATE workers SET beat_at = now() - interval '75 s'")
     (finding,) = findings(stage)["workers"]
     assert finding.level == Level.WARNING, "nothing is due"
-    assert finding.found.startswith("no worker is heard of; silent for 75 s or longer: test:")
+    assert re.match(r"no worker is heard of; silent for \d+ s or longer: test:", finding.found)
     assert "Start workers" in finding.remedy
     stage.job()
     assert levels(stage, "workers") == ["error"]
@@ -196,7 +197,7 @@ def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead
     counters.serve(stage.runtime.connections, other, ["celery"])
     (finding,) = findings(stage)["workers"]
     assert finding.level == Level.WARNING
-    assert finding.found.startswith("1 alive; silent for 75 s or longer: test:")
+    assert re.match(r"1 alive; silent for \d+ s or longer: test:", finding.found)
     assert levels(stage, "queues") == ["ok"]
 
 
@@ -209,7 +210,7 @@ def test_a_worker_whose_lock_has_fallen_is_silent_when_it_misses_a_beat(stage: S
 
     executor.close()
     wait_until(lambda: levels(stage, "workers") == ["warning"], message="Postgres to let the lock go")
-    stage.sql("UPDATE workers SET beat_at = now() - interval '2 s'")
+    stage.sql("UPDATE workers SET beat_at = now()")
     assert levels(stage, "workers") == ["ok"], "a restart of Postgres frees the locks of all"
 
 
@@ -432,6 +433,25 @@ def test_each_schema_that_does_not_fit_has_its_own_remedy(empty_database_url: st
         assert f"sidejob db grants {role} |" in schema_finding(url).remedy
         owner.execute("UPDATE sidejob.alembic_version SET version_num = '0900'")
         assert schema_finding(empty_database_url).remedy == "Upgrade the package celery-sidejob here."
+
+
+def test_a_schema_that_was_restored_in_part(empty_database_url: str) -> None:
+    owner = {"app": "stage", "broker": "memory /"}
+    migrate.upgrade(empty_database_url, owner=owner)
+    with psycopg.connect(direct(empty_database_url), autocommit=True) as connection:
+        connection.execute("DROP TABLE sidejob.packets; ALTER TABLE sidejob.jobs DROP COLUMN error")
+    app = Celery("stage", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = empty_database_url
+    SideJob(app)
+
+    said = ask(app, "db", "check")
+    assert said.code == 1
+    assert "lacks jobs.error, packets: it was restored in part" in said.err
+    assert "restore the whole schema from a backup" in ask(app, "db", "upgrade").err, "it is not up to date"
+    found = schema_finding(empty_database_url)
+    assert found.level == Level.ERROR
+    assert "restore the whole schema" in found.remedy
+    app.sidejob.close()
 
 
 # -- the broker ------------------------------------------------------------------------------------------------------
