@@ -70,7 +70,7 @@ def test_what_is_nowhere_is_said_to_be_nowhere(post: Post) -> None:
     said = show(post, "nobody", code=1)
 
     assert "There is no job 'nobody': it was deleted, or never committed." in said.err
-    assert "dead list" in said.err
+    assert "or is in the dead set" in said.err
 
 
 def test_tasks_are_revoked(post: Post) -> None:
