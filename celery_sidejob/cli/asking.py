@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..job import Job
 from ..operations.shutdown import end_without_shutdown
-from .command import Failed, Seconds, as_json, job_argument, load_modules, with_sidejob
+from .command import Failed, Seconds, as_json, job_argument, job_named, load_modules, with_sidejob
 from .output import Output, printable, status
 
 LONGEST_WAIT_S = 1e9
@@ -27,7 +27,7 @@ def run(
 ) -> None:
     """Ask that a job run at least once from its beginning, from now on."""
     load_modules(sidejob)
-    job: Job = sidejob.get(job_id)
+    job = job_named(sidejob, job_id)
     asked = job.run(force=force, parent=parent, countdown=countdown)
     if asked is None:
         reason, refused = _refusal(job, parent)
@@ -57,7 +57,7 @@ def terminate(
 ) -> None:
     """Ask for a job's shutdown; a run in progress finishes first."""
     load_modules(sidejob)
-    job: Job = sidejob.get(job_id).terminate(recursive=recursive)
+    job = job_named(sidejob, job_id).terminate(recursive=recursive)
     if without_shutdown:
         done = end_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
         job = job.refresh()
