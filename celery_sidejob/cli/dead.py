@@ -156,6 +156,8 @@ def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
         output.json(shown)
         return
     traceback = shown.pop("traceback")
+    for name in ("retries", "losses", "history"):  # what there was none of; a job's losses are in its error
+        shown[name] = shown[name] or None
     output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
 
 

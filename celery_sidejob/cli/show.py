@@ -66,7 +66,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "created": details["created_at"],
             "created by": details["created_by"],
             "last run": details["ran_at"],
-            "ended": details["ended_at"],
+            "ended": None if details["in_run"] else details["ended_at"],
             "task id": details["task_id"],
             "runs begun": details["run_no"],
             "asked again": "yes, since this run began" if details["asked_again"] and details["in_run"] else None,
@@ -119,7 +119,10 @@ def _trouble(details: dict[str, Any]) -> list[RenderableType]:
     dead, error = details["dead"] or {}, details["error"] or {}
     shown: list[RenderableType] = []
     if dead:
-        found = {"reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"], "error": dead["error"]}
+        found = {
+            "reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"] or None,
+            "error": dead["error"],
+        }  # fmt: skip
         shown += [Text(f"Entry {dead['id']} of the dead set", style="bold red"), facts(found)]
     elif error:
         line = f"Error of the last run: {error['type']}: {error['message']}"

@@ -422,6 +422,17 @@ def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family:
 # -- poll and stats --------------------------------------------------------------------------------------------------
 
 
+def test_the_end_of_the_run_before_is_not_that_of_the_one_in_progress(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    stage.run(job)
+    assert any(line.startswith("ended 2") for line in command("show", job.id).lines)
+    job.run()
+    hold = stage.claim(job)
+    assert hold is not None
+    assert not any(line.startswith("ended") for line in command("show", job.id).lines)
+    stage.perform(hold)
+
+
 def test_a_job_whose_code_is_gone_is_terminated_without_its_shutdown(stage: Stage, command: Command) -> None:
     job = stage.job()
     child = job.enqueue("stage.idle", child_name="part")

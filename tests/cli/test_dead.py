@@ -71,6 +71,18 @@ def test_entries_are_shown(failed: Job, command: Command) -> None:
     assert "the way" in shown.lines
 
 
+def test_of_an_entry_is_shown_what_there_was(stage: Stage, failed: Job, command: Command) -> None:
+    (entry, *_) = stage.sidejob.dead
+    rows = {line.split()[0] for line in command("show", entry.id).lines}
+    assert rows >= {"id", "reason", "error"}
+    assert not rows & {"losses", "retries", "history"}
+    assert not any(line.startswith("retries") for line in ask(stage.app, "show", failed.id).lines)
+    assert command("show", entry.id, "--json").document["losses"] == 0
+
+    stage.sql("UPDATE dead SET retries = 3")
+    assert "retries 3" in command("show", entry.id).lines
+
+
 def test_an_entry_is_found_by_its_task_id(stage: Stage, failed: Job, command: Command) -> None:
     (entry,) = stage.sidejob.dead.list(task="mail", limit=1)
     said = ask(stage.app, "show", "t1")
