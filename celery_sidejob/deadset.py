@@ -121,6 +121,15 @@ class DeadSet:
             raise JobNotFoundError(f"The dead set has no entry {entry_id}: it was retried or deleted, or never was.")
         return self._entry(store, row)
 
+    def for_task_id(self, task_id: str) -> DeadEntry | None:
+        """Return the newest entry of a durable task, or of a job's asking, by its Celery id; None if there is none."""
+
+        def read(store: Runtime) -> Sequence[DeadEntry]:
+            row = self._ask(store, lambda executor: dead.of_task(executor, task_id))
+            return [] if row is None else [self._entry(store, row)]
+
+        return next(iter(self._of_each(read)), None)
+
     def retry(self, entry_id: int | str) -> Any:
         """Have the entry tried again, which leaves the dead set with that.
 

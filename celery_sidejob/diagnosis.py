@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .model.finding import Finding, error, warning, well
+from .model.settings import Settings
 from .operations.runtime import Runtime
 from .store import counters, dead, grants, health, messages, migrate, served_tasks, statistics, workers
 from .store.connection import Connections, LacksRights
@@ -23,6 +24,8 @@ OLDEST_SERVER = 130000
 UNPUBLISHED_S = (10.0, 60.0)
 """For how long a message may wait for the broker: longer is a warning, an error."""
 SWEEP_LAG_S = (10.0, 60.0)
+UNSWEPT_S = 5.0
+"""For how long the sweeper's lease may have ended: another worker takes it over within two seconds."""
 UNSENT_S = 60.0
 UNSERVED_S = 60.0
 """For how long runs may be due whose task no worker knows: it may be restarted just now."""
@@ -48,6 +51,11 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
          "their tasks, or are told by another broker."),
         ("Set sidejob_schema to a name of its own and upgrade, or correct the app's name or broker_url; only if it has "
          "moved on purpose: stop all workers, then celery -A <app> sidejob db reassign."),
+    ),
+    (
+        migrate.Damaged, "Workers refuse to start, and whatever needs what is missing fails.",
+        ("Stop workers and clients and restore the whole schema from a backup, all of its tables from the same moment. "
+         "If nothing in it is wanted: drop the schema, and celery -A <app> sidejob db upgrade."),
     ),
     (
         migrate.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
@@ -216,7 +224,7 @@ class Diagnosis:
             )  # fmt: skip
 
     def _rights(self, executor: Executor) -> Iterator[Finding]:
-        workers.list_all(executor)  # raises SchemaError where there are no tables to have rights on
+        workers.list_all(executor, self._settings)  # raises SchemaError where there are no tables to have rights on
         missing = grants.missing(executor, self._settings.schema)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
@@ -234,10 +242,10 @@ class Diagnosis:
 
     def _queues(self, executor: Executor) -> Iterator[Finding]:
         depths = messages.depth(executor)
-        found = self._of_first_store(executor, _served_queues)
+        found = self._of_first_store(executor, partial(_served_queues, self._settings))
         if found is not None:
-            served, silent = found
-            yield from self._unserved([row for row in depths if row.depth and row.queue not in served], silent)
+            served, unannounced = found
+            yield from self._unserved([row for row in depths if row.depth and row.queue not in served], unannounced)
 
     def _publishing(self, executor: Executor) -> Iterator[Finding]:
         depths = messages.depth(executor)
@@ -255,13 +263,13 @@ class Diagnosis:
             remedy="See broker and sweeping below; the log of the worker that sweeps says what the broker answers.",
         )  # fmt: skip
 
-    def _unserved(self, rows: list[Any], silent: Any) -> Iterator[Finding]:
+    def _unserved(self, rows: list[Any], unannounced: Any) -> Iterator[Finding]:
         if not rows:
             yield well("queues", "every queue in which something is due has a worker")
             return
         shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
-        if silent:
-            ids = ", ".join(str(row.id) for row in silent)
+        if unannounced:
+            ids = ", ".join(str(row.id) for row in unannounced)
             yield warning(
                 "queues", f"no worker has said that it serves {shown}", meaning=f"Worker {ids} has not said what it "
                 "serves: it is only just starting, or of an older version. Perhaps it serves them.",
@@ -272,12 +280,13 @@ class Diagnosis:
             yield error(
                 "queues", f"nobody serves {shown}", meaning="These runs will not begin, however long one waits.",
                 remedy=f"Start a worker with -Q {names}, for as long as something waits there: a corrected queue or "
-                "route is for what is asked from then on. A durable task may be ended: celery -A <app> sidejob revoke.",
+                "route is for what is asked from then on. Or give it up: a durable task with celery -A <app> sidejob "
+                "revoke <task id>, a job with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
 
     def _tasks(self, executor: Executor) -> Iterator[Finding]:
         due = served_tasks.due(executor, for_s=UNSERVED_S)
-        rows = self._of_first_store(executor, partial(_unserved_tasks, due))
+        rows = self._of_first_store(executor, partial(_unserved_tasks, self._settings, due))
         if rows is None:
             return
         if rows:
@@ -287,7 +296,8 @@ class Diagnosis:
                 "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
                 "worker gets its message.",
                 remedy="Start a worker of that queue whose imports have the task, or give a renamed task its old name= "
-                "as well. Or end a durable one: celery -A <app> sidejob revoke <task id>.",
+                "as well. Or give it up: a durable task with celery -A <app> sidejob revoke <task id>, a job "
+                "with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
         unserved = {row.task for row in rows}
         rows = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
@@ -303,15 +313,28 @@ class Diagnosis:
         )  # fmt: skip
 
     def _workers(self, executor: Executor) -> Iterator[Finding]:
-        known = workers.list_all(executor)
-        alive = [row for row in known if row.dead_at is None]
+        known = [row for row in workers.list_all(executor, self._settings) if row.dead_at is None]
+        silent = [row for row in known if row.silent_s is not None]
+        alive = [row for row in known if row.silent_s is None]
         suspected = [row for row in alive if row.suspect_at is not None]
         holding = [row for row in health.dead_workers(executor) if row.runs]
+        heard_s = min((row.silent_s for row in silent), default=0.0)
+        shown = ", ".join(row.ident for row in silent)
         if not alive:
-            grave = error if any(row.depth for row in messages.depth(executor)) else warning
+            grave = error if any(row.depth or row.running for row in messages.depth(executor)) else warning
             yield grave(
-                "workers", "no worker is alive", meaning="No run begins, and nothing that is lost is rescued.",
-                remedy="Start workers: celery -A <app> worker.",
+                "workers", f"no worker is heard of; silent for {heard_s:.0f} s or longer: {shown}" if silent
+                else "no worker is alive", meaning="No run begins, and nothing that is lost is rescued.",
+                remedy="Start workers: celery -A <app> worker. One that sweeps declares silent ones dead and has their "
+                "runs begin again.",
+            )  # fmt: skip
+        elif silent:
+            yield warning(
+                "workers", f"{len(alive)} alive; silent for {heard_s:.0f} s or longer: {shown}",
+                meaning="They do not say that they live, or their liveness lock has fallen. The sweeper declares them "
+                "dead within sidejob_lease, and their runs begin elsewhere.",
+                remedy="Look again in a moment; if they are still silent then, see sweeping. Look whether they were "
+                "killed, are stopped, swap, or are cut off from the database.",
             )  # fmt: skip
         elif suspected:
             shown = ", ".join(row.ident for row in suspected)
@@ -335,8 +358,18 @@ class Diagnosis:
     def _sweeping(self, executor: Executor) -> Iterator[Finding]:
         row = statistics.sweep(executor)
         lag_s = max(0.0, row.lag_s or 0.0)
+        if row.ident is not None and row.expired_s > UNSWEPT_S:
+            grave = error if max(lag_s, row.expired_s) > SWEEP_LAG_S[1] else warning
+            yield grave(
+                "sweeping", f"nobody sweeps: {row.ident} was the last to, and should have gone on {row.expired_s:.0f} "
+                "s ago", meaning="Timers, retries and messages that the broker did not take are late; lost runs are "
+                "not rescued.",
+                remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
+                "celery -A <app> sidejob poll sweeps once each time.",
+            )  # fmt: skip
+            return
         if lag_s <= SWEEP_LAG_S[0]:
-            yield well("sweeping", f"{row.ident or 'the beat task'} keeps up" if row.ident else "nothing is overdue")
+            yield well("sweeping", f"{row.ident} keeps up" if row.ident else "nothing is overdue")
             return
         if row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
             # Timers need the store alone; messages cannot be judged while the broker takes none.
@@ -462,26 +495,30 @@ class Diagnosis:
         yield from self._look(lambda executor: self._locks(executor, slow), within_s=self._patience_s)
 
     def _locks(self, executor: Executor, slow: str) -> Iterator[Finding]:
-        unlocked = [row.ident for row in workers.list_all(executor) if row.dead_at is None and not row.locked]
+        known = workers.list_all(executor, self._settings)
+        unlocked = [row.ident for row in known if row.dead_at is None and row.silent_s is None and not row.locked]
         if unlocked:
             yield warning(
                 "liveness", f"no liveness lock: {', '.join(unlocked)}", meaning=slow,
                 remedy="Set sidejob_direct_url for those workers; their log says why they could not take it.",
             )  # fmt: skip
         else:
-            yield well("liveness", "locks can be taken, and live workers hold theirs")
+            yield well("liveness", "locks can be taken, and all workers that are heard of hold theirs")
 
 
-def _served_queues(executor: Executor) -> tuple[set[str], Sequence[Any]] | None:
+def _served_queues(settings: Settings, executor: Executor) -> tuple[set[str], Sequence[Any]] | None:
     """Read which queues live workers serve, and which workers have not said so; None without a table for that."""
     if not counters.exist(executor):
         return None
-    return {row.queue for row in counters.served(executor)}, counters.silent(executor)
+    silent = workers.silent(executor, settings)
+    return {row.queue for row in counters.served(executor, silent)}, counters.unannounced(executor, silent)
 
 
-def _unserved_tasks(due: Sequence[Any], executor: Executor) -> Sequence[Any]:
+def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Executor) -> Sequence[Any]:
     """Read which of these tasks no live worker of their queue knows; none without a table for that."""
-    return served_tasks.unserved(executor, due) if served_tasks.fits(executor) else []
+    if not served_tasks.fits(executor):
+        return []
+    return served_tasks.unserved(executor, due, workers.silent(executor, settings))
 
 
 def _is_bloated(row: Any) -> bool:

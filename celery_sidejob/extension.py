@@ -301,7 +301,8 @@ class SideJob:
         with recording.counting(runtime):
             for store in runtime.stores:
                 try:
-                    report += Sweeper(store).run_once() or PollReport()
+                    found = Sweeper(store).run_once()
+                    report += found if found is not None else PollReport()
                 except StoreUnavailableError as error:
                     logger.warning("%s cannot be swept: %s", store.where, error)
                     failure = failure or (error if store is runtime else None)

@@ -132,7 +132,9 @@ class Inspection:
     def _stats(self, executor: Executor) -> dict[str, Any]:
         known = counters.exist(executor)
         totals = counters.read(executor) if known else {}
-        served = {row.queue: row.workers for row in counters.served(executor)} if known else {}
+        here = workers.list_all(executor, self._runtime.settings)
+        silent = [row.id for row in here if row.silent_s is not None]
+        served = {row.queue: row.workers for row in counters.served(executor, silent)} if known else {}
         depths = {row.queue: row for row in messages.depth(executor)}
         buried = dead.counts(executor)
         results = statistics.results(executor)
@@ -154,10 +156,11 @@ class Inspection:
                 {
                     "id": row.id,
                     "ident": row.ident,
-                    "alive": row.dead_at is None,
+                    "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
+                    "silent_s": row.silent_s,
                 }
-                for row in workers.list_all(executor)
+                for row in here
             ],
             "sweep": _sweep(statistics.sweep(executor)),
             "counters": counts(totals),
@@ -167,7 +170,8 @@ class Inspection:
     def pending(self, queue: str | None = None, *, horizon_s: float) -> dict[str, Any]:
         """Return what is still to be done, of one queue or of all, and what rests until something is asked of it.
 
-        `queues` has those with runs that are due within the horizon, or in progress. `later` counts runs whose `eta`
+        `queues` has those with runs that are due within the horizon, or in progress, and `unserved` names those of
+        them that no worker serves which is alive. `later` counts runs whose `eta`
         or backoff ends after it, `suspended` and `timers` what no worker can bring to an end now, `results` those that
         the backend does not have yet.
         """
@@ -175,11 +179,16 @@ class Inspection:
         def depth(executor: Executor) -> Sequence[Any]:
             return [row for row in messages.depth(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
 
-        def work(executor: Executor) -> tuple[Sequence[Any], Any, int]:
-            return depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent
+        def work(executor: Executor) -> tuple[Sequence[Any], Any, int, set[str] | None]:
+            return (
+                depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent,
+                self._served(executor),
+            )  # fmt: skip
 
         stores = self._runtime.stores
-        here, rest, unsent = self._runtime.connections.transact("inspect", work, within_s=stores.look_s(self._runtime))
+        here, rest, unsent, served = self._runtime.connections.transact(
+            "inspect", work, within_s=stores.look_s(self._runtime)
+        )
         rows = [*here]
         for store in stores.others(self._runtime):
             rows += store.connections.transact("inspect", depth, within_s=stores.look_s(store))
@@ -188,11 +197,13 @@ class Inspection:
         for row in rows:
             queued[row.queue] += row.depth + row.delayed + row.scheduled - row.later
             running[row.queue] += row.running
+        queues = {
+            name: {"queued": queued[name], "running": running[name]}
+            for name in queued if queued[name] or running[name]
+        }  # fmt: skip
         return {
-            "queues": {
-                name: {"queued": queued[name], "running": running[name]}
-                for name in queued if queued[name] or running[name]
-            },
+            "queues": queues,
+            "unserved": [] if served is None else sorted(queues.keys() - served),
             "later": sum(row.later for row in rows),
             "later_from": min((row.later_from for row in rows if row.later), default=None),
             "suspended": rest.suspended,
@@ -200,7 +211,32 @@ class Inspection:
             "results": unsent,
         }  # fmt: skip
 
+    def knows_queue(self, queue: str) -> bool:
+        """Tell whether a worker serves a queue, or anything in a store is of it; may read all jobs."""
+
+        def in_use(executor: Executor) -> bool:
+            served = counters.served(executor, ()) if counters.exist(executor) else ()
+            return any(row.queue == queue for row in served) or statistics.knows_queue(executor, queue)
+
+        def kept(executor: Executor) -> bool:
+            return any(row.queue == queue for row in messages.depth(executor))
+
+        stores = self._runtime.stores
+        return self._runtime.connections.transact("inspect", in_use) or any(
+            store.connections.transact("inspect", kept, within_s=stores.look_s(store))
+            for store in stores.others(self._runtime)
+        )
+
     # ------------------------------------------------------------------------------------------------------------
+
+    def _served(self, executor: Executor) -> set[str] | None:
+        """Read which queues live workers serve; None if one of them has not said so, or none could."""
+        if not counters.exist(executor):
+            return None
+        silent = workers.silent(executor, self._runtime.settings)
+        if counters.unannounced(executor, silent):
+            return None
+        return {row.queue for row in counters.served(executor, silent)}
 
     def _details(self, executor: Executor, job_id: int) -> dict[str, Any]:
         found = jobs.find(executor, [job_id])

@@ -138,9 +138,12 @@ def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str
 
 
 def _workers(known: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], float]:
-    states = {"alive": 0, "suspected": 0, "dead": 0}
+    states = {"alive": 0, "suspected": 0, "silent": 0, "dead": 0}
     for worker in known:
-        states["dead" if not worker["alive"] else "suspected" if worker["suspected"] else "alive"] += 1
+        if not worker["alive"]:
+            states["dead" if worker["silent_s"] is None else "silent"] += 1
+        else:
+            states["suspected" if worker["suspected"] else "alive"] += 1
     return {(state,): count for state, count in states.items()}
 
 

@@ -113,6 +113,22 @@ def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
     assert {name: row["workers"] for name, row in queues.items()} == {"b": 1, "d": 1}
 
 
+def test_a_worker_that_was_killed_serves_nothing_and_is_not_alive(stage: Stage) -> None:
+    counters.serve(stage.runtime.connections, stage.worker_id, ["a"])
+    stage.job(queue="a")
+    stage.sql("UPDATE workers SET beat_at = now() - interval '75 s', suspect_at = now(), suspect_by = 'silence'")
+
+    found = stage.sidejob.stats()
+
+    (worker,) = found["workers"]
+    assert (worker["alive"], worker["suspected"]) == (False, True)
+    assert 75 <= worker["silent_s"] < 105
+    assert (found["queues"]["a"]["depth"], found["queues"]["a"]["workers"]) == (1, 0)
+    exposed = samples(exposition(stage.sidejob))
+    assert exposed["sidejob_workers"] == {("alive",): 0, ("suspected",): 0, ("silent",): 1, ("dead",): 0}
+    assert exposed["sidejob_queue_workers"] == {("a",): 0}
+
+
 # -- Prometheus ------------------------------------------------------------------------------------------------------
 
 
@@ -133,7 +149,7 @@ def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
     assert found["sidejob_queue_oldest_unpublished_age_seconds"].keys() >= {("old",)}
     assert ("published",) not in found["sidejob_queue_oldest_unpublished_age_seconds"]
     assert found["sidejob_dead_group_entries"] == {("ValueError", "stage.call"): 2}
-    assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("dead",): 0}
+    assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 0}
     assert found["sidejob_runs_lost_total"] == {(): 3}
     assert found["sidejob_runs_rescued_total"] == {(): 0}
     assert found["sidejob_jobs_buried_total"] == {("failed",): 2}

@@ -8,7 +8,8 @@ import click
 from rich.text import Text
 
 from ..job import Job
-from .command import Failed, Seconds, as_json, job_argument, load_modules, with_sidejob
+from ..operations.shutdown import end_without_shutdown
+from .command import Failed, Seconds, as_json, job_argument, job_named, load_modules, with_sidejob
 from .output import Output, printable, status
 
 LONGEST_WAIT_S = 1e9
@@ -26,7 +27,7 @@ def run(
 ) -> None:
     """Ask that a job run at least once from its beginning, from now on."""
     load_modules(sidejob)
-    job: Job = sidejob.get(job_id)
+    job = job_named(sidejob, job_id)
     asked = job.run(force=force, parent=parent, countdown=countdown)
     if asked is None:
         reason, refused = _refusal(job, parent)
@@ -45,12 +46,24 @@ def run(
 @click.command()
 @job_argument
 @click.option("--recursive", is_flag=True, help="With everything below it.")
+@click.option(
+    "--without-shutdown", is_flag=True, help="Do not wait for a worker: leave out what the task does at its shutdown. "
+    "For a task whose code is gone, or whose queue nobody serves.",
+)  # fmt: skip
 @as_json
 @with_sidejob
-def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, as_json: bool) -> None:
+def terminate(
+    sidejob: Any, output: Output, job_id: str, recursive: bool, without_shutdown: bool, as_json: bool
+) -> None:
     """Ask for a job's shutdown; a run in progress finishes first."""
     load_modules(sidejob)
-    job: Job = sidejob.get(job_id).terminate(recursive=recursive)
+    job = job_named(sidejob, job_id).terminate(recursive=recursive)
+    if without_shutdown:
+        done = end_without_shutdown(sidejob.runtime, job.id, recursive=recursive)
+        job = job.refresh()
+        if not done:
+            below = " or below it" if recursive else ""
+            raise Failed(f"A run of job {job.id}{below} is in progress: what holds it ends first. Ask again then.")
     if as_json:
         output.json({"job": job.id, "status": job.status, "recursive": recursive})
         return

@@ -9,6 +9,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
 
+from ..inspection import Inspection
+from ..job import Job
 from ..model.errors import SideJobError
 from .output import Output, one_line, printable
 
@@ -64,6 +66,23 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
             raise Failed(error) from error
 
     return call
+
+
+def job_named(sidejob: Any, which: str) -> Job:
+    """Return the job of this id or alias; of what a task id names it is said what to do instead."""
+    found: Job | None = sidejob.find(which)
+    if found is not None:
+        return found
+    asked: Job | None = sidejob.for_task_id(which)
+    if asked is not None:
+        raise Failed(f"{which!r} is the task id of an asking of job {asked.id}: name the job.")
+    if Inspection(sidejob.runtime).task(which) is not None or sidejob.dead.for_task_id(which) is not None:
+        raise Failed(
+            f"{which!r} is a durable task, and no job: look at it with `celery -A <app> sidejob show`, end it with "
+            "`revoke` while it waits, have it tried again from the dead set with `dead retry`."
+        )
+    job: Job = sidejob.get(which)  # raises
+    return job
 
 
 def load_modules(sidejob: Any) -> None:

@@ -36,7 +36,16 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
         return f"{name}:{int(number)}" if name else int(number)
 
 
-entry_argument = click.argument("entry_id", metavar="ID", type=EntryId())
+class EntryOrTask(EntryId):
+    """As that, or a task id, which is looked for in the dead set."""
+
+    def convert(self, value: Any, param: Any, context: Any) -> int | str:
+        """Return it as the dead set knows it, or as the text that it is."""
+        name, _, number = str(value).rpartition(":")
+        return super().convert(value, param, context) if number.isdecimal() else str(value)
+
+
+entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
 group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
 LONGEST_S = 1e10
 
@@ -88,17 +97,11 @@ def groups(sidejob: Any, output: Output, as_json: bool) -> None:
 @with_sidejob
 def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
     """Show one entry with its traceback."""
-    found: DeadEntry = sidejob.dead.get(entry_id)
-    if as_json:
-        output.json(document(found))
-        return
-    shown = document(found)
-    traceback = shown.pop("traceback")
-    output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
+    show_entry(output, sidejob.dead.get(_entry_of(sidejob, entry_id)), as_json)
 
 
 @dead.command()
-@click.argument("entry_id", metavar="[ID]", type=EntryId(), required=False)
+@click.argument("entry_id", metavar="[ID_OR_TASK_ID]", type=EntryOrTask(), required=False)
 @click.option("--all", "everything", is_flag=True, help="All there are.")
 @group_option
 @task_option
@@ -115,7 +118,7 @@ def retry(
         raise Failed("Name one entry by its ID, or choose by --group or --task, or all with --all.", code=2)
     load_modules(sidejob)
     if entry_id is not None:
-        sidejob.dead.retry(entry_id)
+        sidejob.dead.retry(_entry_of(sidejob, entry_id))
         retried = 1
     else:
         retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
@@ -128,6 +131,7 @@ def retry(
 @with_sidejob
 def delete(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
     """Remove one entry for good, a job with everything below it."""
+    entry_id = _entry_of(sidejob, entry_id)
     if not sidejob.dead.delete(entry_id):
         raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
     _said(output, as_json, "deleted", 1)
@@ -143,6 +147,28 @@ def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | No
     if older_than is None and keep is None:
         raise Failed("Say what is to go: --older-than SECONDS, or --keep N.", code=2)
     _said(output, as_json, "purged", sidejob.dead.purge(older_than=older_than, keep=keep))
+
+
+def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
+    """Show an entry with its traceback."""
+    shown = document(entry)
+    if as_json:
+        output.json(shown)
+        return
+    traceback = shown.pop("traceback")
+    for name in ("retries", "losses", "history"):  # what there was none of; a job's losses are in its error
+        shown[name] = shown[name] or None
+    output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
+
+
+def _entry_of(sidejob: Any, given: int | str) -> int | str:
+    """Return the id of an entry that is named by it, or by its task id."""
+    if isinstance(given, int) or given.rpartition(":")[2].isdecimal():
+        return given
+    found: DeadEntry | None = sidejob.dead.for_task_id(given)
+    if found is None:
+        raise Failed(f"The dead set has no entry of the task id {given!r}: it was retried or deleted, or never was.")
+    return found.id
 
 
 def document(entry: DeadEntry) -> dict[str, Any]:

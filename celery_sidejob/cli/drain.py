@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -11,7 +14,7 @@ from rich.text import Text
 
 from ..inspection import Inspection
 from ..model.errors import StoreUnavailableError
-from .command import Seconds, as_json, with_sidejob
+from .command import Failed, Seconds, as_json, load_modules, with_sidejob
 from .output import Output, moment, printable
 
 LOOK_S = 0.5
@@ -33,9 +36,11 @@ def drain(
     """Wait until no run is due or in progress; workers must go on, and clients should ask nothing new.
 
     Runs for later (their eta or retry is beyond the horizon), suspended jobs and timers are told of and left as they
-    are. Ends with 0 when it is done, with 1 when the time is up.
+    are. Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
     """
     inspection = Inspection(sidejob.runtime)
+    if queue is not None:
+        _check_queue(sidejob, inspection, queue)
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
     said = ""
@@ -61,12 +66,37 @@ def drain(
     sys.exit(0 if done else 1)
 
 
+def _check_queue(sidejob: Any, inspection: Inspection, queue: str) -> None:
+    """Refuse a queue that nobody knows: that nothing is left there would be taken for all being done."""
+    load_modules(sidejob)
+    known = {*sidejob.app.amqp.queues, *_queues_of_tasks(sidejob.app)}
+    if queue not in known and not inspection.knows_queue(queue):
+        near = difflib.get_close_matches(queue, known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise Failed(
+            f"Nobody knows a queue {queue!r}: nothing is in it, no worker serves it, and the app has none of that name."
+            f"{hint}", code=2,
+        )  # fmt: skip
+
+
+def _queues_of_tasks(app: Any) -> Iterator[str]:
+    for task in app.tasks.values():
+        queue = getattr(task, "queue", None)
+        with suppress(Exception):  # of a router of the app's own, which may look at arguments
+            queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
+        if queue is not None:
+            yield str(getattr(queue, "name", queue))
+
+
 def _undone(left: dict[str, Any]) -> str:
     queues = [
         f"{printable(name)} ({counts['queued']} queued, {counts['running']} running)"
         for name, counts in left["queues"].items()
     ]
-    return f"To be finished: {', '.join(queues)}."
+    said = f"To be finished: {', '.join(queues)}."
+    if left["unserved"]:
+        said += f" No worker that is alive serves {', '.join(map(printable, left['unserved']))}: start one."
+    return said
 
 
 def _done(left: dict[str, Any]) -> str:

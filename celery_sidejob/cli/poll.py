@@ -17,6 +17,7 @@ MEANINGS = {
     "timers": "jobs asked by timers that were due",
     "rescued": "lost runs rescued",
     "declared_dead": "workers declared dead",
+    "suspected": "workers suspected of being dead: poll again in a while, one that stays silent is declared dead",
     "results": "results brought to the result backend",
     "unpublished": "messages the broker did not take; they are tried again",
     "tasks_taken": "ordinary durable tasks taken from workers that died",

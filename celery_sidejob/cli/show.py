@@ -1,4 +1,4 @@
-"""`show`: everything about one job, or about a durable task that is not finished."""
+"""`show`: everything about one job, or about a durable task that has not ended well."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.errors import JobNotFoundError
 from .command import as_json, with_sidejob
+from .dead import show_entry
 from .jobs import parent_of
 from .output import Output, facts, moment, printable, shortened, status, table
 from .tasks import show_task
 
 NOTHING = (
-    "There is no job {which!r}: it was deleted, or never committed. Nor is there a durable task of this id that waits "
-    "or runs: it has ended, and is in the dead set (celery -A <app> sidejob dead list) if that was not well."
+    "There is no job {which!r}: it was deleted, or never committed. Nor is there a durable task of this id that waits, "
+    "runs or is in the dead set: it has ended well, or its entry was deleted."
 )
 
 
@@ -26,7 +27,10 @@ NOTHING = (
 @as_json
 @with_sidejob
 def show(sidejob: Any, output: Output, which: str, as_json: bool) -> None:
-    """Show everything about one job, by its id, an alias or a task id, or a durable task that waits or runs."""
+    """Show everything about one job, by its id, an alias or a task id, or about a durable task by its task id.
+
+    Of a durable task that waits, runs, or rests in the dead set.
+    """
     inspection = Inspection(sidejob.runtime)
     job = sidejob.find(which)
     task = inspection.task(which) if job is None else None
@@ -35,7 +39,11 @@ def show(sidejob: Any, output: Output, which: str, as_json: bool) -> None:
         return
     job = job or sidejob.for_task_id(which)
     if job is None:
-        raise JobNotFoundError(NOTHING.format(which=which))
+        entry = sidejob.dead.for_task_id(which)
+        if entry is None:
+            raise JobNotFoundError(NOTHING.format(which=which))
+        show_entry(output, entry, as_json)
+        return
     details = inspection.details(job)
     if as_json:
         output.json(details)
@@ -58,7 +66,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "created": details["created_at"],
             "created by": details["created_by"],
             "last run": details["ran_at"],
-            "ended": details["ended_at"],
+            "ended": None if details["in_run"] else details["ended_at"],
             "task id": details["task_id"],
             "runs begun": details["run_no"],
             "asked again": "yes, since this run began" if details["asked_again"] and details["in_run"] else None,
@@ -111,7 +119,10 @@ def _trouble(details: dict[str, Any]) -> list[RenderableType]:
     dead, error = details["dead"] or {}, details["error"] or {}
     shown: list[RenderableType] = []
     if dead:
-        found = {"reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"], "error": dead["error"]}
+        found = {
+            "reason": dead["reason"], "since": dead["died_at"], "retries": dead["retries"] or None,
+            "error": dead["error"],
+        }  # fmt: skip
         shown += [Text(f"Entry {dead['id']} of the dead set", style="bold red"), facts(found)]
     elif error:
         line = f"Error of the last run: {error['type']}: {error['message']}"

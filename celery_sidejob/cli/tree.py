@@ -11,7 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from ..inspection import Inspection, Node
-from .command import Failed, as_json, job_argument, largest_id, with_sidejob
+from .command import Failed, as_json, job_argument, job_named, largest_id, with_sidejob
 from .drawing import draw_tree
 from .output import Output, printable, status
 
@@ -30,7 +30,7 @@ DEEPEST = 10_000
 @with_sidejob
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None, as_json: bool) -> None:
     """Show a job and everything below it."""
-    nodes = Inspection(sidejob.runtime).tree(sidejob.get(job_id), depth=depth, limit=limit)
+    nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
     if svg is not None:
         _draw(nodes, svg)
     if as_json:

@@ -109,7 +109,7 @@ class CeleryTasks:
             hint = (
                 f" Did you mean {near[0]!r}?" if near else " Import its module here, or start a worker that serves it."
             )
-            raise UnknownTaskError(f"No sidejob task {name!r} is registered. {hint}")
+            raise UnknownTaskError(f"No sidejob task {name!r} is registered.{hint}")
         served = values.decode(row.options)
         queue = queue if queue is not None else row.queue
         return Call(

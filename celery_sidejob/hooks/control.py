@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.app.control import Control
 from kombu import Producer
+from kombu.exceptions import OperationalError
 from kombu.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
@@ -53,13 +54,21 @@ class KeepingControl(Control):
     ) -> Any:
         """Broadcast a command; a revocation for all workers is kept first.
 
-        Raises StoreUnavailableError where it could not be kept, after the workers were told.
+        Raises StoreUnavailableError where it could not be kept, after the workers were told. Where it is kept and the
+        workers cannot be told, it holds all the same, and a warning is logged; but not what only workers can do.
         """
-        trouble = None
+        trouble, kept, given = None, False, {**(arguments if isinstance(arguments, Mapping) else {}), **options}
         if command in KEPT and not destination and not options.get("pattern"):
-            given = {**(arguments if isinstance(arguments, Mapping) else {}), **options}
-            trouble = self._keep(str(one) for one in maybe_list(given.get("task_id")) or ())
-        answer = super().broadcast(command, arguments, destination, *args, **options)
+            trouble, kept = self._keep(str(one) for one in maybe_list(given.get("task_id")) or ())
+        try:
+            answer = super().broadcast(command, arguments, destination, *args, **options)
+        except (OperationalError, OSError) as error:
+            if not kept:
+                raise
+            if command == "terminate" or given.get("terminate") or options.get("reply"):
+                raise OperationalError(NOT_TERMINATED.format(error=error)) from error
+            logger.warning(NOT_TOLD.format(error=error))
+            return None
         if trouble is not None:
             raise trouble
         return answer
@@ -98,20 +107,20 @@ class KeepingControl(Control):
             finally:
                 transport.close_connection(established)
 
-    def _keep(self, task_ids: Iterable[str]) -> StoreUnavailableError | None:
-        """Keep a revocation, and return why that could not be done, if the caller is to know."""
+    def _keep(self, task_ids: Iterable[str]) -> tuple[StoreUnavailableError | None, bool]:
+        """Keep a revocation; return why that could not be done, if the caller is to know, and whether all is kept."""
         sidejob, ids = self.app.sidejob, list(task_ids)
         if not ids or sidejob.settings.database_url is None:
-            return None
+            return None, False
         found = revocation.revoke_in_all(sidejob.runtime, ids)
         if found.unfit is not None:
             logger.warning(NOT_KEPT_THERE.format(error=found.unfit))
         if found.unavailable is not None:
             refusal = StoreUnavailableError(NOT_KEPT.format(error=found.unavailable))
             if sidejob.settings.on_store_down != "publish":
-                return refusal
+                return refusal, False
             logger.warning("%s", refusal)
-        return None
+        return None, all(task_id in (*found.waiting, *found.running) for task_id in ids)
 
 
 class _Once(Producer):
@@ -124,6 +133,11 @@ class _Once(Producer):
 NOT_KEPT = (
     "The revocation was not kept, because the store is away; the workers that run now were told. What they do not "
     "receive before they restart runs: revoke it again when the store is back. ({error})"
+)
+NOT_TOLD = "The revocation is kept, but the workers could not be told: what waits does not run all the same. ({error})"
+NOT_TERMINATED = (
+    "The revocation is kept, but the workers could not be told: what waits does not run, and what runs is not terminated. "
+    "Revoke it again when the broker is back. ({error})"
 )
 NOT_KEPT_THERE = "The revocation is known to the workers that run now alone: {error}"
 

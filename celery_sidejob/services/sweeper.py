@@ -54,13 +54,14 @@ SET_ASIDE_S = 5.0
 
 @dataclass(slots=True)
 class PollReport:
-    """What one sweep found and did."""
+    """What one sweep found and did; false if nothing, and a suspicion alone is nothing."""
 
     published: int = 0
     missing: int = 0
     timers: int = 0
     rescued: int = 0
     declared_dead: int = 0
+    suspected: int = 0
     results: int = 0
     unpublished: int = 0
     tasks_taken: int = 0
@@ -68,7 +69,7 @@ class PollReport:
     broker_emptied: bool = False
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
+        return any(getattr(self, field.name) for field in fields(self) if field.name != "suspected")
 
     def __iadd__(self, other: PollReport) -> PollReport:
         """Count what another sweep found and did as well."""
@@ -193,17 +194,19 @@ class Sweeper:
         self._suspects = False
         gone = False
         for row in workers.liveness(connections, schema=self._settings.schema, silence_s=silence_s):
-            dead = row.dead_at is not None
-            if not dead and row.suspect_at is None:
+            dead, suspected = row.dead_at is not None, row.suspect_at is not None
+            if not dead and not suspected:
                 by = "lock" if row.lock_free and not (row.restarted or trouble) else "silence" if row.silent else None
                 if by is not None:
-                    self._suspects |= workers.suspect(connections, row.id, by=by, seen=row.beat_at)
+                    suspected = workers.suspect(connections, row.id, by=by, seen=row.beat_at)
+                    self._suspects |= suspected
             elif not dead and not trouble:  # or its beat may just be on its way back too
                 self._suspects |= row.suspect_by == "lock"
                 dead = workers.declare_dead(
                     connections, row.id, lock_grace_s=self._settings.lock_grace, silence_s=silence_s
                 )
                 report.declared_dead += dead
+            report.suspected += suspected and not dead
             if dead:
                 gone = True
                 # A worker that left by itself gave back what it held, but for jobs somebody had locked at that moment.

@@ -6,7 +6,7 @@ A store that is one revision behind has neither table: what would be noted there
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.measures import Key
@@ -64,14 +64,14 @@ def serve(executor: Executor, worker_id: int, queues: Iterable[str]) -> None:
 _SERVED = Statement(
     """
 SELECT s.queue, count(*) AS workers FROM {served_queues} s JOIN {workers} w ON w.id = s.worker_id
-WHERE w.dead_at IS NULL GROUP BY s.queue""",
+WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]) GROUP BY s.queue""",
     since="0002",
 )
 
 
-def served(executor: Executor) -> Sequence[Any]:
-    """Read how many live workers serve each queue."""
-    return executor.run(_SERVED)
+def served(executor: Executor, silent: Collection[int]) -> Sequence[Any]:
+    """Read how many live workers serve each queue, without those that are `silent` (`workers.silent`)."""
+    return executor.run(_SERVED, silent=list(silent))
 
 
 _SKEWED = Statement(
@@ -87,14 +87,18 @@ def skewed(executor: Executor, most_s: float) -> Sequence[Any]:
     return executor.run(_SKEWED, most_s=most_s)
 
 
-_SILENT = Statement(
+_UNANNOUNCED = Statement(
     """
 SELECT w.id, w.ident FROM {workers} w
-WHERE w.dead_at IS NULL AND NOT EXISTS (SELECT FROM {served_queues} s WHERE s.worker_id = w.id) ORDER BY w.id""",
+WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
+  AND NOT EXISTS (SELECT FROM {served_queues} s WHERE s.worker_id = w.id) ORDER BY w.id""",
     since="0002",
 )
 
 
-def silent(executor: Executor) -> Sequence[Any]:
-    """Read which live workers have not said what they serve: they are of an older version, or only just starting."""
-    return executor.run(_SILENT)
+def unannounced(executor: Executor, silent: Collection[int]) -> Sequence[Any]:
+    """Read which live workers have not said what they serve: they are of an older version, or only just starting.
+
+    Those that are `silent` (`workers.silent`) are not among them.
+    """
+    return executor.run(_UNANNOUNCED, silent=list(silent))

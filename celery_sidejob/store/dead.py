@@ -52,6 +52,7 @@ ORDER BY id LIMIT %(limit)s""")
 _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
+_OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id)s ORDER BY id DESC LIMIT 1")
 _COUNT = Statement("SELECT count(*) AS entries, count(job_id) AS jobs FROM {dead}")
 
 
@@ -110,6 +111,12 @@ def get(executor: Executor, entry_id: int) -> Any | None:
 def of_job(executor: Executor, job_id: int) -> Any | None:
     """Read a job's entry."""
     found = executor.run(_OF_JOB, job_id=job_id)
+    return found[0] if found else None
+
+
+def of_task(executor: Executor, task_id: str) -> Any | None:
+    """Read the newest entry of this task id; reads the whole dead set."""
+    found = executor.run(_OF_TASK, task_id=task_id)
     return found[0] if found else None
 
 

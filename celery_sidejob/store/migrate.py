@@ -27,7 +27,7 @@ from sqlalchemy.pool import NullPool
 
 from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
-from . import grants, messages, registry, revisions, workers
+from . import grants, messages, registry, revisions, shape, workers
 from .connection import Connections, LacksRights, OwnExecutor, connection_parameters
 from .statement import Statement
 
@@ -62,6 +62,10 @@ class NotUpgraded(SchemaError):
 
 class NotOurs(SchemaError):
     """The schema is another app's, another broker's or another program's."""
+
+
+class Damaged(SchemaError):
+    """The schema lacks what its revision has: no upgrade makes it again."""
 
 
 class TooNew(SchemaError):
@@ -188,6 +192,7 @@ def _check_usable(
             f"Schema {schema!r} is at revision {revision}, and sidejob_failover_urls needs {oldest}: {_REMEDY}."
         )
     _check_not_newer(revision, schema)
+    _check_whole(executor, schema, revision)
     _check_owner(executor, schema, owner)
     lacking = grants.missing(executor, schema)
     if lacking:
@@ -208,6 +213,7 @@ def _check_upgradable(
     revision = _revision(executor, schema)
     if revision is not None:
         _check_not_newer(revision, schema)
+        _check_whole(executor, schema, revision)
         _check_owner(executor, schema, owner)
         _check_no_older_workers(executor, schema, revision, to or "head")
     return revision
@@ -237,6 +243,15 @@ def _check_not_newer(revision: str, schema: str) -> None:
         raise TooNew(
             f"Schema {schema!r} is at revision {revision}, newer than this version of celery_sidejob knows "
             f"({head()}): upgrade the package celery-sidejob here."
+        )
+
+
+def _check_whole(executor: OwnExecutor, schema: str, revision: str) -> None:
+    lacking = shape.missing(executor, schema, revision) if _distance(revision) <= 0 else []
+    if lacking:
+        raise Damaged(
+            f"Schema {schema!r} is at revision {revision} and lacks {', '.join(lacking)}: it was restored in part, or "
+            "something was dropped. An upgrade does not make that again: restore the whole schema from a backup."
         )
 
 

@@ -5,7 +5,7 @@ A store that is one revision behind has no such table: what would be noted there
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from . import revisions
@@ -53,26 +53,28 @@ SELECT due.task, due.queue, due.runs FROM unnest(%(tasks)s::text[], %(queues)s::
   AS due(task, queue, runs)
 WHERE EXISTS (
     SELECT FROM {served_queues} q JOIN {workers} w ON w.id = q.worker_id
-    WHERE q.queue = due.queue AND w.dead_at IS NULL)
+    WHERE q.queue = due.queue AND w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]))
   AND NOT EXISTS (
     SELECT FROM {served_queues} q JOIN {workers} w ON w.id = q.worker_id
       LEFT JOIN {served_tasks} t ON t.worker_id = w.id
-    WHERE q.queue = due.queue AND w.dead_at IS NULL AND (t.worker_id IS NULL OR due.task = ANY(t.tasks)))
+    WHERE q.queue = due.queue AND w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
+      AND (t.worker_id IS NULL OR due.task = ANY(t.tasks)))
 ORDER BY 3 DESC, 1, 2""",
     since=SINCE,
 )
 
 
-def unserved(executor: Executor, rows: Sequence[Any]) -> Sequence[Any]:
+def unserved(executor: Executor, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
     """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
 
     `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. A worker
-    that has not said what it knows, because it is of an older version, may know it. A queue without a live worker is
-    not asked about here.
+    that has not said what it knows, because it is of an older version, may know it; one that is `silent`
+    (`workers.silent`) is not asked. A queue without a live worker is not asked about here.
     """
     return executor.run(
-        _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows], runs=[row.runs for row in rows]
-    )
+        _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows],
+        runs=[row.runs for row in rows], silent=list(silent),
+    )  # fmt: skip
 
 
 def fits(executor: Executor) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.settings import Settings
 from . import revisions
 from .statement import Executor, Statement
 
@@ -194,9 +195,31 @@ def drop_sweeper_lease(executor: Executor, worker_id: int) -> None:
     executor.run(_DROP_LEASE, id=worker_id)
 
 
-_LIST = Statement("SELECT id, ident, locked, started_at, beat_at, suspect_at, dead_at FROM {workers} ORDER BY id")
+_LIST = Statement("""
+SELECT w.id, w.ident, w.locked, w.started_at, w.beat_at, w.suspect_at, w.dead_at,
+  CASE WHEN w.dead_at IS NULL AND (
+      w.beat_at < now() - make_interval(secs => %(silence_s)s)
+      OR w.locked AND w.beat_at < now() - make_interval(secs => %(missed_s)s) AND NOT EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.classid = %(lock_class)s AND l.objsubid = 2 AND l.granted
+          AND l.objid = (hashtext(%(schema)s) # w.id::int)::oid
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())))
+    THEN extract(epoch FROM now() - w.beat_at)::double precision END AS silent_s
+FROM {workers} w ORDER BY w.id""")
 
 
-def list_all(executor: Executor) -> Sequence[Any]:
-    """Read every worker that is known."""
-    return executor.run(_LIST)
+def list_all(executor: Executor, settings: Settings) -> Sequence[Any]:
+    """Read every worker that is known, and of those that are silent `silent_s`, for how long; None of the others.
+
+    For who only looks on: nothing follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
+    silent after half a lease without a beat, as for the sweeper, or when its lock is free and a beat is missed.
+    """
+    return executor.run(
+        _LIST, silence_s=settings.lease / 2, missed_s=settings.heartbeat_interval + settings.lock_grace,
+        lock_class=LOCK_CLASS, schema=settings.schema,
+    )  # fmt: skip
+
+
+def silent(executor: Executor, settings: Settings) -> list[int]:
+    """Read which workers `list_all` finds silent."""
+    return [row.id for row in list_all(executor, settings) if row.silent_s is not None]

@@ -422,6 +422,64 @@ def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family:
 # -- poll and stats --------------------------------------------------------------------------------------------------
 
 
+def test_the_end_of_the_run_before_is_not_that_of_the_one_in_progress(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    stage.run(job)
+    assert any(line.startswith("ended 2") for line in command("show", job.id).lines)
+    job.run()
+    hold = stage.claim(job)
+    assert hold is not None
+    assert not any(line.startswith("ended") for line in command("show", job.id).lines)
+    stage.perform(hold)
+
+
+def test_a_job_whose_code_is_gone_is_terminated_without_its_shutdown(stage: Stage, command: Command) -> None:
+    job = stage.job()
+    child = job.enqueue("stage.idle", child_name="part")
+    stage.sql("UPDATE jobs SET task = 'gone.task'")
+    held = stage.job(parent=job, child_name="held")
+    hold = stage.claim(held)
+    assert hold is not None
+    assert command("terminate", job.id, "--recursive").lines[-1].endswith("is terminating.")
+    assert not job.delete()
+
+    said = command("terminate", job.id, "--recursive", "--without-shutdown", code=1)
+    assert "in progress" in said.err
+    assert (job.refresh().status, child.refresh().status) == ("terminated", "terminated")
+    assert held.refresh().status == "terminating", "its run goes on"
+    stage.perform(hold)
+    found = command("terminate", held.id, "--without-shutdown", "--json").document
+    assert found["status"] == "terminated"
+    assert stage.sql("SELECT count(*) FROM workers WHERE dead_at IS NULL") == [(1,)], "the command has left"
+    assert stage.row_counts()["messages"] == 0
+    assert job.delete()
+
+
+def test_only_what_the_shutdown_would_have_done_is_left_out(stage: Stage, command: Command) -> None:
+    ran: list[int] = []
+
+    @stage.task(name="stage.hooked")
+    def task(job: RunningJob) -> None:
+        pass
+
+    @task.on_shutdown
+    def _(job: RunningJob) -> None:
+        ran.append(job.id)
+
+    first, second = task.enqueue(), task.enqueue()
+    task_id = second.task_id
+    first.terminate()
+    stage.run(first)
+    assert ran == [first.id]
+
+    command("terminate", second.id, "--without-shutdown")
+    assert second.refresh().status == "terminated"
+    assert ran == [first.id]
+    assert stage.sql("SELECT outcome FROM askings WHERE task_id = %s", task_id) == [("terminated",)]
+    second.run(force=True)
+    assert stage.run(second) == "completed"
+
+
 def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
     job = stage.job(countdown=3600)
     command("poll")
@@ -434,12 +492,22 @@ def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
     assert command("poll").lines == ["All is well: nothing was due, missing or lost."]
 
 
+def test_poll_says_that_it_suspects_a_worker(stage: Stage, command: Command) -> None:
+    command("poll")
+    stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")
+
+    for _ in ("it suspects it", "it still does"):
+        (line,) = command("poll").lines
+        assert line.startswith("1 workers suspected of being dead: poll again")
+    assert any(" silent for " in line for line in command("stats").lines)
+
+
 def test_poll_as_json_is_its_report(stage: Stage, command: Command) -> None:
     command("poll")
 
     assert command("poll", "--json").document == {
-        "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "results": 0, "unpublished": 0,
-        "tasks_taken": 0, "tasks_buried": 0, "broker_emptied": False,
+        "published": 0, "missing": 0, "timers": 0, "rescued": 0, "declared_dead": 0, "suspected": 0, "results": 0,
+        "unpublished": 0, "tasks_taken": 0, "tasks_buried": 0, "broker_emptied": False,
     }  # fmt: skip
 
 

@@ -71,6 +71,38 @@ def test_entries_are_shown(failed: Job, command: Command) -> None:
     assert "the way" in shown.lines
 
 
+def test_of_an_entry_is_shown_what_there_was(stage: Stage, failed: Job, command: Command) -> None:
+    (entry, *_) = stage.sidejob.dead
+    rows = {line.split()[0] for line in command("show", entry.id).lines}
+    assert rows >= {"id", "reason", "error"}
+    assert not rows & {"losses", "retries", "history"}
+    assert not any(line.startswith("retries") for line in ask(stage.app, "show", failed.id).lines)
+    assert command("show", entry.id, "--json").document["losses"] == 0
+
+    stage.sql("UPDATE dead SET retries = 3")
+    assert "retries 3" in command("show", entry.id).lines
+
+
+def test_an_entry_is_found_by_its_task_id(stage: Stage, failed: Job, command: Command) -> None:
+    (entry,) = stage.sidejob.dead.list(task="mail", limit=1)
+    said = ask(stage.app, "show", "t1")
+    assert said.code == 0
+    assert f"id {entry.id}" in said.lines
+    assert "the way" in said.lines
+    assert ask(stage.app, "show", "t1", "--json").document["id"] == entry.id
+    assert "is in the dead set: it has ended well" in ask(stage.app, "show", "t9").err
+
+    assert "task id t1" in command("show", "t1").lines
+    assert command("retry", "t1").lines == ["1 entry retried."]
+    assert command("delete", "t2").lines == ["1 entry deleted."]
+    for verb in ("show", "retry", "delete"):
+        assert "no entry of the task id 't1'" in command(verb, "t1", code=1).err
+    assert stage.sidejob.dead.for_task_id("t1") is None
+    found = stage.sidejob.dead.for_task_id("t3")
+    assert found is not None
+    assert found.task == "mail"
+
+
 def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> None:
     (entry, *_) = stage.sidejob.dead
     assert command("retry", code=2).err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -174,10 +175,56 @@ def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
     assert [finding.found for finding in found] == [
         "no worker is alive", f"dead and still holding: worker {locked.worker_id} (1 runs, dead for 0 s)",
     ]  # fmt: skip
-    assert found[0].level == Level.WARNING, "nothing is due"
+    assert found[0].level == Level.ERROR, "a run is in progress, and nobody rescues it"
 
-    locked.job()
-    assert findings(locked)["workers"][0].level == Level.ERROR
+
+def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead(stage: Stage) -> None:
+    served_tasks.serve(stage.runtime.connections, stage.worker_id, ["stage.idle"])
+    counters.serve(stage.runtime.connections, stage.worker_id, ["celery"])
+    assert (levels(stage, "workers"), levels(stage, "queues")) == (["ok"], ["ok"])
+
+    stage.sql("UPDATE workers SET beat_at = now() - interval '75 s'")
+    (finding,) = findings(stage)["workers"]
+    assert finding.level == Level.WARNING, "nothing is due"
+    assert re.match(r"no worker is heard of; silent for \d+ s or longer: test:", finding.found)
+    assert "Start workers" in finding.remedy
+    stage.job()
+    assert levels(stage, "workers") == ["error"]
+    assert findings(stage)["queues"][0].found == "nobody serves celery (1 due)"
+    assert "heard of" in findings(stage)["liveness"][0].found
+
+    other = stage.new_worker()
+    counters.serve(stage.runtime.connections, other, ["celery"])
+    (finding,) = findings(stage)["workers"]
+    assert finding.level == Level.WARNING
+    assert re.match(r"1 alive; silent for \d+ s or longer: test:", finding.found)
+    assert levels(stage, "queues") == ["ok"]
+
+
+def test_a_worker_whose_lock_has_fallen_is_silent_when_it_misses_a_beat(stage: Stage) -> None:
+    executor = stage.runtime.connections.connect()
+    assert workers.take_lock(executor, stage.worker_id, SCHEMA)
+    workers.announce_lock(stage.runtime.connections, stage.worker_id, True)
+    stage.sql("UPDATE workers SET beat_at = now() - interval '5 s'")
+    assert levels(stage, "workers") == ["ok"], "it is only slow"
+
+    executor.close()
+    wait_until(lambda: levels(stage, "workers") == ["warning"], message="Postgres to let the lock go")
+    stage.sql("UPDATE workers SET beat_at = now()")
+    assert levels(stage, "workers") == ["ok"], "a restart of Postgres frees the locks of all"
+
+
+def test_nobody_sweeps_when_the_sweeper_was_killed(locked: Stage) -> None:
+    connections, schema = locked.runtime.connections, locked.runtime.settings.schema
+    assert workers.hold_sweeper_lease(connections, locked.worker_id, schema=schema, lease_s=2)
+    assert "keeps up" in findings(locked)["sweeping"][0].found
+
+    for age, level in ((1, "ok"), (30, "warning"), (75, "error")):
+        locked.sql("UPDATE leases SET expires_at = now() - make_interval(secs => %s)", age)
+        assert levels(locked, "sweeping") == [level]
+    assert findings(locked)["sweeping"][0].found.startswith("nobody sweeps: test:")
+    locked.sql("UPDATE workers SET dead_at = now()")
+    assert levels(locked, "sweeping") == ["ok"], "somebody declared it dead: the beat task polls"
 
 
 def test_a_worker_whose_clock_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,6 +433,25 @@ def test_each_schema_that_does_not_fit_has_its_own_remedy(empty_database_url: st
         assert f"sidejob db grants {role} |" in schema_finding(url).remedy
         owner.execute("UPDATE sidejob.alembic_version SET version_num = '0900'")
         assert schema_finding(empty_database_url).remedy == "Upgrade the package celery-sidejob here."
+
+
+def test_a_schema_that_was_restored_in_part(empty_database_url: str) -> None:
+    owner = {"app": "stage", "broker": "memory /"}
+    migrate.upgrade(empty_database_url, owner=owner)
+    with psycopg.connect(direct(empty_database_url), autocommit=True) as connection:
+        connection.execute("DROP TABLE sidejob.packets; ALTER TABLE sidejob.jobs DROP COLUMN error")
+    app = Celery("stage", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = empty_database_url
+    SideJob(app)
+
+    said = ask(app, "db", "check")
+    assert said.code == 1
+    assert "lacks jobs.error, packets: it was restored in part" in said.err
+    assert "restore the whole schema from a backup" in ask(app, "db", "upgrade").err, "it is not up to date"
+    found = schema_finding(empty_database_url)
+    assert found.level == Level.ERROR
+    assert "restore the whole schema" in found.remedy
+    app.sidejob.close()
 
 
 # -- the broker ------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_sidejob import RunningJob
+from celery_sidejob.store import counters
 from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
 
@@ -37,7 +38,8 @@ def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
     assert said.code == 0
     assert said.lines == ["No run is due or in progress. Left as they are: 1 suspended jobs, 1 timers."]
     assert ask(stage.app, "drain", "--json").document == {
-        "done": True, "queues": {}, "later": 0, "later_from": None, "suspended": 1, "timers": 1, "results": 0,
+        "done": True, "queues": {}, "unserved": [], "later": 0, "later_from": None, "suspended": 1, "timers": 1,
+        "results": 0,
     }  # fmt: skip
     assert (suspended.refresh().status, waiting.refresh().status) == ("suspended", "queued")
 
@@ -56,7 +58,6 @@ def test_the_time_is_up(stage: Stage) -> None:
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["queues"] == {
         "a": {"queued": 1, "running": 1}, "b": {"queued": 1, "running": 0},
     }  # fmt: skip
-    assert ask(stage.app, "drain", "--queue", "c", "--timeout", 0).code == 0
 
 
 def test_nobody_waits_for_what_is_due_much_later(stage: Stage) -> None:
@@ -85,9 +86,39 @@ def test_a_queue_is_drained_by_itself(stage: Stage) -> None:
     stage.inside(suspend, queue="b")
 
     assert ask(stage.app, "drain", "--queue", "b", "--json", "--timeout", 0).document == {
-        "done": True, "queues": {}, "later": 0, "later_from": None, "suspended": 1, "timers": 0, "results": 0,
+        "done": True, "queues": {}, "unserved": [], "later": 0, "later_from": None, "suspended": 1, "timers": 0,
+        "results": 0,
     }  # fmt: skip
     assert ask(stage.app, "drain", "--queue", "a", "--timeout", 0).code == 1
+
+
+def test_a_queue_that_nobody_knows_is_refused(stage: Stage) -> None:
+    stage.app.conf.task_routes = {"stage.idle": {"queue": "routed"}}
+    for name, hint in (("celeri", " Did you mean 'celery'?"), ("", "")):
+        said = ask(stage.app, "drain", "--queue", name, "--timeout", 0)
+        assert said.code == 2
+        assert f"Nobody knows a queue {name!r}" in said.err
+        assert said.err.endswith(f"{hint}\n")
+
+    stage.sidejob.task(name="stage.own", queue="own")(suspend)
+    counters.serve(stage.runtime.connections, stage.worker_id, ["served"])
+    stage.job(queue="used")
+    for name in ("celery", "routed", "own", "served"):
+        assert ask(stage.app, "drain", "--queue", name, "--timeout", 0).code == 0
+    assert ask(stage.app, "drain", "--queue", "used", "--timeout", 0).code == 1
+
+
+def test_a_queue_that_nobody_serves_is_told_of(stage: Stage) -> None:
+    stage.job(queue="a")
+    counters.serve(stage.runtime.connections, stage.worker_id, ["a"])
+    assert "serves" not in ask(stage.app, "drain", "--timeout", 0).lines[0]
+
+    stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")
+    said = ask(stage.app, "drain", "--timeout", 0)
+    assert said.lines[0].endswith(
+        "To be finished: a (1 queued, 0 running). No worker that is alive serves a: start one."
+    )
+    assert ask(stage.app, "drain", "--timeout", 0, "--json").document["unserved"] == ["a"]
 
 
 @pytest.mark.parametrize("words", [("--timeout", "-1"), ("--timeout", "soon"), ("--horizon", "nan")])

@@ -66,11 +66,28 @@ def test_a_job_is_shown_by_the_task_id_of_its_asking(post: Post) -> None:
     assert show(post, job.task_id).lines[0] == f"Job {job.id} post.job queued"
 
 
+@pytest.mark.parametrize("verb", ["run", "terminate", "tree"])
+def test_what_is_for_jobs_says_what_is_for_a_durable_task(post: Post, verb: str) -> None:
+    @post.sidejob.task(name="post.job")
+    def body(job: object) -> None:
+        pass
+
+    job = body.enqueue()
+    post.send("waits")
+
+    said = ask(post.app, verb, "waits")
+    assert said.code == 1
+    assert "'waits' is a durable task, and no job" in said.err
+    assert "`revoke`" in said.err
+    assert f"is the task id of an asking of job {job.id}" in ask(post.app, verb, job.task_id).err
+    assert "There is no job 'nobody'" in ask(post.app, verb, "nobody").err
+
+
 def test_what_is_nowhere_is_said_to_be_nowhere(post: Post) -> None:
     said = show(post, "nobody", code=1)
 
     assert "There is no job 'nobody': it was deleted, or never committed." in said.err
-    assert "dead list" in said.err
+    assert "or is in the dead set" in said.err
 
 
 def test_tasks_are_revoked(post: Post) -> None:

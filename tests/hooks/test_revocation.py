@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery import Celery, group, signals
 from celery.app.control import Control
+from kombu.exceptions import OperationalError
 
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.operations import durable
@@ -252,3 +253,23 @@ def test_a_group_is_revoked_in_one_statement(post: Post) -> None:
 
     post.sidejob.poll()
     assert {task_id for task_id, _ in dead(post)} == {result.id for result in results}
+
+
+def test_what_is_kept_holds_although_the_broker_is_away(post: Post, caplog: pytest.LogCaptureFixture) -> None:
+    post.send("waits")
+    post.send("other")
+    client = Celery("post", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    client.conf.sidejob_database_url = post.app.conf.sidejob_database_url
+    sidejob = SideJob(client)
+    try:
+        client.AsyncResult("waits").revoke()
+        assert "The revocation is kept, but the workers could not be told" in caplog.text
+        assert post.row("waits").doom == "revoked"
+
+        with pytest.raises(OperationalError, match="is kept, but .* what runs is not terminated"):
+            client.control.revoke("other", terminate=True)
+        assert post.row("other").doom == "revoked"
+        with pytest.raises(OperationalError, match="Connection refused"):
+            client.control.revoke("nobody's")
+    finally:
+        sidejob.close()

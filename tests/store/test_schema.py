@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from celery_sidejob.model.status import Status
-from celery_sidejob.store import migrate
+from celery_sidejob.store import migrate, shape
 from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import Databases
@@ -37,6 +37,19 @@ def connection(database_url: str) -> Iterator[psycopg.Connection[Any]]:
     with psycopg.connect(direct(database_url)) as connection:
         yield connection
         connection.rollback()
+
+
+def test_what_each_revision_has_is_known(databases: Databases) -> None:
+    with databases.fresh() as name:
+        for revision in shape.ADDED:
+            migrate.upgrade(databases.url_of(name), to=revision)
+            with psycopg.connect(databases.url_of(name)) as connection:
+                found = connection.execute(
+                    """SELECT table_name::text, column_name::text FROM information_schema.columns
+                    WHERE table_schema = %s AND table_name <> 'alembic_version'""", [SCHEMA],
+                ).fetchall()  # fmt: skip
+            assert sorted(found) == sorted(shape.columns(revision))
+    assert revision == KNOWN
 
 
 # --- statements ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,51 @@
+"""Terminating a job whose shutdown nobody can run: no worker has its task any more."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+
+from ..model.errors import LeaseLostError
+from ..model.status import Status
+from ..store import jobs, messages, workers
+from . import recovery
+from .endings import Ending, end
+from .runs import Unit, claim
+from .runtime import Runtime
+
+
+def end_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool = False) -> bool:
+    """Have a terminating job terminated without its shutdown; returns whether that is done.
+
+    It is claimed as by a worker, which this process is for that moment, and its run ends as one whose hook has raised:
+    results, children and parents hear of it as ever. A run in progress is left alone. With `recursive` everything below
+    is terminated too. If we die in the midst, the sweeper rescues what was claimed: it is terminating as before.
+    """
+    worker_id = workers.register(runtime.connections, f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}")
+    try:
+        while sum(_end(runtime, one, worker_id) for one in _terminating(runtime, job_id, recursive)):
+            pass  # each end has the children terminated
+    finally:
+        workers.leave(runtime.connections, worker_id)
+    return not _terminating(runtime, job_id, recursive)
+
+
+def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
+    rows = jobs.subtree(runtime.connections, [job_id])
+    return [row.id for row in rows if row.status == Status.TERMINATING and (recursive or row.id == job_id)]
+
+
+def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
+    due = messages.waiting(runtime.connections, [job_id])
+    hold = claim(runtime, job_id, for_run=due[0].for_run, worker_id=worker_id) if due else None
+    if hold is None:
+        return False
+    if hold.kind != "shutdown":  # a worker's shutdown was quicker, and a forced run follows it
+        recovery.release(runtime, job_id, run_no=hold.run_no, worker_id=worker_id, wait=True)
+        return False
+    try:
+        end(runtime, hold, Unit(), Ending(Status.TERMINATED))
+    except LeaseLostError:  # it took us so long that we were declared dead
+        return False
+    return True
