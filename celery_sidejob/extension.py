@@ -96,7 +96,7 @@ class SideJob:
         keeping.install(app)
         control.install(app)
         durable_task.install()
-        durable_task.mark_later_ones(app)
+        durable_task.mind_tasks(app)
         durable_request.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()

@@ -318,6 +318,9 @@ ELSEWHERE: dict[str, Case] = {
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, run_rate="600/m"),
+    "an option of a sidejob task is misspelt": lambda s: s.stage.task(lambda job: None, inport=["a"]),
+    "an option of a durable task is misspelt": lambda s: s.stage.app.task(ordinary, shared=False, durabel=True),
+    "an option of jobs on an ordinary task": lambda s: durable(s, inports=["a"]),
     "a sidejob task with `durable`": lambda s: s.stage.task(lambda job: None, durable=True),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }
