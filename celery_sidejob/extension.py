@@ -80,6 +80,8 @@ class SideJob:
 
     def init_app(self, app: Celery) -> None:
         """Install everything into the app: worker services, the beat entry, commands. Twice does no harm."""
+        if not isinstance(app, Celery):
+            raise SettingsError(f"SideJob() and init_app() take the Celery app itself, not a {type(app).__name__}.")
         if self._app is not None and self._app is not app:
             raise SettingsError("This SideJob belongs to another app already: make one for each app.")
         first = getattr(app, "sidejob", None)

@@ -20,6 +20,7 @@ from celery_sidejob.hooks import durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable as operations
+from celery_sidejob.model.settings import read_settings
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -333,6 +334,8 @@ def test_bad_input_is_refused_before_anything_is_written(stage: Stage, when: str
     check(scene, when, UNWRITTEN[when])
     assert stage.row_counts() == before
 
+    "a variable of the environment that is misspelt": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
+    "a `SideJob` of something else than an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
 
 @pytest.mark.parametrize("when", IN_A_RUN)
 def test_what_has_no_place_in_a_run(stage: Stage, when: str) -> None:
