@@ -11,7 +11,6 @@ from celery import bootsteps, signals
 from celery.worker.state import active_requests
 
 from ..model.errors import StoreUnavailableError
-from ..model.finding import Level
 from ..model.settings import Settings
 from ..operations.runtime import Runtime
 from ..services import stop_flag
@@ -52,9 +51,7 @@ class SideJobStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Check the schemas, register this worker, begin to beat and to sweep."""
         sidejob = self._sidejob
-        for finding in task_check.findings(worker.app):
-            if finding.level != Level.OK:
-                logger.warning("%s: %s. %s %s", finding.check, finding.found, finding.meaning, finding.remedy)
+        task_check.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)
         self._heartbeats = [
             self._heartbeat_of(worker, store, file if store.place == 0 else None) for store in sidejob.runtime.stores

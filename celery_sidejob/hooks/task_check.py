@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from celery import Celery
 
-from ..model.finding import Finding, warning, well
+from ..model.finding import Finding, Level, warning, well
 from .durable import is_durable
 from .task_options import given
+
+logger = logging.getLogger("celery_sidejob")
 
 SHOWN = 5
 """How many tasks are named; of the others there is the number."""
@@ -29,6 +32,13 @@ def findings(app: Celery) -> Iterator[Finding]:
             "options are for durable tasks. Messages of these may be lost, as of any Celery task.",
             remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
         )  # fmt: skip
+
+
+def warn(app: Celery) -> None:
+    """Log what `doctor` would warn of; a worker does so when it starts."""
+    for finding in findings(app):
+        if finding.level != Level.OK:
+            logger.warning("%s: %s. %s %s", finding.check, finding.found, finding.meaning, finding.remedy)
 
 
 def _means_to_be(app: Celery, name: str) -> bool:

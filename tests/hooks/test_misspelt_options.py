@@ -73,7 +73,7 @@ def test_no_attribute_of_celery_s_own_tasks_is_close_to_an_option_of_ours() -> N
     assert {name: found for name in dir(Task) if (found := task_options._meant(name, task_options.OWN_OPTIONS))} == {}
 
 
-def test_which_tasks_are_durable_and_which_only_look_so() -> None:
+def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptureFixture) -> None:
     app = app_with(durable=True, on_lost="dead")
     for name in "abcdef":
         app.task(ordinary, name=f"kept.{name}", shared=False)
@@ -85,3 +85,9 @@ def test_which_tasks_are_durable_and_which_only_look_so() -> None:
 
     assert counted.found == "7: kept.a, kept.b, kept.c, kept.d, kept.e and 2 more"
     assert (str(idle.level), idle.found) == ("warning", "not durable, though on_lost or max_losses is given: loose")
+
+    task_check.warn(app)
+
+    assert [record.getMessage() for record in caplog.records] == [
+        f"durable tasks: {idle.found}. {idle.meaning} {idle.remedy}"
+    ]
