@@ -179,6 +179,10 @@ class DeadSet:
         if keep is not None:
             _count("keep", keep, least=0)
         age_s = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
+        if age_s is not None and (isinstance(age_s, bool) or not isinstance(age_s, int | float) or not age_s >= 0):
+            raise InvalidValueError(
+                f"older_than is a timedelta or a number of seconds, at least 0, not {older_than!r}."
+            )
         return sum(self._of_each(lambda store: self._purge_in(store, age_s, keep)))
 
     # ------------------------------------------------------------------------------------------------------------

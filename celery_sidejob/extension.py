@@ -41,7 +41,7 @@ from .model import values
 from .model.changes import Publish
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
-from .model.status import Status
+from .model.status import status_of
 from .open_unit import submit
 from .operations.runtime import Runtime
 from .running import RunningJob
@@ -80,6 +80,8 @@ class SideJob:
 
     def init_app(self, app: Celery) -> None:
         """Install everything into the app: worker services, the beat entry, commands. Twice does no harm."""
+        if not isinstance(app, Celery):
+            raise SettingsError(f"SideJob() and init_app() take the Celery app itself, not a {type(app).__name__}.")
         if self._app is not None and self._app is not app:
             raise SettingsError("This SideJob belongs to another app already: make one for each app.")
         first = getattr(app, "sidejob", None)
@@ -96,7 +98,7 @@ class SideJob:
         keeping.install(app)
         control.install(app)
         durable_task.install()
-        durable_task.mark_later_ones(app)
+        durable_task.mind_tasks(app)
         durable_request.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
@@ -190,6 +192,10 @@ class SideJob:
         """Make many jobs, all or none, in order: signatures, or mappings of `enqueue`'s parameters."""
         if transaction is not None:
             transaction = self.runtime.connections.borrow(transaction)
+        if isinstance(items, Mapping):  # a signature is one too
+            raise InvalidValueError(
+                "enqueue_many() takes several items, not one: put it into a list, or use enqueue()."
+            )
         drafts = []
         for place, item in enumerate(items):
             if isinstance(item, Signature):
@@ -243,7 +249,7 @@ class SideJob:
         Failed jobs, and the queued ones of one queue, are found by an index; otherwise this walks by id until
         `limit` rows match: use `iter_jobs` on large stores.
         """
-        statuses = None if status is None else sorted({_status(one) for one in _several(status)})
+        statuses = None if status is None else sorted({status_of(one) for one in _several(status)})
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise InvalidValueError(f"limit is a number of jobs, at least 1, not {limit!r}.")
         rows = jobs.page(
@@ -375,13 +381,6 @@ class SideJob:
         schedule = app.conf.beat_schedule
         if settings.database_url is not None and beat.ENTRY not in schedule:
             schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
-
-
-def _status(name: str) -> Status:
-    try:
-        return Status(name)
-    except ValueError:
-        raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
 
 
 def _several(status: str | Iterable[str]) -> Iterable[str]:

@@ -37,7 +37,7 @@ from .model.errors import (
     SettingsError,
 )
 from .model.names import check_alias, check_child_name
-from .model.status import FINISHED, Status
+from .model.status import FINISHED, Status, status_of
 from .open_unit import active, submit
 from .operations.creation import check_key, port_rows, when
 from .operations.deletion import delete
@@ -245,7 +245,11 @@ class Job:
             raise IllegalMoveError(
                 "wait() inside a run would block its worker; suspend instead: a child's end wakes it."
             )
-        wanted = {Status(statuses)} if isinstance(statuses, str) else {Status(status) for status in statuses}
+        if not isinstance(statuses, Iterable):
+            raise InvalidValueError(
+                f"wait() takes statuses; seconds go into timeout=, as in wait(timeout={statuses!r})."
+            )
+        wanted = {status_of(status) for status in ([statuses] if isinstance(statuses, str) else statuses)}
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
         while True:
@@ -390,6 +394,11 @@ class Job:
 
     def set(self, mapping: Mapping[str, Any] | None = None, *, transaction: Any = None, **more: Any) -> Job:
         """Set keys of the state, all at once."""
+        if not isinstance(mapping, Mapping | None):
+            raise InvalidValueError(
+                'set() takes keys with their values, as set(page=7) or set({"page": 7}), not '
+                f"a {type(mapping).__name__}."
+            )
         limit = self._runtime.settings.max_value_bytes
         texts = {
             check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")

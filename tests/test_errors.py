@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from celery import Celery, group
 from celery.concurrency import get_implementation
@@ -19,6 +20,7 @@ from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavaila
 from celery_sidejob.hooks import durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
+from celery_sidejob.model.settings import read_settings
 from celery_sidejob.operations import durable as operations
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
@@ -85,6 +87,16 @@ class Scene:
 
 
 Case = Callable[[Scene], Any]
+
+
+def lent(scene: Scene, before: str) -> None:
+    """Make a job in a transaction in which something was done before."""
+    with scene.stage.connect(autocommit=False) as connection:
+        with suppress(psycopg.Error):
+            connection.execute(before)
+        scene.stage.job(transaction=connection)
+
+
 UNWRITTEN: dict[str, Case] = {
     "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
     "a verb on a job that was deleted": lambda s: s.gone.set(a=1),
@@ -113,6 +125,14 @@ UNWRITTEN: dict[str, Case] = {
     "`parent=` without `child_name=`, or the reverse": lambda s: s.sidejob.enqueue(s.stage.idle, parent=s.job),
     "a priority out of range": lambda s: s.stage.job(priority=10),
     "a countdown that is no time": lambda s: s.job.run(countdown=float("inf")),
+    "a status that there is not": lambda s: s.job.wait("complete"),
+    "`wait` is given seconds in place of statuses": lambda s: s.job.wait(10),  # type: ignore[arg-type]
+    "`set` is given no mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
+    "an age that is no time in `purge`": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
+    "`send_many` is given one signature": lambda s: s.sidejob.send_many(durable(s).s()),
+    "`enqueue_many` is given one item": lambda s: s.sidejob.enqueue_many(s.stage.idle.s()),
+    "`transaction=` is a transaction that has failed": lambda s: lent(s, "SELECT 1/0"),
+    "`transaction=` is a transaction that only reads": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
     "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
     "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
     "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),
@@ -314,10 +334,15 @@ ELSEWHERE: dict[str, Case] = {
     "no store is configured": without_url,
     "the schema is made or upgraded by a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
     "an unknown setting": unknown_setting,
+    "a variable of the environment that is misspelt": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
+    "a `SideJob` of something else than an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
     "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, run_rate="600/m"),
+    "an option of a sidejob task is misspelt": lambda s: s.stage.task(lambda job: None, inport=["a"]),
+    "an option of a durable task is misspelt": lambda s: s.stage.app.task(ordinary, shared=False, durabel=True),
+    "an option of jobs on an ordinary task": lambda s: durable(s, inports=["a"]),
     "a sidejob task with `durable`": lambda s: s.stage.task(lambda job: None, durable=True),
     '`lease_renewal="manual"` without `lease`': lambda s: s.stage.task(lambda job: None, lease_renewal="manual"),
 }

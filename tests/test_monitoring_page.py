@@ -8,7 +8,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_sidejob.diagnosis import Diagnosis
-from celery_sidejob.hooks import broker_check
+from celery_sidejob.hooks import broker_check, task_check
 from celery_sidejob.prometheus import exposition
 from tests.tools.in_process import Stage
 
@@ -38,7 +38,11 @@ def test_the_alarms_ask_for_metrics_that_there_are(stage: Stage) -> None:
 
 def test_the_page_has_every_check_and_no_other(stage: Stage, redis_url: str) -> None:
     stage.app.conf.broker_url = redis_url
-    found = [*Diagnosis(stage.runtime, stage.sidejob.owner).findings(), *broker_check.findings(stage.app)]
+    found = [
+        *Diagnosis(stage.runtime, stage.sidejob.owner).findings(),
+        *broker_check.findings(stage.app),
+        *task_check.findings(stage.app),
+    ]
     table = PAGE.partition("## What `doctor` looks at")[2].partition("## Logs")[0]
 
     documented = set(re.findall(r"^\| ([a-z ]+) \|", table, re.MULTILINE)) - {"check"}

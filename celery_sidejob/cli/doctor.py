@@ -14,9 +14,9 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..diagnosis import Diagnosis
-from ..hooks import broker_check
+from ..hooks import broker_check, task_check
 from ..model.finding import Finding, Level
-from .command import as_json, with_app, with_sidejob
+from .command import as_json, load_modules, with_app, with_sidejob
 from .output import Output, printable, table
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
@@ -32,12 +32,14 @@ def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
 
     Ends with 0 if all is well, 1 if there are warnings, 2 if there are errors.
     """
+    load_modules(sidejob)
     found = [
         *Diagnosis(sidejob.runtime, sidejob.owner).findings(thorough=thorough),
         *chain.from_iterable(
             Diagnosis(store, sidejob.owner).of_further_store() for store in sidejob.runtime.stores if store.place
         ),
         *broker_check.findings(sidejob.app),
+        *task_check.findings(sidejob.app),
     ]
     found = [replace(one, found=with_app(one.found), remedy=with_app(one.remedy)) for one in found]
     worst = max((finding.level for finding in found), key=CODES.__getitem__)

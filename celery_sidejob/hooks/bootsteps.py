@@ -19,7 +19,7 @@ from ..services.heartbeat_file import HeartbeatFile
 from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
-from . import configuration, durable_task, greenlets, pool_kind
+from . import configuration, durable_task, greenlets, pool_kind, task_check
 from .deafness import Hearing
 
 logger = logging.getLogger("celery_sidejob")
@@ -51,6 +51,7 @@ class SideJobStep(bootsteps.StartStopStep):
     def start(self, worker: Any) -> None:
         """Check the schemas, register this worker, begin to beat and to sweep."""
         sidejob = self._sidejob
+        task_check.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)
         self._heartbeats = [
             self._heartbeat_of(worker, store, file if store.place == 0 else None) for store in sidejob.runtime.stores

@@ -142,6 +142,13 @@ class CeleryTasks:
         stamped = options.get("stamped_headers") or ()
         unknown = options.keys() - KEPT - ADDRESS - PASSED_OVER - set(stamped)
         if unknown:
+            meant = [name for name in _parameters(task) if name in unknown]
+            if meant:
+                pairs = ", ".join(f"{name!r}: ..." for name in meant)
+                raise TypeError(
+                    f"{', '.join(map(repr, meant))}: no option of enqueue() or apply_async(), but an argument of "
+                    f"{task.name}. Give it as kwargs={{{pairs}}}."
+                )
             name = sorted(unknown)[0]
             near = difflib.get_close_matches(name, _ALL_OPTIONS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -275,6 +282,11 @@ def _priority(priority: Any) -> int | None:
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= 9:
         raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {priority!r}.")
     return priority
+
+
+def _parameters(task: Any) -> list[str]:
+    """Return the names of the arguments that a task's body takes beside the running job; none of one not known here."""
+    return [] if task is None else list(inspect.signature(task.run).parameters)[1:]
 
 
 def check_arguments(run: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -27,12 +27,12 @@ def is_durable(app: Celery, name: str) -> bool:
 
 
 def check_options(task: Any) -> None:
-    """Refuse wrong options of a durable task."""
+    """Refuse wrong options of a durable task, which may not have been made a `DurableTask` yet."""
     if task.durable not in (True, False, None):
         raise SettingsError(f"durable is True or False, not {task.durable!r} ({task.name}).")
-    if task.on_lost not in (None, *ON_LOST):
-        raise SettingsError(f"on_lost is 'requeue' or 'dead', not {task.on_lost!r} ({task.name}).")
-    losses = task.max_losses
+    policy, losses = getattr(task, "on_lost", None), getattr(task, "max_losses", None)
+    if policy not in (None, *ON_LOST):
+        raise SettingsError(f"on_lost is 'requeue' or 'dead', not {policy!r} ({task.name}).")
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
         raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r} ({task.name}).")
 

@@ -32,6 +32,7 @@ from .durable import check_options, is_durable
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
 from .publishing import PAUSE_S
+from .task_options import check_ordinary
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -136,9 +137,18 @@ def mark(app: Celery) -> None:
             _mark(app, task)
 
 
-def mark_later_ones(app: Celery) -> None:
-    """Have tasks marked too that are made once the app is finalized, as modules that are imported late make them."""
-    make, register = app._task_from_fun, app.register_task
+def mind_tasks(app: Celery) -> None:
+    """Have wrong options of all tasks refused, and tasks marked too that are made once the app is finalized.
+
+    Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
+    tasks; where Celery tells of that moment it would only log it.
+    """
+    finalize, make, register = app.finalize, app._task_from_fun, app.register_task
+
+    def finalize_and_check(auto: bool = False) -> None:
+        finalize(auto=auto)
+        for task in list(app._tasks.values()):
+            _check(app, task)
 
     def make_and_mark(*args: Any, **options: Any) -> Any:
         return _mark_if_final(app, make(*args, **options))
@@ -146,13 +156,23 @@ def mark_later_ones(app: Celery) -> None:
     def register_and_mark(task: Any, **options: Any) -> Any:
         return _mark_if_final(app, register(task, **options))
 
-    app._task_from_fun, app.register_task = make_and_mark, register_and_mark
+    app.finalize, app._task_from_fun, app.register_task = finalize_and_check, make_and_mark, register_and_mark
 
 
 def _mark_if_final(app: Celery, task: Any) -> Any:
-    if app.finalized and is_durable(app, task.name):
-        _mark(app, task)
+    if app.finalized:
+        _check(app, task)
+        if is_durable(app, task.name):
+            _mark(app, task)
     return task
+
+
+def _check(app: Celery, task: Any) -> None:
+    if getattr(task, "sidejob", False):
+        return
+    check_ordinary(task, app.Task)
+    if getattr(task, "durable", None) is not None:
+        check_options(task)
 
 
 def _mark(app: Celery, task: Any) -> None:

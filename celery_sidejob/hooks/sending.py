@@ -28,6 +28,10 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
 
     As inside kombu's `Producer.batch`, `after_task_publish` is sent when a message is complete, before it is out.
     """
+    if isinstance(signatures, Signature):
+        raise InvalidValueError(
+            "send_many() takes several signatures, not one: put it into a list, or call its apply_async()."
+        )
     wanted = [_checked(app, place, item) for place, item in enumerate(signatures)]
     if not wanted:
         return []

@@ -20,7 +20,7 @@ from .calls import check_arguments
 from .eager import apply_eagerly
 from .publishing import HEADER
 from .run import adopt_delivery, run_delivery
-from .task_options import OWN_OPTIONS, check_options
+from .task_options import OWN_OPTIONS, check_options, given
 
 if TYPE_CHECKING:
     from ..operations.runtime import Runtime
@@ -50,7 +50,8 @@ class SideJobTask(Task):
     def on_bound(cls, app: Celery) -> None:
         """Refuse wrong options of a task that is a class, however it is registered."""
         super().on_bound(app)
-        check_options({name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None})
+        options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
+        check_options({**given(cls, app.Task), **options})
 
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:

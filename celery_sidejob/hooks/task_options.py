@@ -1,9 +1,16 @@
-"""The options of sidejob tasks that are ours, checked where they stand: before any app exists."""
+"""The options of tasks that are ours, and which names are meant to be: those of sidejob tasks before any app exists.
+
+Celery lets any attribute stand on a task, so a name of ours with a slip in it would be one that nobody looks at.
+"""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
+
+from celery.app.task import Task
 
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
@@ -18,9 +25,21 @@ OWN_OPTIONS = LATER_OPTIONS | OF_OTHERS | {
     "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
 }  # fmt: skip
 
+OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses"})
+
+PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
+"""Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""
+
+CLOSE = 0.85
+"""How like one of ours a name is that was meant to be it: a slip of one letter, or two letters that changed places."""
+
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
     """Refuse wrong options, and return a copy of the others."""
+    for name in sorted(options.keys() - OWN_OPTIONS):
+        meant = _meant(name, OWN_OPTIONS)
+        if meant is not None:
+            raise SettingsError(f"{name!r} is no option of a sidejob task. Did you mean {meant!r}?")
     for name in sorted(LATER_OPTIONS & options.keys()):
         raise SettingsError(f"The task option {name!r} is not supported yet: leave it out.")
     for name in sorted(OF_OTHERS & options.keys()):
@@ -48,3 +67,32 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
     if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
         raise SettingsError(f"retention is a timedelta or a number of seconds, not {kept!r}.")
     return dict(options)
+
+
+def check_ordinary(task: Task, project: type[Task]) -> None:
+    """Refuse the attributes of an ordinary task that are an option of ours with a slip in it, or one of jobs."""
+    for name in sorted(given(type(task), project)):
+        meant = _meant(name, OF_ORDINARY_TASKS)
+        if meant is not None and meant != name:
+            raise SettingsError(f"{name!r} is no option of a task ({task.name}). Did you mean {meant!r}?")
+        if name in OWN_OPTIONS - OF_ORDINARY_TASKS - PLAIN_WORDS:
+            raise SettingsError(
+                f"{name!r} is no option of an ordinary task ({task.name}). If it is to make jobs, decorate it with "
+                f"@sidejob_task({name}=...)."
+            )
+
+
+def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
+    """Return what a task's author has given as its options: attributes above those of the project's own task class."""
+    theirs = set(project.__mro__)
+    return {
+        name: value
+        for above in reversed(cls.__mro__) if above not in theirs
+        for name, value in vars(above).items() if not name.startswith("_") and not hasattr(value, "__get__")
+    }  # fmt: skip
+
+
+def _meant(name: str, ours: Iterable[str]) -> str | None:
+    """Return which of our options a name is, or was meant to be; none of Celery's own is as close to one of ours."""
+    near = difflib.get_close_matches(name.lower(), ours, 1, CLOSE)
+    return near[0] if near else None

@@ -38,7 +38,7 @@ def job(job_id: int) -> str:
 
 def _problem(name: str) -> str | None:
     if not name.startswith("/"):
-        return 'it must begin with "/"; write "/sums", not "sums"'
+        return f'it must begin with "/"; write {"/" + name[:100]!a}'
     if name != ROOT and name.endswith("/"):
         return 'it must not end with "/"; leave the last one out'
     if "//" in name:

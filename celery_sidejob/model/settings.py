@@ -1,7 +1,8 @@
 """Every ``sidejob_*`` setting: declared once, read once, checked and frozen.
 
 The configuration goes before the environment, the environment before the default. A misspelt key in the configuration
-is an error; in the environment it is ignored, for others write there too (Kubernetes sets ``SIDEJOB_SERVICE_HOST``).
+is an error; in the environment only one that is close to a setting's name, for others write there too (Kubernetes sets
+``SIDEJOB_SERVICE_HOST``).
 """
 
 from __future__ import annotations
@@ -130,7 +131,10 @@ def _urls_from(text: str) -> list[str]:
 
 
 def _store_url(value: Any) -> str:
-    return value if isinstance(value, str) and store_url.is_clear(value) else _refuse(value)
+    if not isinstance(value, str):
+        raise ValueError
+    url = store_url.spelled_out(value)
+    return url if store_url.is_clear(url) else _refuse(url)
 
 
 _words = _tuple_of(_matching(".+"))
@@ -245,6 +249,7 @@ def read_settings(lookup: Mapping[str, Any], environ: Mapping[str, str], *, name
     `lookup` holds all keys of the configuration as the user spelled them; `namespace` is the app's, as in Celery.
     """
     found = _find_in_configuration(lookup, namespace)
+    _check_environment(environ)
     given: dict[str, Any] = {}
     spelled = {setting.name: setting.key for setting in SETTINGS}
     for setting in SETTINGS:
@@ -278,6 +283,21 @@ def _find_in_configuration(lookup: Mapping[str, Any], namespace: str | None) -> 
     return found
 
 
+CLOSE = 0.85
+"""How like a setting a variable is that was meant to be it: a slip of a letter or two."""
+
+
+def _check_environment(environ: Mapping[str, str]) -> None:
+    names = {setting.name for setting in SETTINGS}
+    for variable, text in environ.items():
+        name = variable.removeprefix("SIDEJOB_").lower()
+        if not variable.startswith("SIDEJOB_") or not text.strip() or name in names:
+            continue
+        near = difflib.get_close_matches(name, names, 1, CLOSE)
+        if near:
+            raise SettingsError(f"unknown variable {variable} (environment); did you mean SIDEJOB_{near[0].upper()}?")
+
+
 def _nearest(bare: str) -> str:
     keys = [setting.key for setting in SETTINGS]
     nearest = difflib.get_close_matches(bare.lower(), keys, n=1, cutoff=0)[0]
@@ -297,7 +317,7 @@ def _parse(setting: Setting, spelling: str, given: Any, from_given: Callable[[An
         return setting.kind.parse(from_given(given))
     except (ValueError, OverflowError):
         hidden = f"a {type(given).__name__} (not shown, for it may hold a password)"
-        shown = hidden if setting.kind.secret else repr(given)
+        shown = hidden if setting.kind.secret and given != "" else repr(given)
         raise SettingsError(f"{spelling} must be {setting.kind.expected}; it is {shown}") from None
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from .errors import InvalidValueError
+
 
 class Status(StrEnum):
     """A job's status. ``queued`` during a run means: asked for again since this run was claimed."""
@@ -15,6 +17,14 @@ class Status(StrEnum):
     FAILED = "failed"
     TERMINATING = "terminating"
     TERMINATED = "terminated"
+
+
+def status_of(name: str) -> Status:
+    """Return the status of this name; InvalidValueError says which there are."""
+    try:
+        return Status(name)
+    except ValueError:
+        raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
 
 
 FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.TERMINATED})

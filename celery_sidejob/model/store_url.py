@@ -19,6 +19,11 @@ _CLEAR = re.compile(
 _BARE_PERCENT = re.compile(r"%(?!(?!00)[0-9a-fA-F]{2})")
 
 
+def spelled_out(url: str) -> str:
+    """Return a URL that libpq takes too, postgres://, as what SQLAlchemy takes alone."""
+    return re.sub(r"^postgres://", "postgresql://", url)
+
+
 def is_clear(url: str) -> bool:
     """Tell whether libpq takes each part of a URL for what it is.
 

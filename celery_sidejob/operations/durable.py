@@ -102,17 +102,22 @@ def keep(runtime: Runtime, message: Message) -> None:
     What is not due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means
     that the sweeper publishes.
     """
-    if message.eta is None and not runtime.stores.several and _keep_meanwhile(runtime, message):
+    kept_meanwhile = message.eta is None and not runtime.stores.several and _keep_meanwhile(runtime, message)
+    if kept_meanwhile:
         return
-    store, (kept, tried) = _in_the_first(runtime.stores, lambda store, tried: (_keep(store, message, tried), tried))
+    is_unknown = kept_meanwhile is None
+    store, (kept, tried) = _in_the_first(
+        runtime.stores, lambda store, tried: (_keep(store, message, tried, is_unknown=is_unknown), tried)
+    )
     if not kept.waits:
         send(store, [replace(message, tried=tried) if tried else message])
 
 
-def _keep_meanwhile(runtime: Runtime, message: Message) -> bool:
+def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
     """Keep a message in the only store, and make it ready for the broker while that writes; then send it.
 
-    False if it is not kept, as far as is known: where the row cannot be sent ahead, and whatever `keep` then finds out.
+    False if it is not kept: where the row cannot be sent ahead, and whatever `keep` then finds out. None if the answer
+    was lost.
     """
     stores = runtime.stores
     if stores.is_left_alone(runtime):
@@ -133,7 +138,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool:
         stores.failed(runtime, error, after_s=time.monotonic() - began)
         raise
     except OutcomeUnknown:
-        return False
+        return None
     if kept:
         send(runtime, [message], ready=ready)
     return kept
@@ -627,11 +632,21 @@ def _in_the_first(stores: Stores, keep: Callable[[Runtime, tuple[str, ...]], T])
     raise failure or stores.all_left_alone()
 
 
-def _keep(store: Runtime, message: Message, tried: tuple[str, ...]) -> Kept:
+def _keep(store: Runtime, message: Message, tried: tuple[str, ...], *, is_unknown: bool) -> Kept:
+    """Keep a message in one store; `is_unknown`: a try of this very call has had no answer."""
     within_s = store.stores.wait_s
     keeping = _keeping(store, message, tried)
-    kept = _repeat(lambda: store.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s))
-    if kept is None and _is_kept(store, message, within_s):
+
+    def once() -> Kept | None:
+        nonlocal is_unknown
+        try:
+            return store.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s)
+        except OutcomeUnknown:
+            is_unknown = True
+            raise
+
+    kept = _repeat(once)
+    if kept is None and is_unknown and _is_kept(store, message, within_s):
         return Kept(waits=True)  # by the first of two tries: the sweeper publishes it
     if kept is None:
         raise _taken(message.task_id)

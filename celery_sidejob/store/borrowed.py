@@ -22,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection as EngineConnection
 from sqlalchemy.orm import Session, scoped_session
 
-from ..model.errors import SchemaError
+from ..model.errors import InvalidValueError, SchemaError
 from .identity import Database, cluster, look
 from .statement import Executor, Statement, rows
 
@@ -38,7 +38,8 @@ class Borrowed:
 
     def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
         """Run one statement in the caller's transaction and return its rows."""
-        return self._execute(statement.render(self._schema), parameters or None)
+        with _explained():
+            return self._execute(statement.render(self._schema), parameters or None)
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -47,7 +48,8 @@ class Borrowed:
         The caller is told of the block's own error also where going back fails for it: a connection that broke.
         """
         alone = self.autocommit
-        self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
+        with _explained():
+            self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
         try:
             yield
         except BaseException:
@@ -98,6 +100,26 @@ class Borrowed:
     def _driver(self) -> Any:
         """Return the driver's own connection."""
         raise NotImplementedError
+
+
+_UNFIT = {
+    "25P02": "was aborted by an error before: roll it back, there is no more to be done with it.",
+    "25006": "only reads, and a job or a message has to be written: give one that may write.",
+}
+"""Why nothing can be written in a transaction, by Postgres' code."""
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what is wrong with a transaction in which nothing can be written."""
+    try:
+        yield
+    except Exception as error:
+        driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, its own
+        why = _UNFIT.get(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
+        if why is None:
+            raise
+        raise InvalidValueError(f"The transaction in transaction= {why}") from error
 
 
 Address = tuple[str, int, str]

@@ -91,7 +91,8 @@ def upgrade(
     """
     with _explained(schema, setting), _connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner, to=to))
-        _migrate(url, schema, to or "head", fresh=before is None)
+        with _explained(schema, setting, fresh=before is None):
+            _migrate(url, schema, to or "head", fresh=before is None)
         # If we die here, the schema is nobody's until the next upgrade: `check` lets everybody in.
         return connections.transact("upgrade:note", partial(_note_owner, schema=schema, owner=owner))
 
@@ -393,25 +394,31 @@ def _limit_waits(connection: Connection) -> None:
 
 
 @contextmanager
-def _explained(schema: str, setting: str) -> Iterator[None]:
-    """Say what an error of Postgres means for whoever upgrades or checks the schema."""
+def _explained(schema: str, setting: str, *, fresh: bool = False) -> Iterator[None]:
+    """Say what an error of Postgres means for whoever upgrades or checks the schema, or makes it: `fresh`."""
     try:
         yield
     except (DBAPIError, psycopg.Error) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
-        explanation = _explain(schema, setting, cause)
+        explanation = _explain(schema, setting, cause, fresh=fresh)
         if explanation is None:
             raise
         raise explanation from cause
 
 
-def _explain(schema: str, setting: str, cause: BaseException | None) -> SideJobError | None:
+def _explain(schema: str, setting: str, cause: BaseException | None, *, fresh: bool) -> SideJobError | None:
     reason = str(cause).strip().partition("\n")[0]
     match cause:
         case pg.LockNotAvailable() | pg.DeadlockDetected():
             return SchemaError(
                 f"Schema {schema!r} could not be migrated, {LOCK_ATTEMPTS} times ({reason}): a long transaction holds "
                 f"a table. The schema is as it was before that migration; end the transaction and {_REMEDY}."
+            )
+        case pg.InsufficientPrivilege() if fresh:
+            return LacksRights(
+                f"Schema {schema!r} is not there yet, and the user in {setting} may not make it ({reason}): {_REMEDY} "
+                "as a role that may create schemas in this database, or give psql what `… db upgrade --sql` prints as "
+                "one."
             )
         case pg.InsufficientPrivilege():
             return LacksRights(

@@ -505,6 +505,11 @@ def test_enqueue_names_the_right_call(sidejob: SideJob) -> None:
         task.enqueue((2,), countdwon=3)
     with pytest.raises(TypeError, match="is no option"):
         task.apply_async((2,), whatever=3)
+    for wrong in (task.enqueue, task.apply_async):
+        with pytest.raises(
+            TypeError, match=r"'scale': no option of .* argument of decorated.add. .*kwargs={'scale': ...}"
+        ):
+            wrong(scale=2)
     with pytest.raises(TypeError, match="args takes"):
         sidejob.enqueue(task, 2)
     with pytest.raises(TypeError, match="kwargs takes"):

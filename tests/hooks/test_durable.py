@@ -178,6 +178,16 @@ def test_without_sidejob_or_not_durable_it_is_celery_s_own(redis_url: str, app: 
     assert rows(app) == {}
 
 
+def test_a_task_id_that_waits_is_refused_also_with_the_same_arguments(app: Celery) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=20)
+    for task_id, options in {"now": {}, "then": {"eta": at}}.items():
+        app.send_task("shop.mail", ("me",), task_id=task_id, **options)
+        with pytest.raises(InvalidValueError, match="is taken"):
+            app.send_task("shop.mail", ("me",), task_id=task_id, **options)
+
+    assert [message["headers"]["id"] for message in published(app)] == ["now", "then"]
+
+
 def test_a_durable_task_needs_a_store(redis_url: str) -> None:
     app = Celery("storeless", broker=redis_url, set_as_current=False)
     app.conf.sidejob_durable_tasks = ["shop.*"]

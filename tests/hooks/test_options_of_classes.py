@@ -16,6 +16,7 @@ WRONG: list[tuple[str, Any, type[Exception]]] = [
     ("lease", 5, SettingsError),
     ("retention", -1, SettingsError),
     ("inports", ["not a name"], InvalidPortError),
+    ("inport", ["a"], SettingsError),
 ]
 
 

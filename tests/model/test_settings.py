@@ -69,7 +69,7 @@ GOOD = {
 }
 
 BAD = {
-    "database_url": ["mysql://h/x", "postgres://h/x", "postgresqlx://h", "", 7, ["postgresql://h"]],
+    "database_url": ["mysql://h/x", "postgresqlx://h", "", 7, ["postgresql://h"]],
     "direct_url": ["sqlite://", False],
     "failover_urls": [URL, [7], ["mysql://h"], None],
     "schema": ["", "1a", "A", "a-b", "a.b", "x" * 64, "a\n", "pg_mine", None, 7],
@@ -219,8 +219,32 @@ def test_the_configuration_goes_before_the_environment_and_that_before_the_defau
     assert read({"sidejob_lease": 30}, {"SIDEJOB_LEASE": "rubbish"}).lease == 30
 
 
-def test_unknown_names_in_the_environment_are_ignored():
-    assert read({}, {"SIDEJOB_SERVICE_HOST": "10.0.0.1", "SIDEJOB_LEESE": "1", "sidejob_lease": "99"}) == Settings()
+def test_unknown_names_of_others_in_the_environment_are_ignored():
+    others = {
+        "SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_5432_TCP", "REDIS_PORT", "DATABASE_PORT", "DATABASE_SERVICE_HOST",
+        "TEST_DATABASE_URL", "TEST_REDIS_URL", "TEST_AMQP_URL",
+    }  # fmt: skip
+    assert read({}, {f"SIDEJOB_{name}": "10.0.0.1" for name in others} | {"sidejob_lease": "99"}) == Settings()
+    assert read({}, {"SIDEJOB_LESE": " "}) == Settings(), "an empty variable is one that is not set"
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("LESE", "LEASE"), ("DATABSE_URL", "DATABASE_URL"), ("MAX_LOSES", "MAX_LOSSES")]
+)
+def test_a_setting_that_is_misspelt_in_the_environment_is_refused(name, meant):
+    with pytest.raises(SettingsError, match=rf"SIDEJOB_{name} \(environment\); did you mean SIDEJOB_{meant}\?"):
+        read({}, {f"SIDEJOB_{name}": "30"})
+
+
+def test_a_url_that_libpq_takes_and_sqlalchemy_does_not():
+    settings = read({"sidejob_database_url": "postgres://me@host/shop", "sidejob_failover_urls": ["postgres://two/a"]})
+    assert settings.database_url == "postgresql://me@host/shop"
+    assert settings.failover_urls == ("postgresql://two/a",)
+
+
+def test_an_empty_url_is_said_to_be_empty():
+    with pytest.raises(SettingsError, match=r"^sidejob_database_url must be a URL .*; it is ''$"):
+        read({"sidejob_database_url": ""})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import pytest
 
+from celery_sidejob import InvalidValueError
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.in_process import Stage
@@ -26,3 +27,20 @@ def test_the_caller_is_told_why_the_connection_broke(stage: Stage, kind: str) ->
             told = error
     assert "OperationalError" in {known.__name__ for known in type(told).__mro__}, repr(told)
     assert "terminat" in str(told), "by the server, and not: this connection is closed"
+
+
+@pytest.mark.parametrize("kind", LENDERS)
+@pytest.mark.parametrize(
+    ("before", "why"), [("SELECT 1/0", "was aborted by an error before"), ("SET TRANSACTION READ ONLY", "only reads")]
+)
+def test_a_transaction_in_which_nothing_can_be_written(stage: Stage, kind: str, before: str, why: str) -> None:
+    told: BaseException | None = None
+    with suppress(Exception), LENDERS[kind](stage.database_url) as lender:  # closing it may raise, as it has failed
+        with suppress(Exception):
+            lender.sql(before)
+        try:
+            stage.job(transaction=lender.transaction)
+        except Exception as error:
+            told = error
+    assert isinstance(told, InvalidValueError), repr(told)
+    assert why in str(told)

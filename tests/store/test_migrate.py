@@ -513,6 +513,19 @@ def test_a_missing_right_is_named(empty_database_url: str, act) -> None:
             act(url)
 
 
+def test_who_may_not_make_the_schema_is_told_who_may(empty_database_url: str) -> None:
+    with a_role(direct(empty_database_url)) as (_, url):
+        with pytest.raises(SchemaError) as caught:
+            migrate.upgrade(url)
+
+    said = str(caught.value)
+    assert said.startswith(
+        "Schema 'sidejob' is not there yet, and the user in sidejob_database_url may not make it (perm"
+    )
+    assert "sidejob db upgrade` as a role that may create schemas in this database" in said
+    assert "grants" not in said
+
+
 @pytest.mark.parametrize("act", [migrate.current, migrate.check, migrate.upgrade])
 def test_a_store_that_is_away_is_no_matter_of_the_schema(empty_database_url: str, act) -> None:
     with pytest.raises(StoreUnavailableError, match="does not exist"):

@@ -1,0 +1,53 @@
+"""What `doctor` looks at in the app's own tasks: which are durable, and which have options that say nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from celery import Celery
+
+from ..model.finding import Finding, Level, warning, well
+from .durable import is_durable
+from .task_options import given
+
+logger = logging.getLogger("celery_sidejob")
+
+SHOWN = 5
+"""How many tasks are named; of the others there is the number."""
+
+
+def findings(app: Celery) -> Iterator[Finding]:
+    """Yield what is found among the tasks whose modules are imported here; asks nobody.
+
+    It is no error, as a project may name its durable tasks for one deployment and not for another.
+    """
+    ordinary = sorted(task.name for task in app.tasks.values() if not getattr(task, "sidejob", False))
+    durable = [name for name in ordinary if is_durable(app, name)]
+    yield well("durable tasks", f"{len(durable)}{': ' if durable else ''}{_named(durable)}")
+    idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
+    if idle:
+        yield warning(
+            "durable tasks", f"not durable, though on_lost or max_losses is given: {_named(idle)}", meaning="These "
+            "options are for durable tasks. Messages of these may be lost, as of any Celery task.",
+            remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
+        )  # fmt: skip
+
+
+def warn(app: Celery) -> None:
+    """Log what `doctor` would warn of; a worker does so when it starts."""
+    for finding in findings(app):
+        if finding.level != Level.OK:
+            logger.warning("%s: %s. %s %s", finding.check, finding.found, finding.meaning, finding.remedy)
+
+
+def _means_to_be(app: Celery, name: str) -> bool:
+    task = app.tasks[name]
+    return getattr(task, "durable", None) is None and bool(
+        {"on_lost", "max_losses"} & given(type(task), app.Task).keys()
+    )
+
+
+def _named(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
