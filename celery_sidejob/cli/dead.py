@@ -41,7 +41,7 @@ class EntryOrTask(EntryId):
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Return it as the dead set knows it, or as the text that it is."""
-        name, _, number = str(value).rpartition(":")
+        number = str(value).rpartition(":")[2]
         return super().convert(value, param, context) if number.isdecimal() else str(value)
 
 

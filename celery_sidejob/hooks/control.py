@@ -136,8 +136,8 @@ NOT_KEPT = (
 )
 NOT_TOLD = "The revocation is kept, but the workers could not be told: what waits does not run all the same. ({error})"
 NOT_TERMINATED = (
-    "The revocation is kept, but the workers could not be told: what waits does not run, and what runs is not terminated. "
-    "Revoke it again when the broker is back. ({error})"
+    "The revocation is kept, but the workers could not be told: what waits does not run, and what runs is not "
+    "terminated. Revoke it again when the broker is back. ({error})"
 )
 NOT_KEPT_THERE = "The revocation is known to the workers that run now alone: {error}"
 

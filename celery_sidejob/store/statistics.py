@@ -75,7 +75,8 @@ def dead_groups(executor: Executor) -> Sequence[Any]:
 
 
 _KNOWS_QUEUE = Statement("""
-SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
+SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
+  OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
   OR EXISTS (SELECT FROM {dead} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {jobs} WHERE queue = %(queue)s)
   AS found""")
 

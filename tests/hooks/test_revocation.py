@@ -266,7 +266,7 @@ def test_what_is_kept_holds_although_the_broker_is_away(post: Post, caplog: pyte
         assert "The revocation is kept, but the workers could not be told" in caplog.text
         assert post.row("waits").doom == "revoked"
 
-        with pytest.raises(OperationalError, match="is kept, but .* what runs is not terminated"):
+        with pytest.raises(OperationalError, match=r"is kept, but .* what runs is not terminated"):
             client.control.revoke("other", terminate=True)
         assert post.row("other").doom == "revoked"
         with pytest.raises(OperationalError, match="Connection refused"):
