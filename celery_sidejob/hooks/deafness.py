@@ -63,7 +63,7 @@ class Hearing:
         """Nothing is open."""
 
     def _servers(self, queue: str) -> int:
-        found = counters.served(self._connections)
+        found = counters.served(self._connections, ())
         return next((row.workers for row in found if row.queue == queue), 0)
 
     def _connect_again(self, queue: str) -> None:

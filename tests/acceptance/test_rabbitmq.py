@@ -206,10 +206,13 @@ def test_a_worker_that_a_quorum_queue_has_forgotten_consumes_again(site: Site) -
     wait_until(lambda: consumers(url, "celery") == 2, message="both to consume")
     with kombu.Connection(url) as connection:
         channel = connection.default_channel
-        for _ in range(2):  # it survives one
+
+        def forgotten() -> bool:
             channel.queue_delete("celery")
             channel.queue_declare("celery", durable=True, auto_delete=False, arguments={"x-queue-type": "quorum"})
-    assert consumers(url, "celery") == 0
+            return all(consumers(url, "celery") == 0 for _ in range(20))
+
+        wait_until(forgotten, timeout=30, message="RabbitMQ to know no consumer: they survive the first time")
     job = site.sidejob.enqueue("outage.note")
 
     assert site.wait_for(job, "completed", timeout=40)["run_no"] == 1
