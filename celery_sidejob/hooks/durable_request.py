@@ -105,6 +105,9 @@ class DurableRequest(Delivered):
         try:
             super().terminate(pool, signal)
         except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
+            run = durable_task.RUNS.get(self.id)
+            if run is not None and run.key == self._key:
+                run.is_revoked = True
             self._announce_revoked("terminated", True, signal, False)
             for runs, _ in self._deliveries:
                 runs.stopped(self._key)

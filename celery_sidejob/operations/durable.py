@@ -66,6 +66,8 @@ class Run:
     """The row goes on as another message: a retry, or what replaces this task."""
     is_lost: bool = False
     """Its body has left, and the row was given back."""
+    is_revoked: bool = False
+    """Somebody has terminated it, and its worker has buried it; its body, in a thread, goes on."""
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
     """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
@@ -479,7 +481,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
 
     reach("durable-end:before")
     if not try_(lambda: once(remove)):
-        if try_(lambda: once(take_back)):
+        if not run.is_revoked and try_(lambda: once(take_back)):
             runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
         elif not run.end_is_unknown:
             raise _lease_lost(run)

@@ -680,6 +680,22 @@ def test_what_is_revoked_while_it_waits_for_a_thread_does_not_run(site: Site, te
     assert (waiting.state, site.ran(waiting)) == ("REVOKED", [])
 
 
+def test_what_is_terminated_in_a_thread_stays_revoked_and_nothing_follows(site: Site) -> None:
+    worker = site.worker(pool="threads")
+    last = (site.s("holder") | site.s("noted")).apply_async()
+    running = last.parent
+    site.holding(running)
+
+    site.app.control.revoke(running.id, terminate=True)
+    wait_until(lambda: [entry.task_id for entry in site.dead()] == [running.id], timeout=TIMEOUT_S)
+    site.go(running)
+
+    worker.wait_for_log(f"Task {running.id} was taken from this run", TIMEOUT_S)
+    site.wait_quiet()
+    assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(running.id, "revoked")]
+    assert site.ran(last) == []
+
+
 # -- later, and from beat --------------------------------------------------------------------------------------------
 
 
