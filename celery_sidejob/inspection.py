@@ -216,7 +216,7 @@ class Inspection:
 
         def in_use(executor: Executor) -> bool:
             served = counters.served(executor, ()) if counters.exist(executor) else ()
-            return any(row.queue == queue for row in served) or statistics.knows_queue(executor, queue)
+            return any(row.queue == queue for row in served) or jobs.knows_queue(executor, queue)
 
         def kept(executor: Executor) -> bool:
             return any(row.queue == queue for row in messages.depth(executor))

@@ -309,3 +309,15 @@ def count(executor: Executor, by: str) -> dict[str, int]:
 
 
 COUNTED_BY = tuple(_COUNT)
+
+
+_KNOWS_QUEUE = Statement("""
+SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
+  OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
+  OR EXISTS (SELECT FROM {dead} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {jobs} WHERE queue = %(queue)s)
+  AS found""")
+
+
+def knows_queue(executor: Executor, queue: str) -> bool:
+    """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
+    return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)

@@ -74,18 +74,6 @@ def dead_groups(executor: Executor) -> Sequence[Any]:
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
 
-_KNOWS_QUEUE = Statement("""
-SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
-  OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
-  OR EXISTS (SELECT FROM {dead} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {jobs} WHERE queue = %(queue)s)
-  AS found""")
-
-
-def knows_queue(executor: Executor, queue: str) -> bool:
-    """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
-    return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)
-
-
 _RESTING = Statement("""
 SELECT
   (SELECT count(*) FROM {askings} a JOIN {jobs} j ON j.id = a.job_id

@@ -45,6 +45,7 @@ MODULES = (
 READS_ALL = {
     "dead._COUNT": "counts",
     "dead._GROUPS": "counts",
+    "jobs._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "durable._LOOK_NOW": "pages through everything after a broker was emptied",
