@@ -146,9 +146,13 @@ def mind_tasks(app: Celery) -> None:
     finalize, make, register = app.finalize, app._task_from_fun, app.register_task
 
     def finalize_and_check(auto: bool = False) -> None:
-        finalize(auto=auto)
-        for task in list(app._tasks.values()):
-            _check(app, task)
+        try:
+            finalize(auto=auto)
+            for task in list(app._tasks.values()):
+                _check(app, task)
+        except SettingsError:
+            app.__dict__.pop("tasks", None)  # kept where something has looked at them while the app was finalized
+            raise
 
     def make_and_mark(*args: Any, **options: Any) -> Any:
         return _mark_if_final(app, make(*args, **options))

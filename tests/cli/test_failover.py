@@ -124,7 +124,8 @@ def test_the_dead_set_is_that_of_both(pair: Pair, command: Command) -> None:
     assert command("dead", "purge", "--keep", 1).lines == ["2 entries purged."]
     assert [(entry.task_id) for entry in dead] == ["of 0: 2", "again 2"]
     assert (dead.retry_all(), len(dead)) == (2, 0)
-    assert "a store's name:number" in command("dead", "show", "x:y", code=2).err
+    assert "no entry of the task id 'x:y'" in command("dead", "show", "x:y", code=1).err
+    assert "a store's name:number" in command("dead", "show", ":1", code=2).err
 
 
 def test_a_store_that_is_away_is_said_to_be(pair: Pair, command: Command, caplog: pytest.LogCaptureFixture) -> None:

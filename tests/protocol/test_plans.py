@@ -44,6 +44,7 @@ MODULES = (
 
 READS_ALL = {
     "dead._COUNT": "counts",
+    "dead._OF_TASK": "a person's question",
     "dead._GROUPS": "counts",
     "jobs._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "jobs._LIST": "walks the primary key until `limit` rows match",
