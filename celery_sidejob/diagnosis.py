@@ -14,7 +14,18 @@ from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavail
 from .model.finding import Finding, error, warning, well
 from .model.settings import Settings
 from .operations.runtime import Runtime
-from .store import counters, dead, grants, health, messages, migrate, served_tasks, statistics, workers
+from .store import (
+    counters,
+    dead,
+    grants,
+    health,
+    messages,
+    revisions,
+    schema_check,
+    served_tasks,
+    statistics,
+    workers,
+)
 from .store.connection import Connections, LacksRights
 from .store.statement import Executor
 
@@ -39,26 +50,26 @@ UPGRADE = "run `celery -A <app> sidejob db upgrade`"
 
 UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     (
-        migrate.NotUpgraded, "Workers refuse to start, and calls fail.", f"{UPGRADE[0].upper()}{UPGRADE[1:]}.",
+        schema_check.NotUpgraded, "Workers refuse to start, and calls fail.", f"{UPGRADE[0].upper()}{UPGRADE[1:]}.",
     ),
     (
         LacksRights, "Workers refuse to start, and what needs the right fails at each call.",
         "As the schema's owner: celery -A <app> sidejob db grants <user> | psql -v ON_ERROR_STOP=1 <database>",
     ),
     (
-        migrate.NotOurs,
+        schema_check.NotOurs,
         ("Workers refuse to start. A client is not checked: its calls put jobs into a store whose workers do not know "
          "their tasks, or are told by another broker."),
         ("Set sidejob_schema to a name of its own and upgrade, or correct the app's name or broker_url; only if it has "
          "moved on purpose: stop all workers, then celery -A <app> sidejob db reassign."),
     ),
     (
-        migrate.Damaged, "Workers refuse to start, and whatever needs what is missing fails.",
+        schema_check.Damaged, "Workers refuse to start, and whatever needs what is missing fails.",
         ("Stop workers and clients and restore the whole schema from a backup, all of its tables from the same moment. "
          "If nothing in it is wanted: drop the schema, and celery -A <app> sidejob db upgrade."),
     ),
     (
-        migrate.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
+        schema_check.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
         "Upgrade the package celery-sidejob here.",
     ),
     (
@@ -208,8 +219,8 @@ class Diagnosis:
         connections = self._runtime.connections
         try:
             with health.looking(connections), connections.answering(within_s=self._patience_s):
-                migrate.check(connections, settings.schema, owner=self._owner)  # as workers do
-                revision, head = migrate.current(connections, settings.schema), migrate.head()
+                schema_check.check(connections, settings.schema, owner=self._owner)  # as workers do
+                revision, head = schema_check.current(connections, settings.schema), revisions.KNOWN
         except SideJobError as failure:
             _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
             yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", self._role))

@@ -48,7 +48,7 @@ from .running import RunningJob
 from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
-from .store import jobs, migrate, ports, registry, twins, two_urls
+from .store import jobs, ports, registry, schema_check, twins, two_urls
 from .store.connection import Connections, connection_parameters
 from .store.measured import MeasuredConnections
 
@@ -340,10 +340,13 @@ class SideJob:
         """Raise SchemaError if the schema of one of the stores does not fit."""
         url = store.settings.require_database_url()
         oldest = twins.SINCE if store.stores.several else None
-        migrate.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=store.connections.setting)
+        setting = store.connections.setting
+        schema_check.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=setting)
 
     def upgrade_schema(self) -> None:
         """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""
+        from .store import migrate  # here, because it imports Alembic and SQLAlchemy, and no worker needs them
+
         self.settings.require_database_url()
         for store in self.runtime.stores:
             settings = store.settings

@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store import migrate, two_urls
+from ..store import revisions, schema_check, two_urls
 from ..store.grants import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output
@@ -28,6 +28,8 @@ def db() -> None:
 @with_sidejob
 def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     """Create the schema or bring it up to date, and record whose it is."""
+    from ..store import migrate  # here: it imports Alembic and SQLAlchemy, and every `celery` command imports this file
+
     schema = sidejob.settings.schema
     if sql:
         migrate.upgrade_sql(schema, sys.stdout, owner=sidejob.owner, since=since)
@@ -37,7 +39,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     for store in _stores(sidejob):
         _check_urls(store, output)
         url, setting = _way_to(store)
-        before = migrate.current(url, schema, setting=setting)
+        before = schema_check.current(url, schema, setting=setting)
         after = migrate.upgrade(url, schema, owner=sidejob.owner, setting=setting)
         if before == after:
             output.show(Text(f"{_schema(store)} is up to date: revision {after}."))
@@ -53,14 +55,14 @@ def current(sidejob: Any, output: Output, as_json: bool) -> None:
     """Show the revision the schema is at, and the one this version works on; of failover stores too."""
     stores = _stores(sidejob)
     ways = [_way_to(store) for store in stores]
-    revisions = [migrate.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
+    found_at = [schema_check.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
     if as_json:
-        found = {"schema": sidejob.settings.schema, "revision": revisions[0], "head": migrate.head()}
-        output.json({**found, "failover": revisions[1:]} if revisions[1:] else found)
+        found = {"schema": sidejob.settings.schema, "revision": found_at[0], "head": revisions.KNOWN}
+        output.json({**found, "failover": found_at[1:]} if found_at[1:] else found)
         return
-    for store, revision in zip(stores, revisions, strict=True):
+    for store, revision in zip(stores, found_at, strict=True):
         is_at = f"is at revision {revision}" if revision is not None else "does not exist"
-        output.show(Text(f"{_schema(store)} {is_at}; this version works on revision {migrate.head()}."))
+        output.show(Text(f"{_schema(store)} {is_at}; this version works on revision {revisions.KNOWN}."))
 
 
 AWAY, BEHIND = 3, 4
@@ -104,6 +106,8 @@ def reassign(sidejob: Any, output: Output) -> None:
 
     What waits is published again.
     """
+    from ..store import migrate
+
     owner = sidejob.owner
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
     for store in _stores(sidejob):
@@ -118,7 +122,7 @@ def _code(error: SideJobError) -> int:
     match error:
         case StoreUnavailableError():
             return AWAY
-        case migrate.NotUpgraded():
+        case schema_check.NotUpgraded():
             return BEHIND
     return 1
 

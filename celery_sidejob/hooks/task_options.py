@@ -6,8 +6,8 @@ Celery lets any attribute stand on a task, so a name of ours with a slip in it w
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 from celery.app.task import Task
@@ -92,7 +92,8 @@ def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _meant(name: str, ours: Iterable[str]) -> str | None:
+@cache  # each option of each task is looked at when its app is complete, and most have the same names
+def _meant(name: str, ours: frozenset[str]) -> str | None:
     """Return which of our options a name is, or was meant to be; none of Celery's own is as close to one of ours."""
     near = difflib.get_close_matches(name.lower(), ours, 1, CLOSE)
     return near[0] if near else None

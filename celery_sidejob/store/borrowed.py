@@ -8,25 +8,18 @@ follow its commit is handed to `after_commit`.
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.pq import TransactionStatus
-from sqlalchemy import event
-from sqlalchemy.engine import Connection as EngineConnection
-from sqlalchemy.orm import Session, scoped_session
 
 from ..model.errors import InvalidValueError, SchemaError
 from .identity import Database, cluster, look
 from .statement import Executor, Statement, rows
 
-PENDING = "celery_sidejob_after_commit"
 SAVEPOINT = "celery_sidejob"
 
 
@@ -152,14 +145,13 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
 
 
 def _adapt(transaction: Any, schema: str) -> Borrowed:
-    if isinstance(transaction, scoped_session):
-        transaction = transaction()
-    if isinstance(transaction, Session):
-        return _SessionTransaction(transaction, schema)
-    if isinstance(transaction, EngineConnection):
-        return _EngineTransaction(transaction, schema)
     if isinstance(transaction, psycopg.Connection):
         return _PsycopgTransaction(transaction, schema)
+    if "sqlalchemy" in sys.modules:  # who has none of its objects need not wait for its import
+        from .borrowed_sqlalchemy import adapt
+
+        if (adapted := adapt(transaction, schema)) is not None:
+            return adapted
     if "django.db" in sys.modules:
         from django.db import connections
         from django.db.backends.base.base import BaseDatabaseWrapper
@@ -173,94 +165,6 @@ def _adapt(transaction: Any, schema: str) -> Borrowed:
         "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
         f"alias (not asynchronous ones), not {type(transaction).__name__}."
     )
-
-
-class _EngineTransaction(Borrowed):
-    def __init__(self, connection: EngineConnection, schema: str) -> None:
-        super().__init__(schema)
-        _check_dialect(connection)
-        self._connection = connection
-
-    @property
-    def autocommit(self) -> bool:
-        return _is_autocommit(self._connection)
-
-    def after_commit(self, call: Callable[[], None]) -> None:
-        if self.autocommit:
-            call()
-            return
-        if self._connection not in _connections:
-            event.listen(self._connection, "commit", _connection_commits)
-            event.listen(self._connection, "rollback", _connection_rolled_back)
-        _connections.setdefault(self._connection, []).append(call)
-
-    def roll_back(self) -> None:
-        self._connection.rollback()
-
-    def _driver(self) -> Any:
-        return self._connection.connection.dbapi_connection
-
-    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        return _run_on_engine(self._connection, text, parameters)
-
-
-_connections: WeakKeyDictionary[EngineConnection, list[Callable[[], None]]] = WeakKeyDictionary()
-"""What follows the commit of connections that were lent to us; they are listened to as long as they exist."""
-
-
-def _connection_commits(connection: EngineConnection) -> None:
-    # SQLAlchemy tells of a connection's commit just before it is sent: the rest waits, in a thread of its own, until
-    # the transaction is over. If the process dies in between, the sweeper finds the rows.
-    calls, _connections[connection] = _connections.get(connection, []), []
-    transaction = connection.get_transaction()
-    if calls:
-        threading.Thread(target=_when, args=(lambda: not _active(transaction), calls), daemon=True).start()
-
-
-def _connection_rolled_back(connection: EngineConnection) -> None:
-    _connections[connection] = []
-
-
-class _SessionTransaction(Borrowed):
-    def __init__(self, session: Session, schema: str) -> None:
-        super().__init__(schema)
-        self._session = session
-        _check_dialect(session.connection())
-
-    @property
-    def autocommit(self) -> bool:
-        return _is_autocommit(self._session.connection())
-
-    def after_commit(self, call: Callable[[], None]) -> None:
-        if self.autocommit:
-            call()
-            return
-        if PENDING not in self._session.info:
-            event.listen(self._session, "after_commit", _session_committed)
-            event.listen(self._session, "after_rollback", _session_rolled_back)
-        self._session.info.setdefault(PENDING, []).append(call)
-
-    def roll_back(self) -> None:
-        self._session.rollback()
-
-    def _driver(self) -> Any:
-        return self._session.connection().connection.dbapi_connection
-
-    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        return _run_on_engine(self._session.connection(), text, parameters)
-
-
-def _session_committed(session: Session) -> None:
-    if session.in_nested_transaction():  # a savepoint was released; the outermost commit is still to come
-        return
-    calls, session.info[PENDING] = session.info.get(PENDING, []), []
-    for call in calls:
-        call()
-
-
-def _session_rolled_back(session: Session) -> None:
-    if not session.in_nested_transaction():
-        session.info[PENDING] = []
 
 
 class _PsycopgTransaction(Borrowed):
@@ -326,50 +230,6 @@ class _DjangoTransaction(Borrowed):
         with self._connection.cursor() as cursor:
             cursor.execute(text, parameters)
             return rows(cursor)
-
-
-def _check_dialect(connection: EngineConnection) -> None:
-    dialect = connection.dialect
-    if dialect.name != "postgresql" or dialect.paramstyle != "pyformat":
-        raise TypeError(
-            f"transaction= needs SQLAlchemy with PostgreSQL through psycopg or psycopg2, not {dialect.name}+"
-            f"{dialect.driver}."
-        )
-
-
-def _is_autocommit(connection: EngineConnection) -> bool:
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
-
-
-def _run_on_engine(connection: EngineConnection, text: str, parameters: dict[str, Any] | None) -> Sequence[Any]:
-    # Where the caller streams results, ours would become a server-side cursor, which cannot write.
-    result = connection.exec_driver_sql(text, parameters, execution_options={"stream_results": False})
-    return rows(_Fetched(result)) if result.returns_rows else []
-
-
-class _Fetched:
-    """A SQLAlchemy result seen as a DBAPI cursor."""
-
-    def __init__(self, result: Any) -> None:
-        self.description = [(name,) for name in result.keys()]  # noqa: SIM118
-        self._result = result
-
-    def fetchall(self) -> Sequence[Any]:
-        fetched: Sequence[Any] = self._result.fetchall()
-        return fetched
-
-
-def _active(transaction: Any) -> bool:
-    return bool(transaction is not None and transaction.is_active)
-
-
-def _when(over: Callable[[], bool], calls: Sequence[Callable[[], None]], timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not over() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    if over():
-        for call in calls:
-            call()
 
 
 _TRANSACTION_ID = Statement("SELECT txid_current() AS id")

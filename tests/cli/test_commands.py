@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
-from celery_sidejob.store import migrate
+from celery_sidejob.store import migrate, revisions, schema_check
 from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -556,7 +556,7 @@ def test_a_command_does_not_wait_without_end_for_a_table_that_is_locked(
 
 def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
     SideJob(bare)
-    head = migrate.head()
+    head = revisions.KNOWN
 
     assert (
         ask(bare, "db", "current").out == f"Schema 'sidejob' does not exist; this version works on revision {head}.\n"
@@ -690,7 +690,7 @@ def test_db_refuses_a_direct_url_to_another_database_before_anything_is_changed(
         assert said.code == 1
         assert "Nothing was changed" in said.err
         assert name in said.err
-        assert (migrate.current(other), migrate.current(empty_database_url)) == (None, None)
+        assert (schema_check.current(other), schema_check.current(empty_database_url)) == (None, None)
 
 
 def test_db_upgrade_takes_two_ways_to_one_database(empty_database_url: str) -> None:
@@ -713,7 +713,7 @@ def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str)
 
     assert said.code == 0
     assert "was not seen: Cannot connect" in said.err
-    assert migrate.current(empty_database_url) == migrate.head()
+    assert schema_check.current(empty_database_url) == revisions.KNOWN
 
 
 def test_db_names_the_setting_whose_url_does_not_answer(empty_database_url: str) -> None:

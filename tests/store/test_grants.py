@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import SchemaError
-from celery_sidejob.store import grants, migrate
+from celery_sidejob.store import grants, schema_check
 from celery_sidejob.store.connection import Connections
 from celery_sidejob.store.statement import Statement
 from tests.tools.pgbouncer import direct
@@ -80,20 +80,20 @@ def test_each_grant_is_needed(database_url: str, role: tuple[str, str]) -> None:
 
 def test_a_missing_right_is_named_before_a_worker_starts(database_url: str, role: tuple[str, str]) -> None:
     name, url = role
-    migrate.check(url)
+    schema_check.check(url)
     with psycopg.connect(direct(database_url), autocommit=True) as owner:
         owner.execute(f"REVOKE UPDATE ON sidejob.jobs FROM {name}")
         owner.execute(f"REVOKE USAGE ON SEQUENCE sidejob.jobs_id_seq FROM {name}")
 
     with pytest.raises(SchemaError) as refusal:
-        migrate.check(url)
+        schema_check.check(url)
 
     assert str(refusal.value) == (
         "The user in sidejob_database_url lacks rights in schema 'sidejob': UPDATE on jobs, USAGE on jobs_id_seq. As "
         "the schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
     )
     with pytest.raises(SchemaError, match=r"^The user in sidejob_failover_urls lacks rights"):
-        migrate.check(url, setting="sidejob_failover_urls")
+        schema_check.check(url, setting="sidejob_failover_urls")
 
 
 def test_a_right_that_is_taken_away_later_is_named(database_url: str, role: tuple[str, str]) -> None:

@@ -1,0 +1,236 @@
+"""Telling whether the schema is there, ours, whole, and at a revision that this code runs on.
+
+Without Alembic and SQLAlchemy, which only an upgrade (`migrate`) needs, and which are a third of what a process would
+import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+
+import psycopg
+from psycopg import errors as pg
+from psycopg import sql
+
+from ..model import messages as formats
+from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
+from . import grants, registry, revisions, shape
+from .connection import Connections, LacksRights, OwnExecutor
+from .statement import Statement
+
+SUPPORTED = range(-1, 2)
+"""The revisions this version runs on, counted from its own: the one before, its own, the one after."""
+
+FORMAT = str(formats.FORMAT)
+"""The version of what rows hold as JSON; recorded in `meta` when the schema is made.
+
+A version that could write a newer one goes on writing the recorded one until a contracting migration, which no older
+worker survives, has raised it.
+"""
+
+REMEDY = "run `celery -A <app> sidejob db upgrade`"
+
+
+class NotUpgraded(SchemaError):
+    """The schema is missing or too old: an upgrade mends it."""
+
+
+class NotOurs(SchemaError):
+    """The schema is another app's, another broker's or another program's."""
+
+
+class Damaged(SchemaError):
+    """The schema lacks what its revision has: no upgrade makes it again."""
+
+
+class TooNew(SchemaError):
+    """The schema is newer than this version knows: an upgrade of the package mends it."""
+
+
+def current(store: Connections | str, schema: str = "sidejob", *, setting: str = "sidejob_database_url") -> str | None:
+    """Return the schema's revision, None if it was never migrated; `store` and `setting` as for `check`."""
+    if isinstance(store, str):
+        with connected(store, schema, setting) as connections:
+            return current(connections, schema)
+    with explained(schema, store.setting):
+        return store.transact("current", partial(revision_of, schema=schema))
+
+
+def check(
+    store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None,
+    oldest: str | None = None, setting: str = "sidejob_database_url",
+) -> None:  # fmt: skip
+    """Raise SchemaError if the schema is missing, too old, too new, or another app's or broker's.
+
+    `store` is its URL, which comes from `setting`, or connections to it. `oldest` is the revision that what is
+    configured needs, if that is newer than what this version needs. The message says what is wrong and what to do.
+    """
+    if isinstance(store, str):
+        with connected(store, schema, setting) as connections:
+            check(connections, schema, owner=owner, oldest=oldest)
+        return
+    with explained(schema, store.setting):
+        store.transact(
+            "check", partial(_check_usable, schema=schema, owner=owner, oldest=oldest, setting=store.setting)
+        )
+
+
+def _check_usable(
+    executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, oldest: str | None, setting: str
+) -> None:
+    revision = revision_of(executor, schema)
+    if revision is None:
+        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
+    if _distance(revision) < SUPPORTED.start:
+        raise NotUpgraded(
+            f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
+            f"({int(revisions.KNOWN) + SUPPORTED.start:04} or newer): {REMEDY}."
+        )
+    if oldest is not None and revision < oldest:
+        raise NotUpgraded(
+            f"Schema {schema!r} is at revision {revision}, and sidejob_failover_urls needs {oldest}: {REMEDY}."
+        )
+    check_ours(executor, schema, revision, owner=owner)
+    lacking = grants.missing(executor, schema)
+    if lacking:
+        raise LacksRights(
+            f"The user in {setting} lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
+            "schema's owner run what `celery -A <app> sidejob db grants <user>` prints."
+        )
+    if executor.run(_READS_ONLY)[0].found:
+        raise StoreUnavailableError(
+            f"Schema {schema!r} fits, but the store takes no writes: it is a standby, or default_transaction_read_only "
+            "is on for its server, database or user. Workers can start when that is over."
+        )
+
+
+def check_ours(executor: OwnExecutor, schema: str, revision: str, *, owner: Mapping[str, str] | None) -> None:
+    """Raise SchemaError if the schema is newer than this version knows, lacks something, or is another's."""
+    _check_not_newer(revision, schema)
+    _check_whole(executor, schema, revision)
+    _check_owner(executor, schema, owner)
+
+
+def _check_not_newer(revision: str, schema: str) -> None:
+    if _distance(revision) >= SUPPORTED.stop:
+        raise TooNew(
+            f"Schema {schema!r} is at revision {revision}, newer than this version of celery_sidejob knows "
+            f"({revisions.KNOWN}): upgrade the package celery-sidejob here."
+        )
+
+
+def _check_whole(executor: OwnExecutor, schema: str, revision: str) -> None:
+    lacking = shape.missing(executor, schema, revision) if _distance(revision) <= 0 else []
+    if lacking:
+        raise Damaged(
+            f"Schema {schema!r} is at revision {revision} and lacks {', '.join(lacking)}: it was restored in part, or "
+            "something was dropped. An upgrade does not make that again: restore the whole schema from a backup."
+        )
+
+
+def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | None) -> None:
+    recorded = registry.read_meta(executor)
+    if int(recorded.get("format", FORMAT)) > int(FORMAT):
+        raise TooNew(
+            f"Schema {schema!r} holds rows of format {recorded['format']}, this version of celery_sidejob reads "
+            f"{FORMAT}: upgrade the package celery-sidejob here."
+        )
+    wrong = [key for key, value in (owner or {}).items() if recorded.get(key, value) != value]
+    if owner and wrong:
+        theirs = " and ".join(f"the {key} {recorded[key]!r}" for key in wrong)
+        ours = " and ".join(f"the {key} {owner[key]!r}" for key in wrong)
+        correct = " and ".join(_WHERE.get(key, key) for key in wrong)
+        raise NotOurs(
+            f"Schema {schema!r} belongs to {theirs}, but here is {ours}. One schema serves one app and one broker: set "
+            f"sidejob_schema to another name and {REMEDY}, or correct {correct}. If it has moved on purpose, stop all "
+            "workers and run `celery -A <app> sidejob db reassign`."
+        )
+
+
+_WHERE = {
+    "app": "the app's name, as in Celery('shop')",
+    "broker": "the broker (the family, virtual host or database number of broker_url, and its global_keyprefix)",
+}
+
+
+_READS_ONLY = Statement("SELECT current_setting('transaction_read_only')::boolean AS found")  # on a standby too
+
+_EXISTS = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
+
+
+def revision_of(executor: OwnExecutor, schema: str) -> str | None:
+    """Read the schema's revision; SchemaError if the migrations recorded there are another program's."""
+
+    def exists(table: str) -> bool:
+        return bool(executor.run(_EXISTS, table=f"{quoted(schema)}.{table}")[0].found)
+
+    # The table comes before the first migration, and `meta` in it: asked for in this order nothing looks half-made.
+    revision = revisions.read(executor) if exists("alembic_version") else None
+    if revision is None:
+        return None
+    if not revision.isdecimal() or not exists("meta"):
+        raise NotOurs(
+            f"Schema {schema!r} holds another program's migrations (revision {revision!r}): set sidejob_schema to a "
+            f"name that nothing else uses and {REMEDY}."
+        )
+    return revision
+
+
+def _distance(revision: str) -> int:
+    """Tell by how many revisions a schema is newer than this version: they are numbers without gaps."""
+    return int(revision) - int(revisions.KNOWN)
+
+
+def connected(url: str, schema: str, setting: str) -> closing[Connections]:
+    """Connections of our own, past a proxy or through it: nothing is prepared on them."""
+    return closing(Connections(url, schema, prepare=False, setting=setting))
+
+
+@contextmanager
+def explained(schema: str, setting: str, *, fresh: bool = False) -> Iterator[None]:
+    """Say what an error of Postgres means for whoever upgrades or checks the schema, or makes it: `fresh`."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error  # what a migration meets is wrapped by SQLAlchemy
+        explanation = _explain(schema, setting, cause, fresh=fresh)
+        if explanation is None:
+            raise
+        raise explanation from cause
+
+
+def _explain(schema: str, setting: str, cause: BaseException | None, *, fresh: bool) -> SideJobError | None:
+    reason = str(cause).strip().partition("\n")[0]
+    match cause:
+        case pg.LockNotAvailable() | pg.DeadlockDetected():
+            return SchemaError(
+                f"Schema {schema!r} could not be migrated, after several attempts ({reason}): a long transaction holds "
+                f"a table. The schema is as it was before that migration; end the transaction and {REMEDY}."
+            )
+        case pg.InsufficientPrivilege() if fresh:
+            return LacksRights(
+                f"Schema {schema!r} is not there yet, and the user in {setting} may not make it ({reason}): {REMEDY} "
+                "as a role that may create schemas in this database, or give psql what `… db upgrade --sql` prints as "
+                "one."
+            )
+        case pg.InsufficientPrivilege():
+            return LacksRights(
+                f"The user in {setting} lacks a right that schema {schema!r} needs ({reason}): as its owner "
+                "run what `celery -A <app> sidejob db grants <user>` prints, or for an upgrade `… db upgrade --sql`."
+            )
+        case pg.DuplicateTable() | pg.DuplicateObject():
+            return NotOurs(
+                f"Schema {schema!r} holds tables of something else ({reason}): set sidejob_schema to a name that "
+                f"nothing else uses and {REMEDY}."
+            )
+        case psycopg.OperationalError():
+            return StoreUnavailableError(
+                f"The store failed while schema {schema!r} was looked at or migrated: {reason}"
+            )
+    return None
+
+
+def quoted(schema: str) -> str:
+    return sql.Identifier(schema).as_string(None)
