@@ -65,12 +65,19 @@ class Client:
         return {"ids": [self._any().apply_async((1,), priority=self._dice.choice((0, 3, 9))).id]}
 
     def _expiring(self) -> dict[str, Any]:
-        return {"ids": [tasks.once.apply_async((1,), expires=self._dice.choice((0.3, 2, 60))).id]}
+        task_id = self._to_be("expired")
+        return {"ids": [tasks.once.apply_async((1,), task_id=task_id, expires=self._dice.choice((0.3, 2, 60))).id]}
 
     def _revoked(self) -> dict[str, Any]:
-        result = self._any().delay(1)
+        result = self._any().apply_async((1,), task_id=self._to_be("revoked"))
         result.revoke(terminate=self._dice.random() < 0.5, signal="SIGKILL")
         return {"ids": [result.id]}
+
+    def _to_be(self, outcome: str) -> str:
+        """Return the id of a task that may end so, noted before: this client may be killed before it is promised."""
+        task_id = str(uuid.uuid4())
+        self._record.note("meant", ids=[task_id], outcome=outcome)
+        return task_id
 
     def _retrying(self) -> dict[str, Any]:
         task = self._dice.choice((tasks.retrying, tasks.stubborn))

@@ -39,7 +39,7 @@ def judge(stories: Mapping[str, Story], lines: Sequence[Line]) -> Verdict:
     """Compare what became of each task with what was promised."""
     verdict = Verdict()
     accepted = [line for line in lines if line["event"] == "accepted"]
-    _judge_ends(verdict, stories, accepted)
+    _judge_ends(verdict, stories, accepted, [line for line in lines if line["event"] == "meant"])
     _judge_starts(verdict, stories)
     _judge_what_follows(verdict, stories, accepted)
     verdict.complain(
@@ -49,7 +49,9 @@ def judge(stories: Mapping[str, Story], lines: Sequence[Line]) -> Verdict:
     return verdict
 
 
-def _judge_ends(verdict: Verdict, stories: Mapping[str, Story], accepted: Sequence[Line]) -> None:
+def _judge_ends(
+    verdict: Verdict, stories: Mapping[str, Story], accepted: Sequence[Line], meant: Sequence[Line]
+) -> None:
     """Each task that was accepted, and each of which there was a row, has ended once, as it may."""
     promised = [task_id for line in accepted for task_id in line["ids"]]
     verdict.complain("accepted, and there never was a row", (one for one in promised if one not in stories))
@@ -61,10 +63,7 @@ def _judge_ends(verdict: Verdict, stories: Mapping[str, Story], accepted: Sequen
         "has not ended once", (f"{one} {story}" for one, story in stories.items() if len(story.outcomes) != 1)
     )
     verdict.complain("was kept twice", (f"{one} {story}" for one, story in stories.items() if story.lives > 1))
-    done_to: dict[str, set[str]] = {}
-    for line in accepted:
-        for reason in {"revoked", "expires"} & {line["form"]}:
-            done_to |= {one: {"expired" if reason == "expires" else reason} for one in line["ids"]}
+    done_to = {one: {line["outcome"]} for line in meant for one in line["ids"]}
     verdict.complain(
         "ended as it may not",
         (

@@ -11,6 +11,7 @@ from typing import Any
 
 from celery import Celery, signals
 
+from benchmarks.trial.calls import AWAY
 from celery_sidejob import SideJob
 from tests.tools.recorder import Record
 
@@ -125,13 +126,16 @@ def told(self: Any, *args: Any) -> None:
 
 
 @app.task(bind=True, durable=True)
-def nesting(self: Any, value: Any) -> str:
-    """Calls another, and notes that the call has returned."""
+def nesting(self: Any, value: Any) -> None:
+    """Calls another, and notes that the call has returned, or that a server was away."""
     begins(self)
-    called = again.delay(value)
-    Record.from_env().note("accepted", form="from a task", ids=[called.id])
+    try:
+        called = again.delay(value)
+    except AWAY as error:
+        Record.from_env().note("unknown", form="from a task", error=f"{type(error).__name__}: {error}"[:200])
+    else:
+        Record.from_env().note("accepted", form="from a task", ids=[called.id])
     ends(self)
-    return str(called.id)
 
 
 @app.task(bind=True, **REPEATABLE)

@@ -94,6 +94,14 @@ def test_what_is_broken_is_found(changed: Mapping[str, Story | None], complaint:
     assert [wrong for wrong in found if wrong.startswith(complaint)], found
 
 
+def test_what_a_client_meant_counts_though_it_died_before_it_was_promised_anything() -> None:
+    late = story("once", KEPT, BURIED[0], {**BURIED[1], "reason": "expired"}, begins="", ends="")
+    stories = {**GOOD, "late": late}
+
+    assert "ended as it may not (1)" in judge(stories, LINES).wrong[0]
+    assert judge(stories, [*LINES, {"event": "meant", "ids": ["late"], "outcome": "expired"}]).wrong == []
+
+
 def test_a_call_that_raises_what_no_outage_explains_is_found() -> None:
     surprise = {"event": "surprise", "form": "delay", "traceback": "KeyError"}
 
