@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.storm.audit import Story
+from benchmarks.trial.fleet import LEASE_S
 
 REPEATABLE = {"again", "total", "stubborn", "replaced", "ticked"}
 """Tasks that are never lost: another run follows."""
@@ -17,6 +18,8 @@ MAY_END = {
     "failing": {"failed", "lost"},
 }
 """How a task may end, beside what was done to it."""
+GOES_ON = {"retrying", "stubborn", "replaced"}
+"""Tasks that go on as another message. Where the store has not taken that for a lease they fail, as in Celery."""
 SHOWN = 8
 
 Line = Mapping[str, Any]
@@ -68,7 +71,7 @@ def _judge_ends(
         "ended as it may not",
         (
             f"{one} {story}" for one, story in stories.items()
-            if not set(story.outcomes) <= MAY_END[_name(story)] | done_to.get(one, set())
+            if not set(story.outcomes) <= MAY_END[_name(story)] | done_to.get(one, set()) | _may_fail(story)
         ),
     )  # fmt: skip
     verdict.complain(
@@ -119,6 +122,13 @@ def _judge_what_follows(verdict: Verdict, stories: Mapping[str, Story], accepted
                 unasked.append(f"{line['form']} {after} after " + " and ".join(f"{s}" for s in stories_before))
     verdict.complain("what follows was lost", lost)
     verdict.complain("what follows began though that before it has not ended well", unasked)
+
+
+def _may_fail(story: Story) -> set[str]:
+    if _name(story) not in GOES_ON or not story.begins:
+        return set()
+    tried_s = (move.at.timestamp() - story.begins[-1]["at"] for move in story.of("buried"))
+    return {"failed"} if any(seconds >= LEASE_S for seconds in tried_s) else set()
 
 
 def _runs(story: Story) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.storm.audit import Story
 from benchmarks.storm.judge import judge
+from benchmarks.trial.fleet import LEASE_S
 
 BEGUN_AT = datetime(2026, 11, 22, tzinfo=UTC)
 KEPT, GONE = {"move": "kept"}, {"move": "gone"}
@@ -100,6 +101,14 @@ def test_what_a_client_meant_counts_though_it_died_before_it_was_promised_anythi
 
     assert "ended as it may not (1)" in judge(stories, LINES).wrong[0]
     assert judge(stories, [*LINES, {"event": "meant", "ids": ["late"], "outcome": "expired"}]).wrong == []
+
+
+@pytest.mark.parametrize(("tried_s", "is_good"), [(LEASE_S + 1, True), (LEASE_S - 1, False)])
+def test_what_could_not_be_sent_for_a_lease_may_fail(tried_s: float, is_good: bool) -> None:
+    fell_silent = story("replaced", KEPT, LOCKED, *BURIED, ends="")
+    fell_silent.begins[0]["at"] = fell_silent.moves[-1].at.timestamp() - tried_s  # type: ignore[index]
+
+    assert (judge({**GOOD, "late": fell_silent}, LINES).wrong == []) is is_good
 
 
 def test_a_call_that_raises_what_no_outage_explains_is_found() -> None:
