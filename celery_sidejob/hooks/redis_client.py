@@ -30,6 +30,12 @@ def keep_client(channel: Any) -> None:
         nonlocal kept
         if asynchronous:  # a channel has one of these, and keeps it
             return make(asynchronous=True)
+        if getattr(channel.connection, "client", None) is None:
+            # Closed a second time, after the first time failed half-way and the connection was given up. kombu would
+            # ask what is gone for its address, and the AttributeError of that ends a worker that is to reconnect.
+            from redis.exceptions import ConnectionError  # here: on other brokers nothing imports it
+
+            raise ConnectionError("This connection to Redis was given up.")
         if kept is None or kept.connection_pool is not channel.pool:
             kept = make()
         return kept

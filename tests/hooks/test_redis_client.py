@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from celery import Celery
-from kombu import Connection
+from kombu import Connection, Consumer, Producer, Queue
+from kombu.common import ignore_errors
 from kombu.transport import redis
 from redis.exceptions import ResponseError
 
@@ -42,6 +45,36 @@ def test_messages_are_fetched_and_acknowledged_by_it(own_valkey: embedded.Valkey
         assert [message.payload for message in got] == [0, 1, 2]
         queue.close()
     app.close()
+
+
+def test_a_channel_whose_first_close_failed_half_way_is_closed_again(
+    own_valkey: embedded.Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection = Connection(own_valkey.url)
+    channel = connection.default_channel
+    keep_client(channel)
+    Producer(channel).publish(1, routing_key="kept", declare=[Queue("kept")])
+    received: list[object] = []
+    Consumer(channel, [Queue("kept")], callbacks=[lambda body, _: received.append(body)]).consume()
+    while not received:
+        connection.drain_events(timeout=5)
+    channel._brpop_start()
+    own_valkey.kill()
+    # As Celery's consumer does it. kombu passes over what its poller raises, and gives the connection up.
+    monkeypatch.setattr(connection.transport.cycle, "close", raising(OSError))
+    connection.collect(socket_timeout=1)
+    assert not channel.closed
+
+    ignore_errors(connection, connection.close)
+
+    assert connection._closed
+
+
+def raising(error: type[Exception]) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
 
 
 def test_other_brokers_are_left_alone() -> None:
