@@ -31,7 +31,7 @@ from .announcements import message_refused
 from .keys import Keys
 from .qos import QoS
 from .records import BELL_MS, Records
-from .scripts import FETCH, PUT
+from .scripts import FETCH, PUT, raise_if_demoted
 
 logger = get_logger(__name__)
 
@@ -173,8 +173,9 @@ class Channel(redis.Channel):
         except self.connection_errors:
             connection.disconnect()
             raise
-        except self.ResponseError:
+        except self.ResponseError as error:
             self._asked = None
+            raise_if_demoted(error)
             raise
         else:
             self._asked = None
