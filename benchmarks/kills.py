@@ -4,16 +4,20 @@
     python -m benchmarks kills --transport redis --kills 100
 
 Two workers at a time; the older one is killed by SIGKILL at a random instant, one in five while it starts, and another
-takes its place. One in ten is first stopped (SIGSTOP) and then published for, so that the answer to what it asked of
-Redis is on its way to a process that never reads. In the end one worker runs what there is, and is stopped as usual.
-Then each task must have run, and nothing may be left in Redis that nobody would ever look at. What is in the hash
-`unacked` of kombu's own transport comes back after an hour: late, not lost.
+takes its place. One in five is first stopped (SIGSTOP) and then published for, half of these when they have nothing to
+do: the answer to what they asked of Redis goes to a process that never reads. There is no delivery limit. In the end
+one worker runs what there is, and is stopped as usual. Then each task must have run, and nothing may be left in Redis
+that nobody would ever look at: no message, no name of a consumer. What is in the hash `unacked` of kombu's transport
+comes back after an hour: late, not lost. SIGINT (Ctrl-C) ends the killing, and what was done until then is judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import enum
 import random
+import re
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -34,9 +38,23 @@ BACKLOG = 400
 """How many messages there are to fetch at any time."""
 STARTING_S, RUNNING_S = 2.0, 0.7
 """Within which time of its start, or of its readiness, a worker is killed."""
+FOR_THE_FROZEN = 4
+"""How many messages are published when a worker stands still: it is not the only one that waits for them."""
 QUIET_S = 60.0
 HARMLESS = ("_kombu.binding", "_sidejob.bell.")
 """Keys that may stay: kombu's routing, and bells, which expire by themselves."""
+
+
+class Death(enum.StrEnum):
+    """When a worker is killed."""
+
+    STARTING = "while it started"
+    FETCHING = "while it fetched"
+    FROZEN = "stopped while it fetched"
+    IDLE = "stopped while it waited"
+
+
+HOW_OFTEN = {Death.STARTING: 0.2, Death.FETCHING: 0.6, Death.FROZEN: 0.1, Death.IDLE: 0.1}
 
 
 @dataclass(frozen=True)
@@ -50,7 +68,9 @@ class Outcome:
     doubled: int
     left: tuple[str, ...]
     """Keys that nobody would look at again."""
-    kills: int
+    deaths: Counter[Death]
+    recovered: int
+    """Messages that workers say they gave back for dead ones."""
     last_recovered_s: float
     """From the last kill until all had run."""
 
@@ -60,10 +80,11 @@ class Outcome:
         return not self.lost and not self.late and not self.left
 
     def __str__(self) -> str:
+        deaths = ", ".join(f"{count} {death}" for death, count in sorted(self.deaths.items()))
         return (
-            f"{self.kills} kills, {self.published} tasks: {self.lost} lost, {self.late} come back after an hour, "
-            f"{self.doubled} ran twice; all had run {self.last_recovered_s:.1f} s after the last kill; "
-            f"left in Redis: {', '.join(self.left) or 'nothing'}"
+            f"{self.deaths.total()} kills ({deaths}), {self.published} tasks: {self.lost} lost, {self.late} come back "
+            f"after an hour, {self.recovered} given back for the dead, {self.doubled} ran twice; all had run "
+            f"{self.last_recovered_s:.1f} s after the last kill; left in Redis: {', '.join(self.left) or 'nothing'}"
         )
 
 
@@ -80,6 +101,7 @@ def main(arguments: list[str]) -> int:
         processes = Processes(Path(directory) / "processes", guard, pool=given.pool)
         try:
             storm = Storm(processes, server.url, Path(directory), transport=given.transport, seed=given.seed)
+            signal.signal(signal.SIGINT, lambda *_: storm.end_soon())
             outcome = storm.run(given.kills, progress=True)
         finally:
             processes.kill_all()
@@ -97,6 +119,8 @@ class Storm:
         self._ran = directory / "ran"
         self._random = random.Random(seed)
         self._published = 0
+        self._recovered = 0
+        self._is_enough = False
         self._connection = Connection(self._url)
 
     def run(self, kills: int, *, progress: bool = False) -> Outcome:
@@ -104,14 +128,23 @@ class Storm:
         with self._connection, self._redis:
             self._publish()
             workers = [self._worker(), self._worker()]
+            deaths = Counter[Death]()
             for number in range(1, kills + 1):
                 workers.append(self._worker())
-                self._kill(workers.pop(0))
+                (death,) = self._random.choices(list(HOW_OFTEN), list(HOW_OFTEN.values()))
+                self._kill(workers.pop(0), death)
+                deaths[death] += 1
                 if progress and number % 50 == 0:
                     print(f"{number} kills, {self._published} tasks", flush=True)
+                if self._is_enough:
+                    break
             for worker in workers[1:]:
-                self._processes.end(worker)
-            return self._settle(workers[0], kills)
+                self._end(worker)
+            return self._settle(workers[0], deaths)
+
+    def end_soon(self) -> None:
+        """Kill no more after the present one."""
+        self._is_enough = True
 
     def _worker(self) -> WorkerProcess:
         env = {"BROKER_URL": self._url, "RAN": str(self._ran)}
@@ -128,29 +161,42 @@ class Storm:
         headers = {"lang": "py", "task": "ran", "id": f"task-{self._published}"}
         producer.publish(([self._published], {}, {}), routing_key="celery", headers=headers)
 
-    def _kill(self, worker: WorkerProcess) -> None:
+    def _kill(self, worker: WorkerProcess, death: Death) -> None:
         """Kill a worker at a random instant of its life, publishing until then."""
-        if self._random.random() < 0.2:
+        if death is Death.STARTING:
             deadline = time.monotonic() + self._random.uniform(0, STARTING_S)
         else:
             worker.wait_for_log("ready.", 60)
             deadline = time.monotonic() + self._random.uniform(0, RUNNING_S)
         while (left := deadline - time.monotonic()) > 0:
-            self._publish()
+            if death is not Death.IDLE:
+                self._publish()
             time.sleep(min(left, 0.05))
-        if self._random.random() < 0.1:
+        if death is Death.IDLE:
+            wait_until(lambda: not self._redis.llen("celery"), timeout=QUIET_S, message="the queue to be empty")
+        if death in (Death.FROZEN, Death.IDLE):
             worker.stop_signal()
             with self._connection.Producer() as producer:
-                self._publish_one(producer)
-        self._processes.end(worker)
+                for _ in range(FOR_THE_FROZEN):
+                    self._publish_one(producer)
+        self._end(worker)
 
-    def _settle(self, worker: WorkerProcess, kills: int) -> Outcome:
+    def _end(self, worker: WorkerProcess) -> None:
+        self._processes.end(worker)
+        self._note(worker)
+
+    def _note(self, worker: WorkerProcess) -> None:
+        """Count what a worker says it gave back, which shows that the kills hit something."""
+        self._recovered += sum(int(count) for count in re.findall(r"Recovered (\d+) messages of", worker.log()))
+
+    def _settle(self, worker: WorkerProcess, deaths: Counter[Death]) -> Outcome:
         """Have the last worker run all there is, and stop it."""
         killed_at = time.monotonic()
         wait_until(self._is_quiet, timeout=QUIET_S + 0.05 * self._published, message="the queue to be empty")
         took_s = time.monotonic() - killed_at
         worker.terminate()
         worker.wait(30)
+        self._note(worker)
         runs = Counter(int(line) for line in self._ran.read_text().split())
         late = self._redis.hlen("unacked")
         keys = sorted(key.decode() for key in self._redis.scan_iter())
@@ -160,7 +206,8 @@ class Storm:
             late=late,
             doubled=sum(count - 1 for count in runs.values()),
             left=tuple(key for key in keys if not key.startswith(HARMLESS)),
-            kills=kills,
+            deaths=deaths,
+            recovered=self._recovered,
             last_recovered_s=took_s,
         )
 

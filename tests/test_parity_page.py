@@ -1,4 +1,4 @@
-"""`docs/parity/durable_job.md` has every behaviour and weakness of the older system, calls and tests that exist."""
+"""The pages of `docs/parity/` have every behaviour and weakness of the older systems, calls and tests that exist."""
 
 from __future__ import annotations
 
@@ -6,33 +6,54 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from celery import Celery
+from celery.app.control import Control
+from celery.app.task import Task
+from kombu import Connection
+from kombu.transport import TRANSPORT_ALIASES
 
 import celery_sidejob
 from celery_sidejob.cli import sidejob
 from celery_sidejob.model.settings import SETTINGS
+from celery_sidejob.transport.broker_channel import Channel
+from celery_sidejob.transport.heart import Heart
+from celery_sidejob.transport.keys import Keys
+from celery_sidejob.transport.qos import QoS
+from celery_sidejob.transport.records import Records
+from celery_sidejob.transport.sentinel import SentinelChannel
+from celery_sidejob.transport.transport import UnsuitableServerError
 from tests.tools.workers import environment
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "parity" / "durable_job.md"
-BEHAVIOURS = [
-    *range(1, 11),
-    *range(20, 35),
-    *range(40, 47),
-    *range(50, 55),
-    *range(60, 74),
-    *range(75, 82),
-    *range(90, 96),
-]
-IDS = [f"DJ-{number:03}" for number in BEHAVIOURS] + [f"WD-{number:02}" for number in range(1, 26)]
-MOST_THAT_DO_NOT_APPLY = 5
+
+
+def ids(prefix: str, digits: int, *spans: tuple[int, int]) -> list[str]:
+    """The ids with a prefix, of all numbers within some spans."""
+    return [f"{prefix}{number:0{digits}}" for first, last in spans for number in range(first, last + 1)]
+
+
+PAGES = {
+    "durable_job": [
+        *ids("DJ-", 3, (1, 10), (20, 34), (40, 46), (50, 54), (60, 73), (75, 81), (90, 95)), *ids("WD-", 2, (1, 25)),
+    ],
+    "reliable_fetch": [
+        *ids("UL-", 3, (1, 2), (10, 13), (20, 27), (30, 34), (40, 42), (50, 59), (70, 75), (80, 82)),
+        *ids("B-U", 1, (1, 17)), *ids("B-K", 1, (1, 12)), *ids("P-", 2, (1, 18)),
+    ],
+}  # fmt: skip
+"""What each page has, which is all that was found in the older system."""
+HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18}
+MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8}
+"""Of each page."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +77,21 @@ class Row:
         return re.findall(r"`([^`]+)`", self.shown_by)
 
 
-def rows() -> list[Row]:
-    """The table's lines."""
-    found = [
-        line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith(("| DJ", "| WD"))
-    ]
+def rows(page: str) -> list[Row]:
+    """The lines of a page's table."""
+    lines = (ROOT / "docs" / "parity" / f"{page}.md").read_text().splitlines()
+    found = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| [A-Z-]+\d+ \|", line)]
     return [Row(*columns) for columns in found]
 
 
-ROWS = rows()
+ROWS = {page: rows(page) for page in PAGES}
+every_page = pytest.mark.parametrize("page", PAGES)
 
 
 @cache
 def collected() -> frozenset[str]:
-    """The ids of all tests in the files that the page names, and the same without parameters."""
-    files = sorted({test.partition("::")[0] for row in ROWS for test in row.tests})
+    """The ids of all tests in the files that the pages name, and the same without parameters."""
+    files = sorted({test.partition("::")[0] for page in ROWS.values() for row in page for test in row.tests})
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files], cwd=ROOT, env=environment({}),
         capture_output=True, text=True, timeout=100, check=False,
@@ -80,54 +101,87 @@ def collected() -> frozenset[str]:
     return frozenset(whole | {name.partition("[")[0] for name in whole})
 
 
+CELERY_S = {"app": Celery, "app.control": Control, "Task": Task}
+"""What calls of Celery's begin with."""
+TRANSPORT_S: dict[str, Any] = {
+    "Channel": Channel, "Heart": Heart, "Keys": Keys, "QoS": QoS, "Records": Records,
+    "UnsuitableServerError": UnsuitableServerError,
+}  # fmt: skip
+OPTIONS = {*SentinelChannel.from_transport_options, *signature(Connection).parameters, "polling_interval"}
+"""Of the broker's connection; the last one is the transport's own."""
+
+
 def is_there(call: str) -> bool:
-    """Tell whether a call, a setting or a command exists."""
+    """Tell whether a call, a setting, an option, a key or a command exists."""
     if call.startswith("sidejob_"):
         return call in {setting.key for setting in SETTINGS}
-    if call.startswith("celery -A app sidejob "):
-        words = call.removeprefix("celery -A app sidejob ").split()
-        command: Any = sidejob
-        for word in words:
-            if word.startswith("-"):
-                return any(word in option.opts for option in command.params)
-            command = command.get_command(click.Context(command), word)
-            if command is None:
-                return False
+    if call.endswith("://"):
+        return call.removesuffix("://") in TRANSPORT_ALIASES
+    if call.startswith("_sidejob."):
+        return hasattr(Keys, call.removeprefix("_sidejob."))
+    if call in OPTIONS or call in dict(Task.from_config):
         return True
-    first, *names = call.removeprefix("celery_sidejob.").split(".")
-    found: Any = Celery if first == "app" else vars(celery_sidejob).get(first)
+    if call.startswith("celery -A app sidejob "):
+        return is_command(call.removeprefix("celery -A app sidejob ").split())
+    names = call.removeprefix("celery_sidejob.").split(".")
+    for count in (2, 1):
+        theirs = CELERY_S.get(".".join(names[:count])) or TRANSPORT_S.get(".".join(names[:count]))
+        if theirs is not None:
+            return has(theirs, names[count:])
+    return names[0] in (*celery_sidejob.__all__, "transport") and has(celery_sidejob, names)
+
+
+def has(found: Any, names: Sequence[str]) -> bool:
+    """Tell whether the attributes of attributes are there."""
     for name in names:
         if not hasattr(found, name):
             return False
         found = getattr(found, name)
-    return first == "app" or first in celery_sidejob.__all__
+    return True
 
 
-def test_each_behaviour_and_weakness_is_there_once() -> None:
-    assert (len(BEHAVIOURS), len(IDS)) == (64, 89)
-    assert Counter(row.id for row in ROWS) == Counter(IDS)
+def is_command(words: Sequence[str]) -> bool:
+    """Tell whether `celery sidejob` has this command, with these options."""
+    command: Any = sidejob
+    for word in words:
+        if word.startswith("-"):
+            return any(word in option.opts for option in command.params)
+        command = command.get_command(click.Context(command), word)
+        if command is None:
+            return False
+    return True
 
 
-def test_each_line_says_how_it_compares() -> None:
-    wrong = [row.id for row in ROWS if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
+@every_page
+def test_each_behaviour_and_weakness_is_there_once(page: str) -> None:
+    assert len(PAGES[page]) == HOW_MANY[page]
+    assert Counter(row.id for row in ROWS[page]) == Counter(PAGES[page])
+
+
+@every_page
+def test_each_line_says_how_it_compares(page: str) -> None:
+    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
     assert wrong == []
-    assert sum(row.how.startswith("does not apply") for row in ROWS) <= MOST_THAT_DO_NOT_APPLY
-    assert [row.id for row in ROWS if not row.calls] == []
+    assert sum(row.how.startswith("does not apply") for row in ROWS[page]) <= MOST_THAT_DO_NOT_APPLY[page]
+    assert [row.id for row in ROWS[page] if not row.calls] == []
 
 
-def test_each_call_exists() -> None:
-    assert [(row.id, call) for row in ROWS for call in row.calls if not is_there(call)] == []
+@every_page
+def test_each_call_exists(page: str) -> None:
+    assert [(row.id, call) for row in ROWS[page] for call in row.calls if not is_there(call)] == []
 
 
 @pytest.mark.parametrize(
     "call",
     ["sidejob_leese", "SideJob.pole", "DeadSet.retry.all", "celery -A app sidejob dead bury", "celery_sidejob.beat",
-     "celery -A app sidejob dead retry --every", "DurableTask.on_found", "app.send_mail"],
+     "celery -A app sidejob dead retry --every", "DurableTask.on_found", "app.send_mail", "app.control.cancel_all",
+     "sidejobz://", "_sidejob.hold", "consumer_timeouts", "QoS.acks", "celery_sidejob.transport.message_lost"],
 )  # fmt: skip
 def test_a_call_that_does_not_exist_is_seen(call: str) -> None:
     assert not is_there(call)
 
 
-def test_each_test_exists() -> None:
-    assert [row.id for row in ROWS if not row.tests] == []
-    assert [(row.id, test) for row in ROWS for test in row.tests if test not in collected()] == []
+@every_page
+def test_each_test_exists(page: str) -> None:
+    assert [row.id for row in ROWS[page] if not row.tests] == []
+    assert [(row.id, test) for row in ROWS[page] for test in row.tests if test not in collected()] == []

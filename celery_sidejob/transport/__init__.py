@@ -1,7 +1,8 @@
 """`broker_url = "sidejob://host:6379/0"`: Celery's Redis broker, with messages that a killed worker does not lose.
 
 For any app of Celery or kombu, with or without the rest of this package: importing this module makes the URLs known
-(`sidejobs://` is with TLS). What can be heard of: a message that is refused, recovered or buried.
+(`sidejobs://` is with TLS, `sidejob-sentinel://` asks sentinels for the server). What can be heard of: a message that
+is refused, recovered or buried.
 """
 
 from kombu.transport import TRANSPORT_ALIASES
@@ -12,5 +13,6 @@ from .announcements import message_buried, message_refused, messages_recovered
 # goes over to the next of several URLs. The names are resolved when a URL is used: redis-py need not be there before.
 TRANSPORT_ALIASES["sidejob"] = "celery_sidejob.transport.transport:Transport"
 TRANSPORT_ALIASES["sidejobs"] = "celery_sidejob.transport.transport:TLSTransport"
+TRANSPORT_ALIASES["sidejob-sentinel"] = "celery_sidejob.transport.sentinel:SentinelTransport"
 
 __all__ = ["message_buried", "message_refused", "messages_recovered"]

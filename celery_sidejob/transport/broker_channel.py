@@ -31,12 +31,14 @@ from .announcements import message_refused
 from .keys import Keys
 from .qos import QoS
 from .records import BELL_MS, Records
-from .scripts import FETCH, PUT
+from .scripts import FETCH, PUT, raise_if_demoted
 
 logger = get_logger(__name__)
 
 AT_MOST = 32
 """How many messages one fetch takes where the prefetch allows more."""
+LOOK_AT_ONCE = 1000
+"""Into how many queues one fetch looks: Redis does nothing else meanwhile. More are looked into page by page."""
 GOODBYE_S = 1.0
 """How long a channel that closes waits for the answer to its last fetch."""
 
@@ -90,6 +92,8 @@ class Channel(redis.Channel):
     _fetches = 0
     _asked: Asked | None = None
     _polled: Fetch | None = None
+    _page = 0
+    _barren_pages = 0
     _is_idle = False
     _is_buffered = False
     _knows_scripts = True
@@ -155,7 +159,7 @@ class Channel(redis.Channel):
             command = ["BRPOP", *self._keys.bells(queues), (self.brpop_timeout if timeout is None else timeout) or 0]
         else:
             asked = Asked.FETCH
-            self._polled, command = self._fetch(queues, self._room())
+            self._polled, command = self._fetch(self._page_of(queues), self._room())
         self._asked = asked
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
@@ -173,8 +177,9 @@ class Channel(redis.Channel):
         except self.connection_errors:
             connection.disconnect()
             raise
-        except self.ResponseError:
+        except self.ResponseError as error:
             self._asked = None
+            raise_if_demoted(error)
             raise
         else:
             self._asked = None
@@ -186,7 +191,7 @@ class Channel(redis.Channel):
             raise Empty
         assert self._polled is not None
         taken = self._taken(self._polled, answer)
-        self._is_idle = not taken
+        self._turn_page(bool(taken))
         # Not right after it was handed over: Celery puts acknowledgements off until its loop has gone round once.
         last = next(reversed(self.qos._delivered), None)
         self._is_buffered = last is not None and last not in self.qos._dirty
@@ -305,6 +310,21 @@ class Channel(redis.Channel):
         by_text, self._knows_scripts = not self._knows_scripts, True
         command = FETCH.command(keys, arguments, by_text=by_text)
         return Fetch(consumer, self._fetches, list(queues)), command
+
+    def _page_of(self, queues: Sequence[str]) -> Sequence[str]:
+        """Return those of the queues that the next fetch looks into."""
+        first = self._page * LOOK_AT_ONCE
+        if first >= len(queues):
+            self._page = first = 0
+        return queues[first : first + LOOK_AT_ONCE]
+
+    def _turn_page(self, was_there_any: bool) -> None:
+        """Go on to the next page, back to the first after a find in a fixed order; idle is who has found all barren."""
+        self._barren_pages = 0 if was_there_any else self._barren_pages + 1
+        self._page = 0 if was_there_any and not self._rotates else self._page + 1
+        self._is_idle = self._barren_pages * LOOK_AT_ONCE >= len(self.active_queues)
+        if self._is_idle:
+            self._page = self._barren_pages = 0
 
     def _fetch_now(self, queue: str) -> list[Taken]:
         """Fetch one message of a queue and wait for the answer; without redis-py's retries, which would fetch twice."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from kombu.log import get_logger
@@ -25,6 +26,8 @@ CLAIM_MS = 5_000
 """How long others leave a dead consumer to who found it first; that one may die as well."""
 AT_ONCE = 5
 """How many dead consumers are taken from one beat: the other workers get some too."""
+RINGS_AT_ONCE = 1000
+"""For how many queues one beat looks whether somebody is to be woken; the rest has its turn at the next ones."""
 
 Waits = Callable[[], Iterable[tuple[str, list[str]]]]
 """Tells which queues a consumer waits for just now, each with the keys of its lists."""
@@ -53,6 +56,7 @@ class Heart:
         self._stop = native.Event()
         self._pid: int | None = None
         self._beats_well = True
+        self._next_ring = 0
 
     def watch(self, consumer: str, waits: Waits) -> None:
         """Beat for a consumer that is about to fetch."""
@@ -108,6 +112,10 @@ class Heart:
         waited: dict[str, list[str]] = {}
         for waits in list(self._consumers.values()):
             waited.update(waits())
+        if len(waited) > RINGS_AT_ONCE:
+            first = self._next_ring if self._next_ring < len(waited) else 0
+            self._next_ring = first + RINGS_AT_ONCE
+            waited = dict(islice(waited.items(), first, self._next_ring))
         steps = len(next(iter(waited.values()))) if waited else 0
         keys = self._keys
         lists = [key for of_queue in waited.values() for key in of_queue]

@@ -1,4 +1,4 @@
-"""The transports behind the URLs `sidejob://` and `sidejobs://`."""
+"""The transports behind the URLs `sidejob://` and `sidejobs://`; the one of `sidejob-sentinel://` adds to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import kombu
 from kombu.log import get_logger
 from kombu.transport import redis
 from redis import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from .broker_channel import Channel as BrokerChannel
 from .heart import Heart
@@ -20,6 +21,17 @@ logger = get_logger(__name__)
 
 if tuple(kombu.VERSION[:2]) < (5, 7):
     raise ImportError(f"sidejob:// needs kombu 5.7 or newer; this is {kombu.__version__}")
+
+
+OLDEST_REDIS = (6, 2)
+"""What kombu 5.7 asks for; Valkey says 7.2 of itself."""
+RIGHTS = (
+    "It needs ~* &* +@read +@write +@connection +@pubsub +@scripting +@transaction +info +time; "
+    "where there are no scripts there is redis://."
+)
+"""What a user of the server must be allowed, in words of its ACL."""
+PROBE = "_sidejob.probe"
+"""Where something is published to see whether that is allowed; nobody listens."""
 
 
 class UnsuitableServerError(Exception):
@@ -36,10 +48,17 @@ class Transport(redis.Transport):
 
     def establish_connection(self) -> Any:
         """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
-        connection = super().establish_connection()
+        _check_options(**self.client.transport_options)
         try:
-            self._check(connection._avail_channels[-1]._client_of_scripts)
-        except UnsuitableServerError:
+            connection = super().establish_connection()
+        except NoPermissionError as error:
+            raise UnsuitableServerError(
+                f"{self.client.as_uri()} forbids its user too much ({error}). {RIGHTS}"
+            ) from error
+        channel = connection._avail_channels[-1]
+        try:
+            self._check(channel._client_of_scripts, f"{channel.keyprefix_fanout}{PROBE}")
+        except (UnsuitableServerError, RedisConnectionError):
             self.close_connection(connection)
             raise
         return connection
@@ -58,30 +77,53 @@ class Transport(redis.Transport):
             self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s)
         return self._heart
 
-    def _check(self, client: Any) -> None:
+    def _check(self, client: Any, fanout: str) -> None:
         scripts = (PUT, FETCH, GIVE_BACK, BEAT)
         with client.pipeline(transaction=False) as asked:
             for script in scripts:
                 asked.execute_command("SCRIPT LOAD", script.text)
-            asked.info("cluster").info("memory")
-            *loaded, cluster, memory = asked.execute(raise_on_error=False)
+            asked.info("server").info("cluster").info("memory").info("replication").publish(fanout, "")
+            *loaded, server, cluster, memory, replication, published = asked.execute(raise_on_error=False)
         refused = [answer for answer in loaded if isinstance(answer, ResponseError)]
         if refused:
             raise UnsuitableServerError(
-                f"{self.client.as_uri()} does not run scripts ({refused[0]}), by which sidejob:// fetches. Allow "
-                "EVAL, EVALSHA and SCRIPT, or use redis://."
+                f"{self.client.as_uri()} does not run scripts ({refused[0]}), by which sidejob:// fetches. {RIGHTS}"
             )
-        if isinstance(cluster, dict) and cluster.get("cluster_enabled"):  # it may be hidden from us
+        version = server.get("redis_version") if isinstance(server, dict) else None  # it may be hidden from us
+        if version and tuple(int(part) for part in str(version).split(".")[:2]) < OLDEST_REDIS:
+            oldest = ".".join(map(str, OLDEST_REDIS))
+            raise UnsuitableServerError(
+                f"{self.client.as_uri()} is Redis {version}; sidejob:// needs {oldest} or newer, or Valkey."
+            )
+        if isinstance(cluster, dict) and cluster.get("cluster_enabled"):
             raise UnsuitableServerError(
                 f"{self.client.as_uri()} is a node of a Redis Cluster, where the keys of one script would lie on "
                 "several nodes. Use a single Redis or Valkey with replicas."
             )
+        if isinstance(replication, dict) and replication.get("role") == "slave":  # the next URL may be the master's
+            raise RedisConnectionError(f"{self.client.as_uri()} is a replica, which takes no messages.")
         policy = memory.get("maxmemory_policy") if isinstance(memory, dict) else None
         if policy not in (None, "noeviction"):
             logger.warning(
                 "%s has the maxmemory-policy %s: when it is full it throws messages away. Set it to noeviction.",
                 self.client.as_uri(), policy,
             )  # fmt: skip
+        if isinstance(published, NoPermissionError):
+            logger.warning(
+                "%s lets its user publish nothing (%s): no remote control, no events. %s",
+                self.client.as_uri(), published, RIGHTS,
+            )  # fmt: skip
+
+
+def _check_options(
+    consumer_timeout: Any = BrokerChannel.consumer_timeout, delivery_limit: Any = None, **others: Any
+) -> None:
+    """Refuse what cannot be meant, before anybody is taken for dead by it."""
+    timeout, limit = consumer_timeout, delivery_limit
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"The transport option consumer_timeout is a number of seconds above 0, not {timeout!r}.")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"The transport option delivery_limit is a number of deaths above 0 or None, not {limit!r}.")
 
 
 class TLSTransport(Transport):

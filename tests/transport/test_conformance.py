@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
 import pytest
 import redis
 from celery import Celery
@@ -19,6 +26,19 @@ from tests.transport.consuming import Consuming, publish
 def url(request: pytest.FixtureRequest, redis_url: str) -> str:
     """The URL of a broker of each kind."""
     return redis_url if request.param == "redis" else ours(redis_url)
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., Celery]]:
+    """Makes apps that send to a broker, with settings as keywords; they are closed after the test."""
+    with ExitStack() as stack:
+
+        def made(url: str, **settings: Any) -> Celery:
+            app = stack.enter_context(Celery("client", broker=url, set_as_current=False))
+            app.conf.update(settings)
+            return app
+
+        yield made
 
 
 @pytest.mark.parametrize("prefetch", [0, 100], ids=["one by one", "in batches"])
@@ -165,29 +185,89 @@ def test_what_a_killed_worker_of_kombu_s_had_is_restored_by_ours(connect: Connec
 
 
 def test_a_worker_runs_tasks_and_hears_commands(
-    processes: Processes, url: str, redis_url: str, record: Record, connect: Connect
+    processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis
 ) -> None:
-    worker = processes.start_worker(
-        "tests.transport.worker_app", env={"BROKER_URL": url, **record.env}, pool="prefork", concurrency=2
-    )
-    app = Celery("client", broker=url, set_as_current=False)
-    try:
-        app.send_task("note", ("now",))
-        app.send_task("note", ("soon",), countdown=0.3)
-        record.wait_for("now")
-        record.wait_for("soon")
-        assert [list(answer) for answer in app.control.ping(timeout=5, limit=1)] == [[worker.nodename]]
-        app.control.add_consumer("added", reply=True, timeout=5, limit=1)
-        app.send_task("note", ("added",), queue="added")
-        record.wait_for("added")
-        wait_until(lambda: _unfinished(redis_url) == 0, message="all to be acknowledged")
-        worker.terminate()
-        assert worker.wait(15) == 0
-    finally:
-        app.close()
-    assert len(record.read()) == 3
+    settings = {"broker_transport_options": {"global_keyprefix": "shop:"}}
+    env = {"BROKER_URL": url, "SETTINGS": json.dumps(settings), **record.env}
+    worker = processes.start_worker("tests.transport.worker_app", env=env, pool="prefork", concurrency=2)
+    app = client(url, **settings)
+    app.send_task("early", (60,))
+    record.wait_for("early")
+    wait_until(lambda: unfinished(server) == 0, message="it to be acknowledged, as it has begun")
+    app.send_task("note", ("now",))
+    app.send_task("note", ("soon",), countdown=0.3)
+    app.send_task("rejected")
+    for event in ("now", "soon"):
+        record.wait_for(event)
+    record.wait_for("rejected", count=2)
+    assert [list(answer) for answer in app.control.ping(timeout=5, limit=1)] == [[worker.nodename]]
+    app.control.add_consumer("added", reply=True, timeout=5, limit=1)
+    app.send_task("note", ("added",), queue="added")
+    record.wait_for("added")
+    app.control.cancel_consumer("celery", reply=True, timeout=5, limit=1)
+    app.send_task("note", ("never",))
+    app.send_task("note", ("last",), queue="added")
+    record.wait_for("last")
+    wait_until(lambda: unfinished(server) == 0, message="all to be acknowledged")
+    assert server.llen("shop:celery") == 1
+    assert [key for key in server.scan_iter() if not key.startswith(b"shop:")] == []
+    worker.kill_group()
+    assert record.of("never") == []
 
 
-def _unfinished(redis_url: str) -> int:
-    with redis.Redis.from_url(redis_url) as server:
-        return server.hlen("unacked") + sum(server.hlen(key) for key in server.scan_iter("_sidejob.held.*"))
+def test_workers_meet_and_are_watched(
+    processes: Processes, url: str, record: Record, client: Callable[..., Celery]
+) -> None:
+    app = client(url)
+    seen: list[str] = []
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"*": lambda event: seen.append(event["type"])})
+        with receiver.consumer_context() as (listening, *_):
+
+            def watched(kind: str) -> bool:
+                with suppress(TimeoutError):
+                    listening.drain_events(timeout=0.1)
+                return kind in seen
+
+            watched("")  # subscribes; what comes from now on is kept
+            workers = [
+                processes.start(
+                    [sys.executable, "-m", "celery", "-A", "tests.transport.worker_app", "worker", "-E", "-n",
+                     f"{name}@test", "--pool=gevent", "--loglevel=DEBUG"],
+                    env={"BROKER_URL": url, **record.env},
+                )
+                for name in ("first", "second")
+            ]  # fmt: skip
+            for worker in workers:
+                worker.wait_for_log("ready.", 30)
+            for worker, other in zip(workers, ("second", "first"), strict=True):
+                worker.wait_for_log(f"{other}@test joined the party", 30)
+            app.send_task("note", ("watched",))
+            wait_until(lambda: watched("task-succeeded"), message="it to be announced")
+    assert {"worker-online", "task-received", "task-started"} <= set(seen)
+
+
+def test_a_worker_that_prefetches_nothing_and_is_given_time_to_stop(
+    processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis
+) -> None:
+    settings = {"worker_disable_prefetch": True, "worker_soft_shutdown_timeout": 1.5}
+    env = {"BROKER_URL": url, "SETTINGS": json.dumps(settings), **record.env}
+    worker = processes.start_worker("tests.transport.worker_app", env=env, pool="prefork", concurrency=2)
+    app = client(url)
+    for seconds in (60, 1):
+        app.send_task("last", (seconds,))
+    record.wait_for("begun", count=2)
+    for _ in range(2):
+        app.send_task("last", (60,))
+    assert app.control.ping(timeout=5, limit=1), "it looks at what there is meanwhile"
+    assert (server.llen("celery"), unfinished(server)) == (2, 2)
+    worker.send_signal(signal.SIGQUIT)
+    worker.wait(20)
+    record.wait_for("ended")
+    assert (server.llen("celery"), unfinished(server)) == (3, 0)
+
+
+def unfinished(server: redis.Redis) -> int:
+    """How many messages workers of either kind hold."""
+    held = [*server.scan_iter("*unacked"), *server.scan_iter("*_sidejob.held.*")]
+    return sum(server.hlen(key) for key in held)

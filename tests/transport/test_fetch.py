@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
+from contextlib import suppress
+from queue import Empty
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from kombu.transport.redis import Transport as StockTransport
 
 from celery_sidejob import embedded
 from celery_sidejob.transport import message_buried
-from celery_sidejob.transport.broker_channel import AT_MOST, Asked
+from celery_sidejob.transport.broker_channel import AT_MOST, LOOK_AT_ONCE, Asked
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect, ours
 from tests.transport.consuming import Consuming, publish, waiting
@@ -329,3 +331,46 @@ def test_many_queues_are_looked_through_by_one_script(connect: Connect, server: 
     channel.connection.drain_events(channel.connection, timeout=5)
     channel.connection.drain_events(channel.connection, timeout=5)
     assert [message.payload for message in got] == [0, 1]
+
+
+def test_ten_thousand_queues_are_looked_through_page_by_page(
+    connect: Connect, server: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"queue{number}" for number in range(10_000)]
+    channel = connect(consumer_timeout=0.6).channel()
+    got: list[Any] = []
+    channel.basic_consume(names[0], no_ack=False, callback=got.append, consumer_tag="all")
+    for name in names[1:]:  # as basic_consume does, which takes kombu half a minute for so many
+        channel.connection._callbacks[name] = channel.connection._callbacks[names[0]]
+    channel._active_queues += names[1:]
+    channel._update_queue_cycle()
+    looked: list[int] = []
+    fetch = channel._fetch
+    monkeypatch.setattr(channel, "_fetch", lambda queues, room: looked.append(len(queues)) or fetch(queues, room))
+
+    def drained(count: int) -> bool:
+        with suppress(TimeoutError, Empty):
+            channel.connection.drain_events(channel.connection, timeout=0.2)
+        return len(got) >= count and channel._asked is Asked.WAIT
+
+    wait_until(lambda: drained(0), message="it to have found nothing")
+    assert looked == [LOOK_AT_ONCE] * 10
+    for number in (9_999, 5_000):
+        publish(connect(), f"queue{number}", number)
+    wait_until(lambda: drained(2), message="both")
+    publish(connect(redis_url), "queue7000", 7_000)  # rings no bell, but the heart does for each page in turn
+    wait_until(lambda: drained(3), message="the third")
+    assert sorted(message.payload for message in got) == [5_000, 7_000, 9_999]
+
+
+def test_a_fixed_order_holds_beyond_a_page(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.transport.broker_channel.LOOK_AT_ONCE", 2)
+    queues = ["a", "b", "c", "d", "e"]
+    for name in reversed(queues):
+        publish(connect(), name, f"{name}0", f"{name}1")
+    consuming = Consuming(connect(queue_order_strategy="sorted"), *queues, prefetch=1)
+    got = []
+    for _ in range(10):
+        got += consuming.take(1)
+        consuming.messages[-1].ack()
+    assert got == [f"{name}{number}" for name in queues for number in range(2)]

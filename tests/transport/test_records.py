@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from kombu import Exchange, Queue
 
 from celery_sidejob.transport import message_buried, message_refused, messages_recovered
 from celery_sidejob.transport.records import PAGE, Records
@@ -241,6 +242,17 @@ def test_what_cannot_go_back_stays_where_it_is(
     server.zadd("_sidejob.consumers", {consumer: 1})
     recover(connect)
     assert listed(server, "queue") == [0]
+
+
+def test_what_was_routed_goes_back_without_its_binding(connect: Connect, server: redis.Redis) -> None:
+    exchange = Exchange("log", type="topic")
+    consuming = Consuming(connect(), Queue("errors", exchange, routing_key="log.*.error"), prefetch=1)
+    with connect().Producer() as producer:
+        producer.publish(0, exchange=exchange, routing_key="log.shop.error", serializer="json", declare=[exchange])
+    consuming.take(1)
+    server.delete("_kombu.binding.log")
+    consuming.close()
+    assert listed(server, "errors") == [0], "kombu's own deletes it"
 
 
 def _now_ms(server: redis.Redis) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec, module_from_spec
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,10 +14,12 @@ from kombu import Connection
 from celery_sidejob import embedded
 from celery_sidejob.embedded.server import HOST, free_port
 from celery_sidejob.embedded.valkey import _binary
+from celery_sidejob.transport import transport
 from celery_sidejob.transport.transport import UnsuitableServerError
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
-from tests.transport.conftest import ours
+from tests.transport.conftest import Connect, ours
+from tests.transport.consuming import Consuming, publish
 
 
 def test_a_server_that_forbids_scripts_is_refused(own_valkey: embedded.Valkey) -> None:
@@ -49,3 +53,43 @@ def test_a_server_that_throws_messages_away_when_full_is_warned_of(
     with Connection(ours(own_valkey.url)) as connection:
         connection.connect()
     assert re.search("maxmemory-policy allkeys-lru.*noeviction", caplog.text)
+
+
+def test_a_server_that_is_made_a_replica_is_left(own_valkey: embedded.Valkey) -> None:
+    with redis.Redis.from_url(own_valkey.url) as server, Connection(ours(own_valkey.url)) as connection:
+        consuming = Consuming(connection, "queue", prefetch=1)
+        consuming.drain(0.05)
+        server.replicaof(HOST, 1)
+        lost = connection.connection_errors
+        with pytest.raises(lost, match="is a replica now"):
+            consuming.drain(5)  # kombu's own raises what ends a worker
+        with pytest.raises(lost, match="is a replica now"):
+            publish(connection, "queue", 0)
+        with pytest.raises(lost, match="is a replica, which takes no messages"):
+            Connection(ours(own_valkey.url)).connect()
+        server.replicaof("no", "one")
+        publish(connection, "queue", 1)
+        assert consuming.take(1) == [1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"consumer_timeout": 0}, {"consumer_timeout": "3"}, {"delivery_limit": 0}, {"delivery_limit": True}],
+    ids=str,
+)
+def test_an_option_that_cannot_be_meant_is_refused(connect: Connect, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ValueError, match=f"{name} is a number .* not {next(iter(options.values()))!r}"):
+        connect(**options).connect()
+
+
+def test_a_server_and_a_kombu_that_are_too_old_are_refused(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "OLDEST_REDIS", (99, 1))
+    with pytest.raises(UnsuitableServerError, match=r"is Redis \d.* needs 99.1"):
+        connect().connect()
+    monkeypatch.setattr("kombu.VERSION", (5, 6, 2))
+    spec = find_spec(transport.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    with pytest.raises(ImportError, match="needs kombu 5"):
+        spec.loader.exec_module(module_from_spec(spec))

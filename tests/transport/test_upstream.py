@@ -10,9 +10,12 @@ from kombu.transport import redis as stock
 
 from celery_sidejob.transport.broker_channel import Channel
 from celery_sidejob.transport.qos import QoS
+from celery_sidejob.transport.sentinel import SentinelChannel
 from celery_sidejob.transport.transport import Transport
 
-PAIRS = ((Channel, stock.Channel), (QoS, stock.QoS), (Transport, stock.Transport))
+PAIRS = (
+    (Channel, stock.Channel), (QoS, stock.QoS), (Transport, stock.Transport), (SentinelChannel, stock.SentinelChannel),
+)  # fmt: skip
 READ = {
     "Channel._brpop_read": "c42518699709f2df",
     "Channel._brpop_start": "06723d707ddf2240",
@@ -25,6 +28,7 @@ READ = {
     "QoS.append": "35c655f6ecc62fe6",
     "QoS.reject": "747a02434344d1a6",
     "QoS.restore_unacked": "8954efef014d546e",
+    "SentinelChannel._sentinel_managed_pool": "bde54a2d6e93ac13",
     "Transport.establish_connection": "b9aeb4ed88b4f817",
 }
 """Each method, with the hash of the source that was read when it was replaced or added to (kombu 5.7.0)."""

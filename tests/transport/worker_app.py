@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
 
 from celery import Celery
+from celery.exceptions import Reject
 
 import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 from tests.tools.recorder import Record
@@ -18,6 +20,7 @@ app.conf.update(
     broker_connection_retry_on_startup=False,
     broker_transport_options={"consumer_timeout": float(os.environ.get("CONSUMER_TIMEOUT", "3.5"))},
 )
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
 
 
 @app.task(name="note")
@@ -32,6 +35,21 @@ def last(task: Any, seconds: float) -> None:
     Record.from_env().note("begun", delivery_count=task.request.properties.get("delivery_count"))
     time.sleep(seconds)
     Record.from_env().note("ended")
+
+
+@app.task(name="rejected", bind=True)
+def rejected(task: Any) -> None:
+    """Give itself back once."""
+    Record.from_env().note("rejected")
+    if not task.request.delivery_info["redelivered"]:
+        raise Reject("not now", requeue=True)
+
+
+@app.task(name="early", acks_late=False)
+def early(seconds: float) -> None:
+    """As `last`, and acknowledged when it begins."""
+    Record.from_env().note("early")
+    time.sleep(seconds)
 
 
 @app.task(name="compute")

@@ -1,0 +1,78 @@
+"""`sidejob-sentinel://`: another server is the master after a failover, and it is all as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_sidejob.embedded.server import HOST
+from celery_sidejob.transport.sentinel import SentinelChannel
+from tests.tools.recorder import Record
+from tests.tools.sentinel import MASTER, Watched, watched
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
+from tests.transport.consuming import Consuming, publish
+
+
+@pytest.fixture
+def servers() -> Iterator[Watched]:
+    """A master, its replica and their sentinel."""
+    with watched() as made:
+        yield made
+
+
+@pytest.fixture
+def url(servers: Watched) -> str:
+    """Their broker by two sentinels, the first of which is away."""
+    ports = 1, servers.sentinel.port
+    return ";".join(f"sidejob-sentinel://:{servers.password}@{HOST}:{port}/0" for port in ports)
+
+
+def test_a_replica_takes_over_from_a_master_that_is_killed(
+    processes: Processes, servers: Watched, url: str, record: Record
+) -> None:
+    options = {"master_name": MASTER, "consumer_timeout": 1}
+    env = {"BROKER_URL": url, "SETTINGS": json.dumps({"broker_transport_options": options}), **record.env}
+    app = Celery("client", broker=url, set_as_current=False)
+    app.conf.broker_transport_options = options
+    try:
+        killed = processes.start_worker("tests.transport.worker_app", env=env, pool="solo")
+        app.send_task("last", (60,))
+        record.wait_for("begun")
+        lives = processes.start_worker("tests.transport.worker_app", env=env, pool="solo")
+        app.send_task("note", ("before",))
+        record.wait_for("before")
+        servers.wait_for_replica()
+
+        gone = servers.master
+        killed.kill_group()
+        gone.kill()
+        wait_until(lambda: servers.master is not gone, timeout=30, message="the replica to be the master")
+        record.wait_for("begun", count=2, timeout=30)  # it was in the record of the killed, on the replica too
+        assert record.of("begun")[1]["delivery_count"] == 1
+        lives.kill_group()
+        with Connection(url, transport_options=options) as connection:
+            after = Consuming(connection, "elsewhere")
+            assert type(after.channel) is SentinelChannel
+            asked = after.channel.pool.sentinel_manager.sentinels
+            ports = {client.connection_pool.connection_kwargs["port"] for client in asked}
+            assert ports == {1, servers.sentinel.port}, "all of them, before kombu turns to the next URL"
+            publish(connection, "elsewhere", 1)
+            assert after.take(1) == [1]
+            with servers.client() as master:
+                assert master.hlen(f"_sidejob.held.{after.channel._consumer}") == 1, "it has learnt the scripts"
+
+        processes.start_worker("tests.transport.worker_app", env=env, pool="solo", queues="other")
+        app.send_task("note", ("after",), queue="other")
+        record.wait_for("after", timeout=30)
+    finally:
+        app.close()
+
+
+def test_without_the_name_of_a_master_it_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="master_name"), Connection(f"sidejob-sentinel://{HOST}") as connection:
+        connection.connect()
