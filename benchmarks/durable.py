@@ -4,7 +4,8 @@
 
 Plain Celery is as it comes: its clients and its workers import nothing of this package. As kombu makes a new Redis
 client for each command, which our publisher and our workers do not, `publish` and the drains also show plain Celery
-with that one thing mended.
+with that one thing mended. Running, waiting and Postgres are shown for durable tasks as they come and for those that
+lock late (`locks_late`), which are what the bounds are for.
 Each figure is the median over rounds, with the interval in which it lies with 95 % certainty; a ratio is that inside a
 round. Bodies note when they ran, so a drain begins with the worker's first look and ends with the last body; each must
 have run exactly once, and then all rows must go.
@@ -34,10 +35,11 @@ import psycopg
 import redis
 
 from benchmarks.idle import cpu_of, scalar
-from benchmarks.stamps import make_app
+from benchmarks.stamps import LATE_SCHEMA, make_app
 from benchmarks.throughput import POOLS, servers
 from benchmarks.turns import Median, take_turns
 from celery_sidejob.hooks.redis_client import keep_client
+from celery_sidejob.store.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -109,12 +111,15 @@ def main(arguments: list[str]) -> int:
 class Side:
     """A client of one kind, with a database of its own in the same Redis, and perhaps a worker."""
 
-    def __init__(self, broker_url: str, number: int, database_url: str | None, directory: Path) -> None:
+    def __init__(
+        self, broker_url: str, number: int, database_url: str | None, directory: Path, *, locks_late: bool = False
+    ) -> None:
+        self.schema = None if database_url is None else LATE_SCHEMA if locks_late else "sidejob"
         self.broker_url = f"{broker_url.rpartition('/')[0]}/{number}"
         self.database_url = database_url
         self.stamps = directory / f"stamps{number}"
         self.stamps.touch()
-        self.app = make_app(self.broker_url, database_url)
+        self.app = make_app(self.broker_url, database_url, locks_late=locks_late)
         self.stamp = self.app.tasks["stamp"]
         self.redis = redis.Redis.from_url(self.broker_url)
         self.worker: WorkerProcess | None = None
@@ -124,6 +129,8 @@ class Side:
         env = {"BROKER_URL": self.broker_url, "STAMPS": str(self.stamps)}
         if self.database_url is not None:
             env["DATABASE_URL"] = self.database_url
+        if self.schema == LATE_SCHEMA:
+            env["LOCKS_LATE"] = "1"
         if one_client:
             env["ONE_CLIENT"] = "1"
         self.worker = processes.start_worker(
@@ -163,7 +170,9 @@ class Bench:
             for setting in ("commit_delay = 1000", "commit_siblings = 0"):
                 self._looking.execute(f"ALTER SYSTEM SET {setting}")
             self._looking.execute("SELECT pg_reload_conf()")
+        upgrade(postgres.url, LATE_SCHEMA)
         self.durable = Side(broker_url, 0, postgres.url, directory)
+        self.late = Side(broker_url, 3, postgres.url, directory, locks_late=True)
         self.plain = Side(broker_url, 1, None, directory)
         self.kept = Side(broker_url, 2, None, directory)
         with self.kept.app.producer_pool.acquire() as producer:
@@ -181,18 +190,20 @@ class Bench:
             stack.callback(processes.kill_all)
             bench = cls(postgres, broker_url, directory, processes, slow)
             stack.callback(bench._looking.close)
-            for side in (bench.durable, bench.plain, bench.kept):
+            for side in (bench.durable, bench.late, bench.plain, bench.kept):
                 stack.callback(side.redis.close)
                 stack.callback(side.app.close)
-            stack.callback(bench.durable.app.sidejob.close)
+            for side in (bench.durable, bench.late):
+                stack.callback(side.app.sidejob.close)
             yield bench
 
     @contextmanager
     def workers(self, pool: str, concurrency: int) -> Iterator[None]:
         """Workers for plain tasks, as it comes and with its client kept, and for durable ones, each of its own app."""
-        sides = (self.plain, self.kept, self.durable)
+        sides = (self.plain, self.kept, self.durable, self.late)
         for side in sides:
             side.start_worker(self._processes, pool, concurrency, one_client=side is self.kept)
+            self._wait_quiet(side, 1)
         yield
         for side in sides:
             assert side.worker is not None
@@ -236,28 +247,38 @@ class Bench:
                 "plain": partial(self._drain, self.plain),
                 "plain, one Redis client kept": partial(self._drain, self.kept),
                 "durable": partial(self._drain, self.durable),
+                "durable, locks_late": partial(self._drain, self.late),
             },
             rounds,
         )
         self._show(found, f"per second, {pool}")
-        self._compare(f"drain, {pool}", found, "durable", "plain")
-        self._compare("", found, "durable", "plain, one Redis client kept")
+        self._compare("", found, "durable", "plain")
+        self._compare(f"drain, {pool}", found, "durable, locks_late", "plain")
+        self._compare("", found, "durable, locks_late", "plain, one Redis client kept")
 
     def latency(self, rounds: int) -> None:
         """From the call to the body's first line, one task every 20 ms."""
         found = take_turns(
-            {"plain": partial(self._wait, self.plain), "durable": partial(self._wait, self.durable)}, rounds
+            {
+                "plain": partial(self._wait, self.plain),
+                "durable": partial(self._wait, self.durable),
+                "durable, locks_late": partial(self._wait, self.late),
+            },
+            rounds,
         )
         self._show(found, "us, p50 of an idle worker")
-        self._compare("idle latency", found, "durable", "plain")
+        self._compare("", found, "durable", "plain")
+        self._compare("idle latency", found, "durable, locks_late", "plain")
 
     def cpu(self) -> None:
         """All of Postgres' processes, over publishing one by one, running and removing."""
-        before = cpu_of(self._postgres.pid)
-        for _ in range(CPU_TASKS // RUN):
-            self._drain(self.durable)
-        spent = (cpu_of(self._postgres.pid) - before) / CPU_TASKS * 1e6
-        self._judge("Postgres CPU", Median(spent, spent, spent), f"{spent:.0f} us per task, of {CPU_TASKS}")
+        for name, side in (("durable", self.durable), ("Postgres CPU", self.late)):
+            before = cpu_of(self._postgres.pid)
+            for _ in range(CPU_TASKS // RUN):
+                self._drain(side)
+            spent = (cpu_of(self._postgres.pid) - before) / CPU_TASKS * 1e6
+            what = "locks_late" if side is self.late else name
+            self._judge(name, Median(spent, spent, spent), f"{what}: {spent:.0f} us per task, of {CPU_TASKS}")
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -283,9 +304,9 @@ class Bench:
         wait_until(lambda: side.redis.llen("celery") >= count, message="Redis to have all: ours does not wait for it")
         assert side.redis.llen("celery") == count
         side.forget_messages()
-        if side is self.durable:
-            assert self._rows() == count
-            self._looking.execute("DELETE FROM sidejob.messages")
+        if side.schema is not None:
+            assert self._rows(side) == count
+            self._looking.execute(f"DELETE FROM {side.schema}.messages")
         return rate
 
     def _drain(self, side: Side) -> float:
@@ -294,8 +315,8 @@ class Bench:
         side.forget_stamps()
         for _ in range(RUN):
             side.stamp.delay()
-        if side is self.durable:
-            assert self._rows() == RUN
+        if side.schema is not None:
+            assert self._rows(side) == RUN
         begun = time.monotonic_ns()
         side.worker.cont()
         wait_until(lambda: side.count() >= RUN, timeout=120, interval=0.01, message="all bodies to run")
@@ -315,13 +336,13 @@ class Bench:
         return median(one - other for one, other in zip(side.read_stamps(), called, strict=True)) / 1000
 
     def _wait_quiet(self, side: Side, count: int) -> None:
-        if side is self.durable:
-            wait_until(lambda: not self._rows(), timeout=30, interval=0.01, message="all rows to be gone")
+        if side.schema is not None:
+            wait_until(lambda: not self._rows(side), timeout=30, interval=0.01, message="all rows to be gone")
         wait_until(lambda: not side.redis.exists("celery", "unacked"), timeout=30)
         assert side.count() == count, "each body runs once"
 
-    def _rows(self) -> int:
-        return scalar(self._looking, "SELECT count(*) FROM sidejob.messages")
+    def _rows(self, side: Side) -> int:
+        return scalar(self._looking, f"SELECT count(*) FROM {side.schema}.messages")
 
     # -- what is said --------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """A task that says when its body ran: eight bytes in a file, the same with and without us; for `durable.py`.
 
 With DATABASE_URL the app is one of ours, and the task is durable. Without, it is plain Celery, and nothing of this
-package is imported; with ONE_CLIENT it is plain but for the one Redis client that workers of ours keep.
+package is imported; with ONE_CLIENT it is plain but for the one Redis client that workers of ours keep. With LOCKS_LATE
+the durable task locks late, and its store has a schema of that name.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 from celery import Celery, bootsteps
 
+LATE_SCHEMA = "late"
 
-def make_app(broker_url: str, database_url: str | None) -> Celery:
+
+def make_app(broker_url: str, database_url: str | None, *, locks_late: bool = False) -> Celery:
     """Make an app with the task `stamp`."""
     app = Celery("stamps", broker=broker_url, set_as_current=False)
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=False)
@@ -22,9 +25,13 @@ def make_app(broker_url: str, database_url: str | None) -> Celery:
         from celery_sidejob import SideJob
 
         app.conf.sidejob_database_url = database_url
+        if locks_late:
+            app.conf.sidejob_schema = LATE_SCHEMA
         SideJob(app)
 
-    @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True}))
+    late = {"locks_late": True, "on_lost": "requeue"} if locks_late else {}
+
+    @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True, **late}))
     def stamp() -> None:
         """Note the instant: one write, so that no two mix."""
         os.write(_file(), struct.pack("q", time.monotonic_ns()))
@@ -54,6 +61,6 @@ def _file() -> int:
 _files: dict[int, int] = {}
 
 if "STAMPS" in os.environ:  # a worker
-    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"))
+    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"), locks_late="LOCKS_LATE" in os.environ)
     if "ONE_CLIENT" in os.environ:
         app.steps["consumer"].add(OneClient)

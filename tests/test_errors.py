@@ -318,6 +318,8 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
+    "a durable task's `locks_late` is another word": lambda s: durable(s, locks_late="sometimes"),
+    "a task locks late that must not be repeated": lambda s: durable(s, locks_late=True),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
     "a store's URL is none, or libpq would misread it": misread,
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,

@@ -92,7 +92,7 @@ def test_the_options_of_tasks() -> None:
         default = getattr(celery_sidejob.SideJobTask, name)
         shown = f'"{default}"' if isinstance(default, str) else repr(default)
         assert f"{name}={shown}" in rows("Options of a sidejob task")
-    durable = {name for name in vars(celery_sidejob.DurableTask) if name in ("durable", "on_lost", "max_losses")}
+    durable = {name for name in vars(celery_sidejob.DurableTask) if name in task_options.OF_ORDINARY_TASKS}
     assert {row.partition("=")[0] for row in rows("Options of a durable task")} == durable
 
 

@@ -12,6 +12,7 @@ from celery.worker.state import active_requests
 
 from ..model.errors import StoreUnavailableError
 from ..model.settings import Settings
+from ..operations import late_locks
 from ..operations.runtime import Runtime
 from ..services import stop_flag
 from ..services.heartbeat import Heartbeat
@@ -127,6 +128,8 @@ class SideJobStep(bootsteps.StartStopStep):
             return
         for loop in self._loops[len(heartbeats) :]:
             loop.stop()
+        for heartbeat in heartbeats:  # else what has ended well would be given back with the rest
+            late_locks.write_now(heartbeat.runtime)
         released = sum(heartbeat.leave() for heartbeat in heartbeats)
         for loop in self._loops[: len(heartbeats)]:
             loop.stop()

@@ -26,6 +26,12 @@ def is_durable(app: Celery, name: str) -> bool:
     return sidejob is not None and any(_matches(name, glob) for glob in sidejob.durable_globs)
 
 
+def lost_policy(task: Any) -> str:
+    """Return what becomes of a run whose worker died, as the task's options say."""
+    chosen: str | None = getattr(task, "on_lost", None)
+    return chosen or ("requeue" if task.acks_late and task.reject_on_worker_lost else "dead")
+
+
 def check_options(task: Any) -> None:
     """Refuse wrong options of a durable task, which may not have been made a `DurableTask` yet."""
     if task.durable not in (True, False, None):
@@ -35,6 +41,15 @@ def check_options(task: Any) -> None:
         raise SettingsError(f"on_lost is 'requeue' or 'dead', not {policy!r} ({task.name}).")
     if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
         raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r} ({task.name}).")
+    late = getattr(task, "locks_late", None)
+    if late not in (True, False, None):
+        raise SettingsError(f"locks_late is True or False, not {late!r} ({task.name}).")
+    if late and lost_policy(task) != "requeue":
+        raise SettingsError(
+            f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): of a run "
+            "that dies before its lock nothing is known, so it begins again. Say on_lost='requeue' if it may, or leave "
+            "locks_late out."
+        )
 
 
 def _matches(name: str, glob: str) -> bool:

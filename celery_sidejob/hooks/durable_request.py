@@ -13,7 +13,7 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, AHEAD, HEADER, WORKER, Address, Key, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, is_first, key_of
 from ..operations import durable as operations
 from ..services.runs_here import ENDED
 from . import durable_task
@@ -43,7 +43,8 @@ class DurableRequest(Delivered):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._request_dict.pop(AHEAD, None)  # headers of a message come with it
+        for ours in (AHEAD, LATE):  # headers of a message come with it
+            self._request_dict.pop(ours, None)
         header = self._request_dict.get(HEADER)
         self._kept: Key | None = key_of(self.id, header)
         self._key: Key = self._kept or (self.id, 1)
@@ -75,13 +76,17 @@ class DurableRequest(Delivered):
             }
         if self._kept is None and HEADER not in given:
             given[ADOPTED] = received(self._app, self.task_name, self._message)
+        if self.task.locks_late and is_first(given):
+            given[LATE] = True
+            for _, delivery in self._deliveries:
+                delivery.locks_late = True
         return given
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
         heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
         here = heartbeat is not None and not heartbeat.has_processes
-        if here and self._kept is not None and isinstance(worker_id, int):
+        if here and self._kept is not None and isinstance(worker_id, int) and LATE not in self._request_dict:
             self._request_dict[AHEAD] = durable_task.begin_ahead(self.task, self._kept, self._address, worker_id)
         try:
             super().on_accepted(pid, time_accepted)

@@ -21,14 +21,14 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, InvalidTaskError
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import ADOPTED, AHEAD, HEADER, WORKER, Address, Key, Message, key_of
+from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
-from ..operations import durable, revocation
+from ..operations import durable, late_locks, revocation
 from ..operations.durable import Ahead, Run
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording
-from .durable import check_options, is_durable
+from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
 from .publishing import PAUSE_S
@@ -46,12 +46,14 @@ class DurableTask(Task):
     The class that is built from it is (marker, the task's own class). `on_lost`: what becomes of a run whose worker
     died, ``"requeue"`` or ``"dead"``; by default the first only for tasks that are `acks_late` with
     `reject_on_worker_lost`, whose author so has called them repeatable. `max_losses`: runs that may be lost.
+    `locks_late`: its first run begins before it is locked; only for what is to run again when it is lost.
     """
 
     abstract = True
     durable: bool | None = True
     on_lost: str | None = None
     max_losses: int | None = None
+    locks_late: bool | None = None
     Request = "celery_sidejob.hooks.durable_request:DurableRequest"
 
     @classmethod
@@ -63,7 +65,7 @@ class DurableTask(Task):
     @property
     def lost_policy(self) -> str:
         """What becomes of a run whose worker died."""
-        return self.on_lost or ("requeue" if self.acks_late and self.reject_on_worker_lost else "dead")
+        return lost_policy(self)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Return what takes the task's messages in a worker's parent process; those that nobody can read are buried."""
@@ -120,6 +122,9 @@ class DurableTask(Task):
                 _lose(run, error)
             raise
         run.body_is_over = True
+        if run.late is not None and (self.request.callbacks or self.request.chain or self.request.chord):
+            with suppress(StoreUnavailableError):  # the end of the run asks again
+                durable.has_lock(run.runtime, run)  # before Celery sends what follows
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +190,9 @@ def _mark(app: Celery, task: Any) -> None:
         if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
             task.__class__ = type(cls.__name__, (cls, app.Task), {"__module__": cls.__module__})
         return
-    options = {name: getattr(task, name) for name in ("durable", "on_lost", "max_losses") if hasattr(task, name)}
+    options = {
+        name: getattr(task, name) for name in ("durable", "on_lost", "max_losses", "locks_late") if hasattr(task, name)
+    }
     # A custom Request of the task's own class would not be told what a row needs.
     if task.Request != Task.Request:
         raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
@@ -241,6 +248,14 @@ def _begin(task: DurableTask, request: Context) -> None:
     if key is not None and own_process.is_revoked(task.app, request.id):
         _revoked(task, request, key, places)
     policy = _policy(task, runtime)
+    if key is not None and late_locks.is_here(places[0][0], key):
+        raise Copy(f"task {request.id}: a copy of what runs, or has just ended, in this process")
+    if LATE in request.__dict__ and key is not None and len(places) == 1:
+        store, worker_id = places[0]
+        run = Run(key, task.name, worker_id, store)
+        if durable.begin_late(store, run, max_losses=policy["max_losses"]):
+            _is_begun(task, request, run)
+            return
     failure: StoreUnavailableError | None = None
     for store, worker_id in places:
         run = Run(key or (request.id, 1), task.name, worker_id, store)
@@ -257,17 +272,21 @@ def _begin(task: DurableTask, request: Context) -> None:
             continue
         runtime.stores.answered(store)
         if begun:
-            run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=store.place)
-            for ours in (HEADER, WORKER, ADOPTED, AHEAD):  # a body may give its headers to what it calls
-                (request.headers or {}).pop(ours, None)
-            RUNS[request.id] = run
-            request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
+            _is_begun(task, request, run)
             return
     if failure is not None:
         _leave(runtime, request, str(failure))
     if address.store is None and adopted is None and len(places) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
     raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
+
+
+def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
+    run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.place)
+    for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE):  # a body may give its headers to what it calls
+        (request.headers or {}).pop(ours, None)
+    RUNS[request.id] = run
+    request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
 
 
 def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
@@ -325,7 +344,8 @@ def _lose(run: Run, error: BaseException) -> NoReturn:
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
-        durable.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+        if durable.has_lock(run.runtime, run):
+            durable.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
@@ -374,6 +394,8 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         logger.error("The end of task %s could not be written: %s", run.key[0], error)
     finally:
         RUNS.pop(run.key[0], None)
+        if run.late is not None:
+            late_locks.of(run.runtime).drop(run)
 
 
 def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
@@ -381,10 +403,15 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     if run.moved or run.is_lost or state is None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
+        if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
+            durable.end_late(runtime, run)
+            return
         if state == states.SUCCESS:
             chords.wait_for_body(runtime, task.backend, request, retval)
         durable.end(runtime, run)
-    elif state == states.REJECTED and getattr(retval, "requeue", False):
+        return
+    durable.have_lock(runtime, run)
+    if state == states.REJECTED and getattr(retval, "requeue", False):
         durable.put_back(runtime, run)
     else:
         error = retval if isinstance(retval, BaseException) else None

@@ -28,8 +28,8 @@ def findings(app: Celery) -> Iterator[Finding]:
     idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
     if idle:
         yield warning(
-            "durable tasks", f"not durable, though on_lost or max_losses is given: {_named(idle)}", meaning="These "
-            "options are for durable tasks. Messages of these may be lost, as of any Celery task.",
+            "durable tasks", f"not durable, though on_lost, max_losses or locks_late is given: {_named(idle)}",
+            meaning="These options are for durable tasks. Messages of these may be lost, as of any Celery task.",
             remedy="Add durable=True or a pattern to sidejob_durable_tasks, or say durable=False where that is meant.",
         )  # fmt: skip
 
@@ -44,7 +44,7 @@ def warn(app: Celery) -> None:
 def _means_to_be(app: Celery, name: str) -> bool:
     task = app.tasks[name]
     return getattr(task, "durable", None) is None and bool(
-        {"on_lost", "max_losses"} & given(type(task), app.Task).keys()
+        {"on_lost", "max_losses", "locks_late"} & given(type(task), app.Task).keys()
     )
 
 

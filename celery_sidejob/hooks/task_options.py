@@ -18,14 +18,14 @@ from ..model.port import parse_ports
 LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity"})
 """Refused as long as nothing acts on them."""
 
-OF_OTHERS = frozenset({"durable"})
-"""An option of ours that is for ordinary tasks."""
+OF_OTHERS = frozenset({"durable", "locks_late"})
+"""Options of ours that are for ordinary tasks."""
 
 OWN_OPTIONS = LATER_OPTIONS | OF_OTHERS | {
     "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
 }  # fmt: skip
 
-OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses"})
+OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "locks_late"})
 
 PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
 """Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""

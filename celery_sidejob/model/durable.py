@@ -24,6 +24,8 @@ ADOPTED = "sidejob_adopted"
 """The request's key for the whole message of a publisher without this package; set by the parent."""
 AHEAD = "sidejob_ahead"
 """The request's key for the lock that was sent before the run begins, where the body runs in the parent's process."""
+LATE = "sidejob_late"
+"""The request's key for a run that may begin without a lock; set by the parent."""
 DEATHS = "sidejob_deaths"
 """A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
 FORMAT = 2
@@ -121,6 +123,25 @@ def key_of(task_id: str, header: Any) -> Key | None:
     if not isinstance(header, Mapping) or int(header.get("v", 1)) > HEADER_FORMAT:
         return None
     return task_id, int(header["n"])
+
+
+_OF_THE_FIRST = {"v", "n", "s"}
+
+
+def is_first(request: Mapping[str, Any]) -> bool:
+    """Tell whether a delivery is plainly the first of its message, and its row as it was when that was kept.
+
+    Not a retry, nothing that has waited for an eta, was published or delivered again, or may have a copy in another
+    store. What is counted as the first and is not, as what a restored broker delivers, finds its row gone.
+    """
+    header = request.get(HEADER)
+    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _OF_THE_FIRST:
+        return False
+    if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
+        return False
+    if request.get("x-delivery-count") or (request.get("properties") or {}).get("delivery_count"):
+        return False
+    return not (request.get("delivery_info") or {}).get("redelivered")
 
 
 def call_of(publication: str) -> str | None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 
@@ -29,6 +30,34 @@ def lock() -> Any:
 def poll() -> Any:
     """Return what waits for files as `select.poll` does."""
     return _original("select", "poll")()
+
+
+def sleep(seconds: float) -> None:
+    """Let so much time pass for this real thread."""
+    _original("time", "sleep")(seconds)
+
+
+def thread_id() -> int:
+    """Return by what this real thread is known, whichever greenlet runs in it."""
+    found: int = _original("_thread", "get_ident")()
+    return found
+
+
+class Bell:
+    """What a real thread may wait for again and again; whoever rings it wakes it once."""
+
+    def __init__(self) -> None:
+        self._gate = _original("_thread", "allocate_lock")()
+        self._gate.acquire()
+
+    def ring(self) -> None:
+        """Wake whoever waits, or will; ringing again before that adds nothing."""
+        with suppress(RuntimeError):
+            self._gate.release()
+
+    def wait(self, timeout: float, /) -> bool:
+        """Wait until it rings, for so many seconds at most, and tell whether it has."""
+        return bool(self._gate.acquire(timeout=timeout))
 
 
 class Event:

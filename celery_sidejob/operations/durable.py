@@ -26,9 +26,10 @@ from ..store.durable import FIRST_LOOK_S, Kept, Waits
 from ..store.put_off import PutOff
 from ..store.sent import Sent
 from ..store.statement import Executor
-from . import copies
+from . import copies, late_locks
 from .endings import storable
 from .hold import PAUSE_S
+from .late_locks import LateLock
 from .runtime import Aftermath, Runtime
 from .stores import Stores
 
@@ -76,6 +77,8 @@ class Run:
     has_ended: bool = False
     """Its end, which was given up once, was written later."""
     traceback: str | None = None
+    late: LateLock | None = None
+    """How it stands with its lock, where that is written later."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the worker wants to stop, or has ended this run."""
 
@@ -220,6 +223,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     A store that is away is tried for a lease: Celery takes a retry that cannot be sent for a failure. Raises
     LeaseLostError if the row was taken from this run.
     """
+    have_lock(runtime, run)
     is_unknown = False
 
     def work(executor: Executor) -> Kept | None:
@@ -360,12 +364,38 @@ def begin(
     return begun and _counts(runtime, run, address)
 
 
+def begin_late(runtime: Runtime, run: Run, *, max_losses: int) -> bool:
+    """Let a run begin whose lock is written later; False if it has to lock now."""
+    return late_locks.of(runtime).begin(run, max_losses=max_losses)
+
+
+def end_late(runtime: Runtime, run: Run) -> None:
+    """Have the row of such a run removed soon: it has ended well, and nothing follows it."""
+    late_locks.of(runtime).end(run)
+
+
+def have_lock(runtime: Runtime, run: Run) -> None:
+    """Have such a run locked now, before it ends in any other way; LeaseLostError if the row is not to be had.
+
+    A store that is away is tried for a lease. Of any other run there is nothing to be done.
+    """
+    if not has_lock(runtime, run):
+        raise _lease_lost(run)
+
+
+def has_lock(runtime: Runtime, run: Run) -> bool:
+    """Do the same, and tell whether it is locked; False once it was refused."""
+    return run.late is None or _patiently(runtime, lambda: late_locks.of(runtime).take(run))
+
+
 def check_hold() -> None:
     """Raise LeaseLostError if the durable task whose body runs here was taken from this run; nothing outside of one."""
     found = _IN_BODY.get()
     if found is None or found[1].moved:
         return
     runtime, run = found
+    if run.late is not None and not late_locks.of(runtime).take(run):
+        raise _lease_lost(run)
     row = durable.read(runtime.connections, run.key[0])
     if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
         raise _lease_lost(run)
@@ -458,7 +488,8 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         return finish(executor, durable.remove(executor, run.key, worker_id=run.worker_id))
 
     def take_back(executor: Executor) -> bool:
-        return finish(executor, durable.take_back(executor, run.key))
+        age_s = None if run.late is None else time.monotonic() - run.late.began_at
+        return finish(executor, durable.take_back(executor, run.key, age_s=age_s))
 
     def finish(executor: Executor, ended: bool) -> bool:
         due.clear()
@@ -480,7 +511,8 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
             raise
 
     reach("durable-end:before")
-    if not try_(lambda: once(remove)):
+    # What a run without a lock was refused may be held by another one of the same worker.
+    if not has_lock(runtime, run) or not try_(lambda: once(remove)):
         if not run.is_revoked and try_(lambda: once(take_back)):
             runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
         elif not run.end_is_unknown:

@@ -74,6 +74,9 @@ class HeldTasks:
             taken = self._take(held)
             if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
                 return taken  # somebody has one of the rows locked just now: tried again at the next look
+            # What had begun without a lock has left no trace, and its message may be acknowledged: sent again now, it
+            # locks at once. So this death is not counted, further ones are.
+            self._send_unlocked_again([key for pid in self._died for key in self.runs.unlocked(pid)])
             for pid in self._died:
                 self.runs.of_process(pid)
             self._died.clear()
@@ -85,6 +88,7 @@ class HeldTasks:
         """Give back all that is held: this worker stops."""
         if not self._schema.fits():
             return 0
+        self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, False) for row in self._held())
 
     def _send_again(self) -> None:
@@ -93,6 +97,10 @@ class HeldTasks:
             page = list(islice(self._missed, PAGE))
             durable.hasten(self._runtime.connections, page)
             self._missed.difference_update(page)
+
+    def _send_unlocked_again(self, keys: Sequence[Key]) -> None:
+        if keys:
+            durable.send_again(self._runtime.connections, keys)
 
     def _take(self, rows: Iterable[Any]) -> int:
         plans = ((row, self.runs.plan_of((row.task_id, row.generation))) for row in rows)

@@ -41,6 +41,8 @@ class Delivery(Generic[K]):
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
     """Returns the request itself while there is one: Celery drops some without a word."""
+    locks_late: bool = False
+    """Its run may begin without a lock: until it has one, this worker vouches for its message."""
     vouched_at: float | None = None
     """When the store was told last that it waits here."""
 
@@ -137,8 +139,18 @@ class RunsHere(Generic[K]):
                 self._left.pop(_place(delivery), None)
         return [delivery.key for delivery in gone]
 
+    def unlocked(self, pid: int | None = None) -> list[K]:
+        """Return the runs that may have begun without a lock, here or in one process, and that are not ended here."""
+        with self._lock:
+            found = [
+                delivery
+                for delivery in self._all()
+                if delivery.locks_late and delivery.over_at is None and delivery.pid and delivery.plan != ENDED
+            ]
+        return sorted({delivery.key for delivery in found if pid is None or delivery.pid == pid})
+
     def waiting(self, *, for_s: float, every_s: float) -> list[K]:
-        """Return the runs whose delivery waits here for a process, and note that they are vouched for now.
+        """Return the runs whose delivery waits here for a process or a lock, and note that they are vouched for now.
 
         Those that have waited for `for_s` seconds, and were not returned in the last `every_s`.
         """
@@ -147,7 +159,7 @@ class RunsHere(Generic[K]):
             found = [
                 delivery
                 for delivery in self._all()
-                if delivery.pid is None
+                if (delivery.pid is None or delivery.locks_late)
                 and delivery.over_at is None
                 and (delivery.request is None or delivery.request() is not None)
                 and now - delivery.received_at >= for_s

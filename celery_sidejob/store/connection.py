@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import errors as pg
@@ -37,11 +37,12 @@ from .bounded import BoundedConnection, Overdue
 from .identity import Database, cluster, look
 from .libpq import Exchange
 from .places import Places
-from .put_off import PutOff
+from .put_off import Late
 from .sent import Sent
 from .statement import Statement, rows
 
 T = TypeVar("T")
+L = TypeVar("L", bound=Late)
 
 IDLE_S = 5.0
 _SCHEME = re.compile(r"^postgres(ql)?(\+\w+)?://")
@@ -133,7 +134,7 @@ class Connections:
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
-        self._put_off: dict[str, PutOff[Any]] = {}
+        self._put_off: dict[str, Late] = {}
         _pools.add(self)
 
     def transact(
@@ -323,10 +324,14 @@ class Connections:
         finally:
             self._of_thread.patience_s = before
 
-    def put_off(self, name: str, make: Callable[[], PutOff[T]]) -> PutOff[T]:
+    def put_off(self, name: str, make: Callable[[], L]) -> L:
         """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
         found = self._put_off.get(name)
-        return found if found is not None else self._put_off.setdefault(name, make())
+        return cast("L", found if found is not None else self._put_off.setdefault(name, make()))
+
+    def if_put_off(self, name: str) -> Late | None:
+        """Return the same, if this process has ever put off anything of the kind."""
+        return self._put_off.get(name)
 
     def write_put_off(self) -> None:
         """Write all that was put off."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..model.durable import Key, Message
 from . import revisions
@@ -157,6 +157,7 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
       JOIN unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
         ON m2.task_id = r.task_id AND m2.generation = r.generation
       WHERE m2.published_at IS NULL AND m2.locked_by IS NULL AND m2.doom IS NULL
+        AND m2.missing_at IS NULL
       ORDER BY m2.task_id FOR UPDATE OF m2 SKIP LOCKED) free
 WHERE m.task_id = free.task_id""",
     since=SINCE,
@@ -165,7 +166,10 @@ WHERE m.task_id = free.task_id""",
 
 
 def mark_published(executor: Executor, published: Iterable[Key]) -> None:
-    """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk."""
+    """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk.
+
+    Not what is missing already: who had received it has died before this mark was written, and it is to be sent again.
+    """
     keys = list(published)
     executor.run(_MARK, task_ids=[task_id for task_id, _ in keys], generations=[number for _, number in keys])
 
@@ -228,6 +232,88 @@ def send_begin(
     return connections.send("durable-begin", _BEGIN, parameters, within_s=within_s, held=True)
 
 
+class Late(NamedTuple):
+    """A run that has begun without a lock, `age_s` ago."""
+
+    task_id: str
+    age_s: float
+    max_losses: int
+
+
+_FIRST = 1
+"""The generation of what may begin so."""
+
+# The row must have been there when the run began. Else it is that of a later call with the same task id, which somebody
+# was free to make as a copy of the run had ended meanwhile.
+_WAS_THERE = "m.locked_by IS NULL AND m.due_at <= now() - make_interval(secs => r.age_s)"
+
+_LOCK_LATE = Statement(
+    f"""
+UPDATE {{messages}} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
+  missing_at = NULL, on_lost = 'requeue', max_losses = r.max_losses
+FROM unnest(%(task_ids)s::text[], %(ages)s::double precision[], %(max_losses)s::int[]) AS r(task_id, age_s, max_losses)
+WHERE m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
+  AND ({_WAS_THERE} AND m.doom IS NULL OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
+  AND EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+RETURNING m.task_id""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+def lock_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
+    """Lock the rows of runs that have begun before; returns which are locked now, also by an earlier try.
+
+    The others are somebody else's, gone, or doomed.
+    """
+    found = executor.run(
+        _LOCK_LATE, worker_id=worker_id, pid=pid, task_ids=[run.task_id for run in runs],
+        ages=[run.age_s for run in runs], max_losses=[run.max_losses for run in runs],
+    )  # fmt: skip
+    return {row.task_id for row in found}
+
+
+_REMOVE_LATE = Statement(
+    f"""
+DELETE FROM {{messages}} m USING unnest(%(task_ids)s::text[], %(ages)s::double precision[]) AS r(task_id, age_s),
+  (SELECT set_config('synchronous_commit', 'off', true) AS how) commit
+WHERE commit.how = 'off' AND m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
+  AND ({_WAS_THERE} OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
+RETURNING m.task_id""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+def remove_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
+    """Remove the rows of runs that ended well, whether they had been locked or not, and return which those are.
+
+    It waits for no disk: one that is there again after a crash of the server is of a task that may be repeated.
+    """
+    found = executor.run(
+        _REMOVE_LATE, worker_id=worker_id, pid=pid, task_ids=[run.task_id for run in runs],
+        ages=[run.age_s for run in runs],
+    )  # fmt: skip
+    return {row.task_id for row in found}
+
+
+_TAKE_BACK_LATE = Statement(
+    f"""
+DELETE FROM {{dead}} WHERE id = ANY(ARRAY(
+  SELECT max(d.id) FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d
+  WHERE d.task_id = ANY(%(task_ids)s::text[]) AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
+    AND (d.payload->>'generation')::int = {_FIRST}
+  GROUP BY d.task_id))
+RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def take_back_late(executor: Executor, task_ids: Sequence[str]) -> set[str]:
+    """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
+    return {row.task_id for row in executor.run(_TAKE_BACK_LATE, task_ids=list(task_ids), newest=NEWEST)}
+
+
 _ADOPT = Statement(
     """
 INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, look_at,
@@ -288,7 +374,8 @@ _TAKE_BACK = Statement(
     """
 WITH row AS (
   DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
-    AND locked_by IS NULL RETURNING task_id),
+    AND locked_by IS NULL
+    AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s)) RETURNING task_id),
  entry AS (
   DELETE FROM {dead} WHERE id = (
     SELECT d.id FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
@@ -300,13 +387,14 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
 )
 
 
-def take_back(executor: Executor, key: Key) -> bool:
+def take_back(executor: Executor, key: Key, *, age_s: float | None = None) -> bool:
     """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
 
     That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones: as lost,
-    or as what kept it from running again. An entry of a run that has ended otherwise stays.
+    or as what kept it from running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the
+    run began, if that was without a lock.
     """
-    return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], newest=NEWEST))
+    return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], age_s=age_s, newest=NEWEST))
 
 
 _FORGET = Statement(
@@ -538,6 +626,26 @@ def hasten(executor: Executor, received: Iterable[Key]) -> None:
     keys = list(received)
     ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
     executor.run(_HASTEN, task_ids=ids, generations=generations)
+
+
+_SEND_AGAIN = Statement(
+    """
+UPDATE {messages} m SET published_at = NULL, missing_at = now(), look_at = now()
+FROM unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
+WHERE m.task_id = r.task_id AND m.generation = r.generation AND m.body IS NOT NULL
+  AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now()""",
+    since=SINCE,
+)
+
+
+def send_again(executor: Executor, begun: Iterable[Key]) -> None:
+    """Have messages published again now whose runs had begun without a lock in a process that has died.
+
+    Also where it was not noted yet that they were published: that is not noted any more.
+    """
+    keys = list(begun)
+    ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
+    executor.run(_SEND_AGAIN, task_ids=ids, generations=generations)
 
 
 _RESERVE = Statement(

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from ..model import native
 from ..model.errors import StoreUnavailableError
@@ -26,6 +26,18 @@ PAGE = 1000
 RETRY_S = 0.2
 LINGER_S = 5.0
 """How long the thread that writes waits for more, before it ends."""
+
+
+class Late(Protocol):
+    """What is written later."""
+
+    def forget(self) -> None:
+        """After a fork: what there is is the parent's to write."""
+        ...
+
+    def write_now(self) -> None:
+        """Write all there is; never raises for the store."""
+        ...
 
 
 class PutOff(Generic[T]):
@@ -42,7 +54,7 @@ class PutOff(Generic[T]):
         self._write = write
         self._within_s = within_s
         self._patience_s = patience_s
-        _all.add(self)
+        register(self)
         self.forget()
 
     def forget(self) -> None:
@@ -132,7 +144,12 @@ class PutOff(Generic[T]):
                 time.sleep(RETRY_S)
 
 
-_all: weakref.WeakSet[PutOff[Any]] = weakref.WeakSet()
+_all: weakref.WeakSet[Late] = weakref.WeakSet()
+
+
+def register(one: Late) -> None:
+    """Have it written when this process ends."""
+    _all.add(one)
 
 
 def write_all_now() -> None:

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_revoked
 
 from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost
-from celery_sidejob.operations import stores
+from celery_sidejob.operations import late_locks, stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -42,6 +42,8 @@ if "CANCEL" in os.environ:
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
 if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone, what comes then is the same
     stores.PAUSE_S = (0.5, float(os.environ["STORE_PAUSE_S"]))
+if "LATE_EVERY_S" in os.environ:
+    late_locks.EVERY_S = float(os.environ["LATE_EVERY_S"])
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 
@@ -229,6 +231,45 @@ def step(self: Any, value: Any) -> Any:
     """May be repeated, and says that it was."""
     note(self, value=value)
     return value
+
+
+@app.task(bind=True, locks_late=True, **REPEATABLE)
+def late(self: Any, value: Any = None) -> Any:
+    """Begins without a lock, and is over at once."""
+    note(self, value=value, again=bool(self.request.get("sidejob_republished")))
+    return value
+
+
+@app.task(bind=True, locks_late=True, **REPEATABLE)
+def late_holder(self: Any, value: Any = None) -> Any:
+    """Begins without a lock, and holds on."""
+    return held(self, value)
+
+
+@app.task(bind=True, locks_late=True, **REPEATABLE)
+def late_suicide(self: Any, times: int) -> Any:
+    """Kills its process at once the first `times` times."""
+    note(self)
+    if len(Record.from_env().of("ran", id=self.request.id)) <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "alive"
+
+
+@app.task(bind=True, locks_late=True, max_retries=1, default_retry_delay=0, **REPEATABLE)
+def late_ending(self: Any, how: str) -> Any:
+    """Ends otherwise than well, before its lock."""
+    note(self)
+    if how == "ignore":
+        raise Ignore()
+    if how == "reject" and len(Record.from_env().of("ran", id=self.request.id)) == 1:
+        raise Reject("not now", requeue=True)
+    if how == "retry" and not self.request.retries:
+        raise self.retry()
+    if how == "fail":
+        raise ValueError("for good")
+    if how == "heartbeat":
+        return [heartbeat(), heartbeat(strict=True)]
+    return how
 
 
 @app.task(bind=True, **REPEATABLE)

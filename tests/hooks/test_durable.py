@@ -290,6 +290,28 @@ def test_what_becomes_of_a_lost_run(app: Celery, options: dict[str, Any], policy
     assert app.tasks["shop.lost"].lost_policy == policy
 
 
+def test_a_task_is_told_to_lock_late_where_it_is_made_or_by_an_annotation(app: Celery) -> None:
+    """And refused as late as it becomes known that it must not be repeated."""
+    app.conf.task_annotations = {"shop.slow": {"locks_late": True}, "shop.once": {"locks_late": True}}
+
+    @app.task(name="shop.fast", shared=False, on_lost="requeue", locks_late=True)
+    def fast() -> None:
+        pass
+
+    @app.task(name="shop.slow", shared=False, acks_late=True, reject_on_worker_lost=True)
+    def slow() -> None:
+        pass
+
+    app.finalize()
+    assert [app.tasks[name].locks_late for name in ("shop.fast", "shop.slow")] == [True, True]
+
+    with pytest.raises(SettingsError, match=r"shop\.once must not be"):
+
+        @app.task(name="shop.once", shared=False)
+        def once() -> None:
+            pass
+
+
 def test_which_tasks_are_durable(app: Celery) -> None:
     @app.task(name="shop.by_name", shared=False)
     def by_name() -> None:

@@ -33,7 +33,8 @@ def test_of_a_sidejob_task(option: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "meant"), [("durabel", "durable"), ("on_lots", "on_lost"), ("max_loses", "max_losses")]
+    ("option", "meant"),
+    [("durabel", "durable"), ("on_lots", "on_lost"), ("max_loses", "max_losses"), ("lock_late", "locks_late")],
 )
 def test_of_an_ordinary_task_at_each_use_of_the_app(option: str, meant: str) -> None:
     app = app_with(**{option: True})
@@ -84,7 +85,10 @@ def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptur
     counted, idle = task_check.findings(app)
 
     assert counted.found == "7: kept.a, kept.b, kept.c, kept.d, kept.e and 2 more"
-    assert (str(idle.level), idle.found) == ("warning", "not durable, though on_lost or max_losses is given: loose")
+    assert (str(idle.level), idle.found) == (
+        "warning",
+        "not durable, though on_lost, max_losses or locks_late is given: loose",
+    )
 
     task_check.warn(app)
 

@@ -1,0 +1,221 @@
+"""What is written late touches its own row alone, however late that is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+
+from celery_sidejob import SideJob
+from celery_sidejob.operations import durable, late_locks
+from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations.late_locks import LateLocks
+from celery_sidejob.store import workers
+from tests.tools.pgbouncer import direct
+from tests.tools.waiting import wait_until
+
+
+class Shop:
+    """An app that has called tasks, and a worker that runs them."""
+
+    def __init__(self, database_url: str, redis_url: str) -> None:
+        self.looking = psycopg.connect(direct(database_url), autocommit=True)
+        self.app = Celery("late", broker=redis_url, set_as_current=False)
+        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["late.*"])
+        SideJob(self.app)
+        self.runtime = self.app.sidejob.runtime
+        self.worker_id = self.worker()
+
+    def worker(self) -> int:
+        """Another worker."""
+        return workers.register(self.runtime.connections, f"test:{os.urandom(6).hex()}")
+
+    def called(self, task_id: str = "one") -> None:
+        """Call a task."""
+        self.app.send_task("late.one", task_id=task_id)
+
+    def begun(self, task_id: str = "one") -> Run:
+        """A run that has begun, without a lock."""
+        run = Run((task_id, 1), "late.one", self.worker_id, self.runtime)
+        assert durable.begin_late(self.runtime, run, max_losses=3)
+        return run
+
+    def copy(self, task_id: str = "one", worker_id: int | None = None) -> Run | None:
+        """A run of a copy, which locks at once; None if it was refused."""
+        run = Run((task_id, 1), "late.one", worker_id or self.worker(), self.runtime)
+        begun = durable.begin(self.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
+        return run if begun else None
+
+    def rows(self) -> dict[str, int | None]:
+        """Who holds what."""
+        return dict(self.looking.execute("SELECT task_id, locked_by FROM sidejob.messages").fetchall())
+
+    def sql(self, statement: str) -> None:
+        """Have something happen to the rows."""
+        self.looking.execute(statement)
+
+    def flush(self) -> None:
+        """Write all there is."""
+        late_locks.write_now(self.runtime)
+
+
+@pytest.fixture
+def shop(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """Nothing is written before the test says so."""
+    monkeypatch.setattr(LateLocks, "_thread_wanted", lambda self: None)
+    made = Shop(database_url, redis_url)
+    yield made
+    made.looking.close()
+    made.app.sidejob.close()
+    made.app.close()
+
+
+def test_what_runs_is_locked_and_what_has_ended_is_removed(shop: Shop) -> None:
+    shop.called("one")
+    shop.called("two")
+    running, ended = shop.begun("one"), shop.begun("two")
+    assert shop.rows() == {"one": None, "two": None}
+
+    durable.end_late(shop.runtime, ended)
+    shop.flush()
+    assert shop.rows() == {"one": shop.worker_id}
+    assert shop.copy() is None
+
+    durable.end_late(shop.runtime, running)
+    shop.flush()
+    assert shop.rows() == {}
+
+
+def test_what_another_has_is_left_to_it(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    for task_id in ("ends", "goes on", "same worker"):
+        shop.called(task_id)
+    runs = {task_id: shop.begun(task_id) for task_id in shop.rows()}
+    copies = {
+        task_id: shop.copy(task_id, shop.worker_id if task_id == "same worker" else None) for task_id in shop.rows()
+    }
+    before = shop.rows()
+    assert None not in before.values()
+
+    durable.end_late(shop.runtime, runs["ends"])
+    durable.end_late(shop.runtime, runs["same worker"])
+    shop.flush()
+
+    assert shop.rows() == before
+    assert caplog.text.count("does not count") == 2
+    assert not durable.has_lock(shop.runtime, runs["goes on"])
+    for run in copies.values():
+        assert run is not None
+        durable.end(shop.runtime, run)
+    assert shop.rows() == {}
+
+
+@pytest.mark.parametrize("when", ["ended", "runs"])
+def test_a_later_call_of_the_same_id_is_not_touched(shop: Shop, when: str) -> None:
+    """A copy has ended meanwhile, or the answer to a removal was lost: then the id is free for a new call."""
+    shop.called()
+    run = shop.begun()
+    copy = shop.copy()
+    assert copy is not None
+    durable.end(shop.runtime, copy)
+    shop.called()
+
+    if when == "ended":
+        durable.end_late(shop.runtime, run)
+    shop.flush()
+
+    assert shop.rows() == {"one": None}
+    assert when == "ended" or not durable.has_lock(shop.runtime, run)
+    if when == "runs":
+        with pytest.raises(Exception, match="was taken from this run"):
+            durable.end(shop.runtime, run)
+        assert shop.rows() == {"one": None}
+
+
+@pytest.mark.parametrize("buried", [False, True])
+def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, buried: bool) -> None:
+    shop.called("ended")
+    shop.called("runs")
+    ended, runs = shop.begun("ended"), shop.begun("runs")
+    shop.sql("UPDATE sidejob.messages SET doom = 'revoked', look_at = now()")
+    if buried:
+        for task_id in ("ended", "runs"):
+            durable.fail(shop.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="revoked", error="E: revoked")
+
+    durable.end_late(shop.runtime, ended)
+    shop.flush()
+    assert not durable.has_lock(shop.runtime, runs), "its heartbeat says so"
+    durable.end_late(shop.runtime, runs)
+    shop.flush()
+
+    assert shop.rows() == {}
+    assert shop.looking.execute("SELECT count(*) FROM sidejob.dead").fetchone() == (0,)
+
+
+def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
+    shop.called()
+    run = shop.begun()
+    shop.sql("UPDATE sidejob.workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now()")
+
+    shop.flush()
+
+    assert (shop.rows(), durable.has_lock(shop.runtime, run)) == ({"one": None}, False)
+
+
+def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> None:
+    shop.called()
+    run = shop.begun()
+    assert late_locks.is_here(shop.runtime, run.key)
+    durable.end_late(shop.runtime, run)
+    assert late_locks.is_here(shop.runtime, run.key)
+    shop.flush()
+    assert not late_locks.is_here(shop.runtime, run.key)
+
+
+def test_while_a_flush_is_not_answered_nothing_more_begins_without_a_lock(shop: Shop) -> None:
+    shop.called("one")
+    shop.called("two")
+    shop.begun("one")
+    run = Run(("two", 1), "late.one", shop.worker_id, shop.runtime)
+    with shop.looking.transaction():
+        shop.sql("SELECT FROM sidejob.messages FOR UPDATE")
+        flush = threading.Thread(target=shop.flush)
+        flush.start()
+        wait_until(
+            lambda: not durable.begin_late(shop.runtime, run, max_losses=3) or _dropped(run), message="a refusal"
+        )
+    flush.join(20)
+    assert shop.rows()["one"] == shop.worker_id
+
+
+def _dropped(run: Run) -> bool:
+    late_locks.of(run.runtime).drop(run)
+    return False
+
+
+def test_one_thread_writes_and_ends_when_nothing_comes(
+    database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_locks, "AT_REST_S", 0.05)
+    monkeypatch.setattr(late_locks, "LINGER_S", 0.3)
+    shop = Shop(database_url, redis_url)
+
+    def threads() -> list[Any]:
+        return [thread for thread in threading.enumerate() if "late-locks" in thread.name]
+
+    for number in range(3):
+        shop.called(str(number))
+        durable.end_late(shop.runtime, shop.begun(str(number)))
+        assert len(threads()) == 1
+        wait_until(lambda: not shop.rows(), message="it to be removed")
+        time.sleep(0.1 * number)  # at rest the second time; what comes wakes it
+    wait_until(lambda: not threads(), message="the thread to end")
+    assert shop.rows() == {}
+    shop.looking.close()
+    shop.app.sidejob.close()
+    shop.app.close()
