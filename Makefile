@@ -18,8 +18,8 @@ lint: ## format, lint, types and layers, without the tests
 test: ## the tests
 	./run test
 
-matrix: ## the acceptance tests on every broker and pool, for hours: BROKERS=redis,amqp,quorum POOLS=threads
-	./run test tests/acceptance -n 2 --brokers $${BROKERS:-redis,amqp} --pools $${POOLS:-prefork,solo,threads,gevent}
+matrix: ## the acceptance tests on every broker and pool, for hours: BROKERS=sidejob,quorum POOLS=threads
+	./run test tests/acceptance -n 2 --brokers $${BROKERS:-redis,sidejob,amqp} --pools $${POOLS:-prefork,solo,threads,gevent}
 
 model: install ## every interleaving of the protocol's model
 	$(PYTHON) tests/protocol_model/run.py

@@ -1,40 +1,88 @@
-"""Celery for work that must not be lost and may take months."""
+"""Celery for work that must not be lost and may take months.
+
+The names are imported when they are first used: `celery_sidejob.transport` is for apps that use nothing else of this.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from . import transport  # noqa: F401  # makes the broker URLs sidejob:// and sidejobs:// known
-from .deadset import DeadEntry, DeadSet
-from .extension import SideJob
-from .hooks.decorators import sidejob_task
-from .hooks.durable_task import DurableTask
-from .hooks.logs import JSONFormatter, RunFilter
-from .hooks.revocation import TaskRevokedError
-from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
-from .hooks.task import SideJobTask
-from .job import Job
-from .model.errors import (
-    AliasTakenError,
-    ChildNameTakenError,
-    CycleError,
-    HasParentError,
-    IllegalMoveError,
-    InvalidAliasError,
-    InvalidChannelError,
-    InvalidPortError,
-    InvalidValueError,
-    JobNotFoundError,
-    LeaseLostError,
-    NotAChildError,
-    PortNotFoundError,
-    SchemaError,
-    SettingsError,
-    SideJobError,
-    StoreUnavailableError,
-    UnknownTaskError,
-)
-from .model.port import NO_DATA
-from .model.status import FINISHED, Status
-from .port import Packet, Port
-from .running import RunningJob, Suspend, current_job, heartbeat, stopping
-from .services.sweeper import PollReport
+
+if TYPE_CHECKING:
+    from .deadset import DeadEntry, DeadSet
+    from .extension import SideJob
+    from .hooks.decorators import sidejob_task
+    from .hooks.durable_task import DurableTask
+    from .hooks.logs import JSONFormatter, RunFilter
+    from .hooks.revocation import TaskRevokedError
+    from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
+    from .hooks.task import SideJobTask
+    from .job import Job
+    from .model.errors import (
+        AliasTakenError,
+        ChildNameTakenError,
+        CycleError,
+        HasParentError,
+        IllegalMoveError,
+        InvalidAliasError,
+        InvalidChannelError,
+        InvalidPortError,
+        InvalidValueError,
+        JobNotFoundError,
+        LeaseLostError,
+        NotAChildError,
+        PortNotFoundError,
+        SchemaError,
+        SettingsError,
+        SideJobError,
+        StoreUnavailableError,
+        UnknownTaskError,
+    )
+    from .model.port import NO_DATA
+    from .model.status import FINISHED, Status
+    from .port import Packet, Port
+    from .running import RunningJob, Suspend, current_job, heartbeat, stopping
+    from .services.sweeper import PollReport
+
+_PLACES = {
+    ".deadset": ("DeadEntry", "DeadSet"),
+    ".extension": ("SideJob",),
+    ".hooks.decorators": ("sidejob_task",),
+    ".hooks.durable_task": ("DurableTask",),
+    ".hooks.logs": ("JSONFormatter", "RunFilter"),
+    ".hooks.revocation": ("TaskRevokedError",),
+    ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
+    ".hooks.task": ("SideJobTask",),
+    ".job": ("Job",),
+    ".model.errors": (
+        "AliasTakenError",
+        "ChildNameTakenError",
+        "CycleError",
+        "HasParentError",
+        "IllegalMoveError",
+        "InvalidAliasError",
+        "InvalidChannelError",
+        "InvalidPortError",
+        "InvalidValueError",
+        "JobNotFoundError",
+        "LeaseLostError",
+        "NotAChildError",
+        "PortNotFoundError",
+        "SchemaError",
+        "SettingsError",
+        "SideJobError",
+        "StoreUnavailableError",
+        "UnknownTaskError",
+    ),
+    ".model.port": ("NO_DATA",),
+    ".model.status": ("FINISHED", "Status"),
+    ".port": ("Packet", "Port"),
+    ".running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
+    ".services.sweeper": ("PollReport",),
+}
+_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 
 __all__ = [
     "FINISHED",
@@ -81,3 +129,15 @@ __all__ = [
     "task_lost",
     "task_recovered",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if name not in _PLACE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_PLACE_OF[name], __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

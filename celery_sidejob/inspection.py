@@ -114,6 +114,7 @@ class Inspection:
         schema was made; what a process had counted in its last seconds before it was killed is missing from them.
         Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are. A
         store that is silent is waited for a few seconds; raises StoreUnavailableError if that is the primary.
+        `dead_list` counts what the transport `sidejob://` has given up, None with another or if the broker is silent.
         """
         all_stores = self._runtime.stores
         found = self._runtime.connections.transact("stats", self._stats, within_s=all_stores.look_s(self._runtime))
@@ -127,7 +128,7 @@ class Inspection:
                 continue
             _add(found, added)
             stores.append({"place": store.place, "name": name, "answers": True, "error": None})
-        return {**found, "stores": stores}
+        return {**found, "stores": stores, "dead_list": self._runtime.publisher.dead_list()}
 
     def _stats(self, executor: Executor) -> dict[str, Any]:
         known = counters.exist(executor)

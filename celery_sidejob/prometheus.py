@@ -92,6 +92,8 @@ def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
         {(): found["results"]["oldest_s"]},
     )  # fmt: skip
     yield _gauge("sidejob_dead_entries", "Entries of the dead set.", [], {(): found["dead"]["entries"]})
+    yield _gauge("sidejob_dead_list_messages", "Messages in the dead list of the transport sidejob://.", [],
+                 {(): found["dead_list"]})  # fmt: skip
     yield _gauge(
         "sidejob_dead_group_entries", "The newest entries of the dead set by task and kind of error.",
         ["task", "error"], {(row["task"], row["error"]): row["entries"] for row in found["dead"]["groups"]},

@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+import celery_sidejob
 
 LATE = ("alembic", "sqlalchemy")
 """Needed by `db upgrade`, and where a transaction of SQLAlchemy's is lent: a third of what would be imported."""
+HEAVY = (*LATE, "psycopg", "celery", "celery_sidejob.store", "celery_sidejob.hooks")
 
 
 def test_what_few_processes_need_is_not_imported_by_all() -> None:
-    look = (
-        f"import celery_sidejob, celery_sidejob.cli.group, sys; print([name for name in {LATE} if name in sys.modules])"
-    )
+    look = "from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys"
+    look += f"; print([name for name in {LATE} if name in sys.modules])"
 
     said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
 
     assert said.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param("import celery_sidejob.transport", id="the transport"),
+        pytest.param("import celery_sidejob; dir(celery_sidejob)", id="the package"),
+    ],
+)
+def test_the_transport_brings_nothing_of_the_rest(source: str) -> None:
+    source += "\nimport sys, kombu; kombu.Connection('sidejob://').get_transport_cls()"
+    source += f"\nprint([name for name in {HEAVY} if name in sys.modules], 'redis' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[] True"
+
+
+def test_who_imports_the_extension_may_name_the_transport() -> None:
+    source = (
+        "from celery_sidejob import SideJob; import kombu; print(kombu.Connection('sidejobs://').get_transport_cls())"
+    )
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert "TLSTransport" in said.stdout
+
+
+def test_every_public_name_is_there_for_people_type_checkers_and_programs() -> None:
+    tree = ast.parse(Path(celery_sidejob.__file__).read_text())
+    (typed,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imported = {alias.name for node in typed.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert imported == set(celery_sidejob.__all__) == set(celery_sidejob._PLACE_OF)
+    assert imported <= set(dir(celery_sidejob))
+    assert all(hasattr(celery_sidejob, name) for name in imported)
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        celery_sidejob.Nothing  # noqa: B018

@@ -37,7 +37,7 @@ def test_the_alarms_ask_for_metrics_that_there_are(stage: Stage) -> None:
 
 
 def test_the_page_has_every_check_and_no_other(stage: Stage, redis_url: str) -> None:
-    stage.app.conf.broker_url = redis_url
+    stage.app.conf.broker_url = redis_url.replace("redis:", "sidejob:", 1)
     found = [
         *Diagnosis(stage.runtime, stage.sidejob.owner).findings(),
         *broker_check.findings(stage.app),

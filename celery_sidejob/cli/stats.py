@@ -103,6 +103,9 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
     shown.append(Text(f"Sweeping is {duration(late)} behind. Timers: {found['timers']['waiting']}. "
                       f"Results not sent: {unsent}."))  # fmt: skip
     shown.append(Text(f"Dead set: {dead}", style="bold red" if dead else ""))
+    if found["dead_list"] is not None:
+        given_up = found["dead_list"]
+        shown.append(Text(f"Dead list of sidejob://: {given_up}", style="bold red" if given_up else ""))
     return shown
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from celery import Celery
 
 from ..model.finding import Finding, error, warning, well
-from . import configuration, rabbitmq
+from ..transport.overview import Overview, overview
+from . import configuration, rabbitmq, redis_dead
 
 ATTEMPT_S = 3.0
 OLDEST_RABBITMQ = (3, 10)
@@ -34,7 +35,10 @@ def findings(app: Celery) -> Iterator[Finding]:
                 took_s = time.monotonic() - began
                 yield well("broker", f"{shown} answers after {took_s * 1000:.0f} ms")
                 if family == "redis":
-                    yield from _memory(transport.create_channel(established).client.info("memory"))
+                    channel = transport.create_channel(established)
+                    yield from _memory(channel.client.info("memory"))
+                    if redis_dead.has_list(channel):
+                        yield _transport(overview(channel))
                 elif family == "amqp":
                     yield from _queues(app, established)
             finally:
@@ -70,6 +74,17 @@ def _queues(app: Celery, established: Any) -> Iterator[Finding]:
         )  # fmt: skip
     else:
         yield well("rabbitmq", f"its version is {version}")
+
+
+def _transport(found: Overview) -> Finding:
+    what = f"{found.consumers} consumers of sidejob:// hold {found.held} messages; {found.dead} are in the dead list"
+    if not found.dead:
+        return well("transport", what)
+    return warning(
+        "transport", what, meaning="Whoever fetched those in the dead list died, as often as delivery_limit says, or "
+        "they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
+        remedy="See celery -A <app> sidejob transport dead list; then retry or delete them.",
+    )  # fmt: skip
 
 
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:

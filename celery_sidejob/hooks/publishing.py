@@ -27,12 +27,14 @@ from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
+from ..model.buried import Buried, Place
 from ..model.crash_points import reach
 from ..model.durable import Key, Message
+from ..model.errors import SettingsError
 from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
-from . import configuration, events, kept_message, rabbitmq
+from . import configuration, events, kept_message, rabbitmq, redis_dead
 from .redis_client import NotAlone, Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 
@@ -268,6 +270,20 @@ class CeleryPublisher:
         """Begin a look for single messages; None where the broker shows none: on all but Redis."""
         return RedisLook(self._ask, fetched_within_s=self._lease_s) if self._family == "redis" else None
 
+    def dead_list(self) -> int | None:
+        """Count what our transport has given up; None with another transport, or a broker that does not answer."""
+        return self._ask(redis_dead.count) if self._has_dead_list else None
+
+    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
+        """Read a page of our transport's dead list, where the broker has that transport."""
+        if not self._has_dead_list:
+            return place, ()
+        return self._ask(lambda channel: redis_dead.page(channel, place, doorbell=HEADER)) or (place, ())
+
+    def forget_buried(self, texts: Sequence[bytes]) -> bool:
+        """Remove entries of that list; False if the broker does not answer."""
+        return bool(self._ask(lambda channel: redis_dead.forget(channel, texts)))
+
     def announce(self, send: Callable[[Producer], Any]) -> None:
         """Send a monitoring event, if the broker is there."""
         self._ask(lambda channel: send(self._open()))
@@ -469,6 +485,13 @@ class CeleryPublisher:
     def _family(self) -> str:
         """The kind of broker by kombu's name: "redis", "amqp"."""
         return configuration.broker_family(self._app)
+
+    @cached_property
+    def _has_dead_list(self) -> bool:
+        try:
+            return self._family == "redis" and redis_dead.has_list(self._app.connection_for_write().transport.Channel)
+        except SettingsError:  # a URL that cannot be read, of which others tell
+            return False
 
     def _channel(self) -> Any:
         return self._open().channel

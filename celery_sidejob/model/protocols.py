@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from .buried import Buried, Place
 from .call import Call
 from .durable import Key, Message
 from .messages import Continuation, Doorbell, Outcome
@@ -53,6 +54,21 @@ class Publisher(Protocol):
 
     def look(self) -> Look | None:
         """Begin a look for single messages in the broker; None where it shows none."""
+        ...
+
+    def dead_list(self) -> int | None:
+        """Count what the broker's transport has given up; None where it has no such list, or does not answer."""
+        ...
+
+    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
+        """Read a page, behind a place, of what the broker's transport has given up; nothing where it has no such list.
+
+        Returns that place as well: the beginning, where something before it was taken out.
+        """
+        ...
+
+    def forget_buried(self, texts: Sequence[bytes]) -> bool:
+        """Take some of it out of that list; False if the broker does not answer, and it is all to be read again."""
         ...
 
     def close(self) -> None:

@@ -567,6 +567,17 @@ def fail(
     return True
 
 
+def poison(runtime: Runtime, key: Key) -> bool:
+    """Doom the row of a message that the broker's transport has given up; False if this store knows nothing of it.
+
+    The sweeper tells of the doom and buries it, as of any other. A row that a run holds lives on.
+    """
+    found = runtime.connections.transact("durable-poison", lambda executor: durable.poison(executor, key), single=True)
+    if found.doomed:
+        reach("poison:doomed")
+    return found.doomed or found.is_kept or durable.buried(runtime.connections, key) is not None
+
+
 def entry_id_of(runtime: Runtime, number: int) -> int | str:
     """Return by what an entry of the dead set is known: its number, with the store's name before it if that is not
     the primary.

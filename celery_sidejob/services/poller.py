@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from ..model.buried import Buried, Place
 from ..model.crash_points import reach
 from ..model.durable import Address, Message
 from ..operations import copies
@@ -39,6 +40,7 @@ LOST = "WorkerLostError: the worker of this run died, and what it had begun must
 LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
+POISONED = "PoisonedMessage: the workers that fetched it died, as often as the broker's delivery_limit says"
 DOOMS = frozenset({"lost", "expired", "revoked"})
 
 
@@ -69,6 +71,7 @@ class Poller:
         self._may_go_on = may_go_on
         self._schema = DurableSchema(runtime.connections)
         self._emptied = False
+        self._buried = Place()
 
     def run_once(self, report: Report) -> None:
         """Do everything that is due."""
@@ -80,6 +83,7 @@ class Poller:
             return
         if self._emptied:
             self._look_at_all()
+        self._look_at_buried()  # first: what is in no queue any more would be missing, and be published again
         until = time.monotonic() + TURN_S
         while self._may_go_on() and self._look_at_a_page(report) and time.monotonic() < until:
             pass
@@ -96,6 +100,29 @@ class Poller:
 
             after = self._runtime.connections.transact("look-now", look, single=True)
         self._emptied = False
+
+    def _look_at_buried(self) -> None:
+        """Doom what the broker's transport has given up; of jobs it means nothing, of other tasks a person decides.
+
+        Dying before an entry is removed leaves it, and the next sweeper finds the row doomed, or in the dead set.
+        """
+        publisher = self._runtime.publisher
+        while self._may_go_on():
+            place, page = publisher.buried(self._buried)
+            if not page:
+                self._buried = place
+                return
+            seen_to = [one.text for one in page if one.is_doorbell or self._poison(one)]
+            if seen_to and not publisher.forget_buried(seen_to):
+                return
+            self._buried = place.past([one.text for one in page if one.text not in seen_to])
+
+    def _poison(self, buried: Buried) -> bool:
+        """Doom the row of a message, if it is in this store; tells whether it is, or was."""
+        stores = self._runtime.stores
+        if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime))):
+            return False
+        return operations.poison(self._runtime, buried.key)
 
     def _look_at_a_page(self, report: Report) -> bool:
         """Judge a page of rows that are due; False if there is no further one to be looked at now."""
@@ -172,4 +199,6 @@ def _error_of(row: Any) -> str:
             return EXPIRED
         case "revoked":
             return REVOKED
+    if row.on_lost is None:
+        return POISONED
     return LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST

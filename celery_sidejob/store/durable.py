@@ -469,6 +469,29 @@ def buried(executor: Executor, key: Key) -> Any | None:
     return found[0] if found else None
 
 
+_POISON = Statement(
+    """
+WITH free AS (
+  UPDATE {messages} SET doom = 'lost', look_at = now(), published_at = NULL, missing_at = NULL, on_lost = NULL,
+    max_losses = NULL
+  WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL AND locked_by IS NULL
+    AND doom IS NULL
+  RETURNING task_id)
+SELECT (SELECT count(*) FROM free) > 0 AS doomed,
+  EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL) AS is_kept""",
+    since=SINCE,
+)
+
+
+def poison(executor: Executor, key: Key) -> Any:
+    """Doom a row whose message each worker died with, before it had begun a run: (doomed, is_kept).
+
+    Its `on_lost` is null, as of no other that is doomed as lost. What runs, was revoked or goes on as another message
+    is left alone: then only `is_kept` is true.
+    """
+    return executor.run(_POISON, task_id=key[0], generation=key[1])[0]
+
+
 _HELD = Statement(
     """
 SELECT task_id, generation, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
@@ -665,7 +688,7 @@ FROM (SELECT task_id, missing_at IS NOT NULL AS missing,
       WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND body IS NOT NULL AND look_at <= now()
       ORDER BY task_id FOR UPDATE SKIP LOCKED) free
 WHERE m.task_id = free.task_id
-RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.generation, m.expires_at, m.losses,
+RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.generation, m.expires_at, m.losses, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,
   CASE WHEN free.fate <> 'strike' THEN m.body END AS body""",
     since=SINCE,

@@ -43,8 +43,8 @@ class Announcement:
 
 
 message_refused = Announcement("message_refused")
-"""`verb`, `consumer`, `delivery_tag`: this consumer was taken for dead and its message has gone to another. It was done
-twice, or will be; what was to be done to the message ("ack", "reject", "requeue") was not."""
+"""`verb`, `consumer`, `delivery_tag`: this consumer was taken for dead, or its connection broke, and its message has
+gone to another. It was done twice, or will be; what was to be done to it ("ack", "reject", "requeue") was not."""
 
 messages_recovered = Announcement("messages_recovered")
 """`consumer`, `queue`, `task_ids`: a dead consumer's messages are back at the head of their queue, oldest first."""

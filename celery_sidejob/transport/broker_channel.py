@@ -25,7 +25,7 @@ from kombu.transport import redis
 from kombu.utils.json import dumps, loads
 from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 from redis import Redis
-from redis.exceptions import NoScriptError
+from redis.exceptions import ConnectionError, NoScriptError
 
 from .announcements import message_refused
 from .keys import Keys
@@ -97,6 +97,7 @@ class Channel(redis.Channel):
     _is_idle = False
     _is_buffered = False
     _knows_scripts = True
+    _was_silent = False
 
     # -- what a message goes through ------------------------------------------------------------------------------
 
@@ -204,13 +205,13 @@ class Channel(redis.Channel):
     def finish(self, delivery_tag: str, verb: str) -> None:
         """Forget a message that is done with, if it is still ours; else announce that it is not."""
         consumer, token = _parted(delivery_tag)
-        if consumer and not self._records.acknowledge(consumer, token):
+        if consumer and (self.closed or not self._records.acknowledge(consumer, token)):  # its end gave back all
             self._refuse(delivery_tag, verb)
 
     def requeue(self, delivery_tag: str) -> None:
         """Give a message back to the head of its list, if it is still ours; else announce that it is not."""
         consumer, token = _parted(delivery_tag)
-        if consumer and not self._records.requeue(consumer, [token]):
+        if consumer and (self.closed or not self._records.requeue(consumer, [token])):
             self._refuse(delivery_tag, "requeue")
 
     def held(self, at_most: int) -> Iterator[bytes]:
@@ -423,7 +424,7 @@ class Channel(redis.Channel):
             self._heart = None
         if self._heart is None and not self._unrecorded.issuperset(queues):
             self._heart = self.connection.heart_for(self)
-            self._heart.watch(self._consumer, self._waited_for)
+            self._heart.watch(self._consumer, self._waited_for, self._note_silence)
         return self._consumer
 
     def _waited_for(self) -> list[tuple[str, list[str]]]:
@@ -455,13 +456,40 @@ class Channel(redis.Channel):
                 self._heart.forget(consumer)
                 self._records.leave(consumer)
 
+    def _note_silence(self) -> None:
+        """Have the next look at what may be fetched find out what was taken away; called by other threads as well."""
+        self._was_silent = True
+
+    def mind_silence(self) -> None:
+        """Break the connection if messages were taken from us as from a dead consumer: they are for another now.
+
+        So their application hears of it as it does of RabbitMQ. A worker of Celery drops what it has not begun, cuts
+        off what it is to cut off then (`worker_cancel_long_running_tasks_on_connection_loss`), and connects anew.
+        """
+        if not self._was_silent:
+            return
+        self._was_silent = False
+        held = {tag: message for tag, message in list(self.qos._delivered.items()) if tag not in self.qos._dirty}
+        consumers = {consumer for consumer, _ in map(_parted, held) if consumer}
+        ours = {f"{consumer}#{token}" for consumer in consumers for token in self._records.tokens(consumer)}
+        taken = [message for tag, message in held.items() if _parted(tag)[0] and tag not in ours]
+        for message in taken:
+            logger.warning(
+                "%s[%s] was taken from this worker, which was silent for too long, and goes to another: if it has "
+                "begun here, it runs twice", message.headers.get("task"), message.headers.get("id"),
+            )  # fmt: skip
+        if taken:
+            raise ConnectionError(f"{len(taken)} messages were taken from this worker, which was taken for dead")
+
     def _refuse(self, delivery_tag: str, verb: str) -> None:
         consumer, _ = _parted(delivery_tag)
         logger.warning(
-            "Cannot %s the message %s: %s was taken for dead, and the message has gone to another consumer",
+            "Cannot %s the message %s: %s was taken for dead or has lost its connection, and the message has gone to "
+            "another consumer",
             verb, delivery_tag, consumer,
         )  # fmt: skip
         message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
+        self._note_silence()  # those that it had beside this one have gone the same way
 
 
 def _parted(delivery_tag: str) -> tuple[str, str]:

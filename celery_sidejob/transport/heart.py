@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
@@ -52,15 +53,18 @@ class Heart:
         self._records = records
         self._timeout_s = timeout_s
         self._consumers: dict[str, Waits] = {}
+        self._told: dict[str, Callable[[], None]] = {}
+        self._beat_at = monotonic()
         self._registered: set[str] = set()
         self._stop = native.Event()
         self._pid: int | None = None
         self._beats_well = True
         self._next_ring = 0
 
-    def watch(self, consumer: str, waits: Waits) -> None:
-        """Beat for a consumer that is about to fetch."""
+    def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None]) -> None:
+        """Beat for a consumer that is about to fetch, and tell it if it may have been taken for dead."""
         self._consumers[consumer] = waits
+        self._told[consumer] = was_silent
         if self._pid != os.getpid():  # not yet begun, or in the process that has forked this one
             self._pid = os.getpid()
             self._stop = native.Event()
@@ -74,6 +78,7 @@ class Heart:
         """Beat for it no more; the thread ends with the last one."""
         self._registered.discard(consumer)
         self._consumers.pop(consumer, None)
+        self._told.pop(consumer, None)
         if not self._consumers and self._pid == os.getpid():
             self._pid = None
             self._stop.set()
@@ -84,6 +89,12 @@ class Heart:
         lost: tuple[str, ...] = ()
         while True:
             missing, dead = self._beat()
+            # Who beats again in the middle of its recovery is not missing, and keeps what is left.
+            late = monotonic() - self._beat_at > self._timeout_s
+            self._beat_at = monotonic()
+            for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
+                if tell is not None:  # else it has left since
+                    tell()
             lost += tuple(missing)
             for consumer in missing:
                 self._registered.discard(consumer)  # until it fetches again

@@ -14,6 +14,11 @@ class QoS(redis.QoS):
     may be killed when no other of their kind is left.
     """
 
+    def can_consume(self) -> bool:
+        """Adds to kombu's: it is asked before everything else, and also while no more may be fetched."""
+        self.channel.mind_silence()
+        return bool(super().can_consume())
+
     def append(self, message: Any, delivery_tag: str) -> None:
         """Replaces noting a message in Redis: its fetch has done that already."""
         virtual.QoS.append(self, message, delivery_tag)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.acceptance.scene import Scene
 from tests.acceptance.shared_site import Place
-from tests.tools.brokers import Broker
+from tests.tools.brokers import Broker, broker_of
 from tests.tools.databases import Databases
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
@@ -37,9 +37,9 @@ def shared_place(
     processes = Processes(directory / "processes", process_guard, pool=worker_pool)
     with databases.fresh(template=database_template) as name:
         redis_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
-        broker_url = redis_url if broker_kind == "redis" else request.getfixturevalue("module_amqp_url")
+        broker = broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("module_amqp_url"))
         url = module_store_url(databases.url_of(name))
-        yield Place(url, Broker(broker_kind, broker_url, redis_url), Record(directory / "record.jsonl"), processes)
+        yield Place(url, broker, Record(directory / "record.jsonl"), processes)
         assert processes.kill_all() == []
 
 

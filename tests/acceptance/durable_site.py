@@ -129,7 +129,7 @@ class Site:
     def queued(self) -> int:
         """How many messages wait in the broker."""
         if self.broker.is_redis:
-            with redis.Redis.from_url(self.broker_url) as client:
+            with redis.Redis.from_url(self.broker.redis_url) as client:
                 return int(client.llen("durable"))
         with Connection(self.broker_url) as connection, suppress(connection.channel_errors):
             return int(connection.default_channel.queue_declare("durable", passive=True).message_count)
@@ -138,7 +138,7 @@ class Site:
     def empty_broker(self) -> None:
         """Empty the broker, and whatever else there is in that Redis."""
         if self.broker.is_redis:
-            with redis.Redis.from_url(self.broker_url) as client:
+            with redis.Redis.from_url(self.broker.redis_url) as client:
                 client.flushdb()
             return
         with Connection(self.broker_url) as connection:

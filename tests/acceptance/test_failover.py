@@ -482,7 +482,7 @@ def test_all_stores_are_down(stores: Stores, second_url: str, how: str) -> None:
     assert len(stores.ran(result)) == 1
 
 
-@pytest.mark.brokers("redis", only=["redis"], reason="loses its marker with its queues")
+@pytest.mark.brokers("redis", only=["redis", "sidejob"], reason="loses its marker with its queues")
 def test_an_emptied_broker_is_noticed_for_both_stores(stores: Stores) -> None:
     stores.worker(env={"SIDEJOB_LOST_AFTER": "600"})
     warm(stores)

@@ -376,7 +376,9 @@ def test_an_outage_of_the_broker_delays_jobs_and_loses_none(
 # -- priorities ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.brokers("redis", "amqp", only=["redis", "amqp"], reason="its quorum queues take no priorities")
+@pytest.mark.brokers(
+    "redis", "sidejob", "amqp", only=["redis", "sidejob", "amqp"], reason="its quorum queues take no priorities"
+)
 def test_what_is_more_urgent_runs_first(
     tmp_path: Path, processes: Processes, record: Record, database_url: str, broker: Broker
 ) -> None:

@@ -47,7 +47,7 @@ def test_a_client_dies_in_the_middle_of_many(site: Site, point: str, tmp_path: P
     assert site.dead() == []
 
 
-@pytest.mark.brokers("redis", "amqp")
+@pytest.mark.brokers("redis", "sidejob", "amqp")
 def test_many_are_called_and_end(site: Site) -> None:
     site.worker(concurrency=2)
 

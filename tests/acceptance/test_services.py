@@ -57,11 +57,11 @@ def test_beat_and_workers_that_do_not_sweep_find_what_was_not_published(offline:
         site.nothing_lost()
 
 
-@pytest.mark.brokers("redis", only=["redis"], reason="tells that what waits in a queue is not missing")
-def test_poll_reports_what_it_did(offline: Site, redis_url: str) -> None:
+@pytest.mark.brokers("redis", only=["redis", "sidejob"], reason="tells that what waits in a queue is not missing")
+def test_poll_reports_what_it_did(offline: Site, broker: Broker) -> None:
     for _ in range(3):
         offline.sidejob.enqueue("outage.note")
-    with online(offline, redis_url, sidejob_lost_after=1) as site:
+    with online(offline, broker.url, sidejob_lost_after=1) as site:
         due = "SELECT count(*) n FROM messages WHERE look_at <= now() AND locked_by IS NULL"
 
         wait_until(lambda: site.rows(due)[0]["n"] == 3, message="three messages to be due")
@@ -72,8 +72,8 @@ def test_poll_reports_what_it_did(offline: Site, redis_url: str) -> None:
 
         assert not site.sidejob.poll()
 
-        with redis.Redis.from_url(redis_url) as broker:
-            assert broker.llen("celery") == 3
+        with redis.Redis.from_url(broker.redis_url) as server:
+            assert server.llen("celery") == 3
         site.rows("UPDATE messages SET look_at = now() RETURNING 1")
         report = site.sidejob.poll()
         assert (report.published, report.missing, report.broker_emptied) == (3, 3, False)

@@ -1,7 +1,7 @@
-"""Which broker a test runs on: Redis (or Valkey), or RabbitMQ with classic or with quorum queues.
+"""Which broker a test runs on: Redis (Valkey) by kombu's transport or ours, or RabbitMQ with classic and quorum queues.
 
 A test that takes the fixture `broker` runs on Redis, on the kinds that its mark `brokers("redis", "amqp")` names, or on
-those of `--brokers redis,amqp,quorum`, which is for the whole of tests/acceptance: `./run test tests/acceptance
+those of `--brokers redis,sidejob,amqp,quorum`, which is for the whole of tests/acceptance: `./run test tests/acceptance
 --brokers amqp`. What is about one broker alone says so, `brokers("amqp", only=["amqp"], reason="…")`, and is skipped on
 others.
 """
@@ -12,12 +12,13 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import kombu
 import pytest
 import redis
 
-KINDS = ("redis", "amqp", "quorum")
+KINDS = ("redis", "sidejob", "amqp", "quorum")
 VARIABLE = "SIDEJOB_TEST_BROKER"
 QUORUM = {
     "task_default_queue_type": "quorum",
@@ -59,13 +60,18 @@ class Broker:
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is one."""
-        return self.kind == "redis"
+        """Whether it is one, by whichever transport."""
+        return self.kind in ("redis", "sidejob")
+
+    @property
+    def redis_url(self) -> str:
+        """The URL by which redis-py knows it."""
+        return urlsplit(self.url)._replace(scheme="redis").geturl()
 
     @property
     def away(self) -> Self:
         """One of the same kind that is down."""
-        return self.at("redis://127.0.0.1:1/0" if self.is_redis else "amqp://127.0.0.1:1//")
+        return self.at(f"{self.kind}://127.0.0.1:1/0" if self.is_redis else "amqp://127.0.0.1:1//")
 
     def at(self, url: str) -> Self:
         """The same, reached by another URL: through a proxy."""
@@ -74,7 +80,7 @@ class Broker:
     def occupy(self, name: str) -> None:
         """Have something else bear the name of a queue: no message can be put there."""
         if self.is_redis:
-            with redis.Redis.from_url(self.url) as client:
+            with redis.Redis.from_url(self.redis_url) as client:
                 client.set(name, "no list")
             return
         with kombu.Connection(self.url) as connection:
@@ -108,19 +114,27 @@ def broker_kind() -> str:
 @pytest.fixture
 def broker(broker_kind: str, redis_url: str, request: pytest.FixtureRequest) -> Broker:
     """An empty broker of this test's own."""
-    url = redis_url if broker_kind == "redis" else request.getfixturevalue("amqp_url")
-    return Broker(broker_kind, url, redis_url)
+    return broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("amqp_url"))
 
 
 @pytest.fixture
 def other_broker(broker: Broker, request: pytest.FixtureRequest) -> Broker:
     """Another empty one of the same kind."""
-    return broker.at(request.getfixturevalue("other_redis_url" if broker.is_redis else "other_amqp_url"))
+    if not broker.is_redis:
+        return broker.at(request.getfixturevalue("other_amqp_url"))
+    return broker_of(broker.kind, request.getfixturevalue("other_redis_url"))
+
+
+def broker_of(kind: str, redis_url: str, amqp_url: Callable[[], str] | None = None) -> Broker:
+    """The broker of a kind on a Redis, or on a RabbitMQ that is only asked for then."""
+    if kind == "sidejob":
+        return Broker(kind, urlsplit(redis_url)._replace(scheme="sidejob").geturl(), redis_url)
+    return Broker(kind, redis_url if kind == "redis" or amqp_url is None else amqp_url(), redis_url)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--brokers", help="comma-separated kinds of brokers for all tests that run on any: redis,amqp,quorum"
+        "--brokers", help="comma-separated kinds of brokers for all tests that run on any: redis,sidejob,amqp,quorum"
     )
 
 

@@ -19,7 +19,7 @@ Direction = Literal["up", "down"]
 
 CHUNK = 65_536
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER of no time: close() sends RST instead of FIN
-DEFAULT_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "amqp": 5672, "pyamqp": 5672}
+DEFAULT_PORTS = {"postgresql": 5432, "postgres": 5432, "redis": 6379, "sidejob": 6379, "amqp": 5672, "pyamqp": 5672}
 
 
 class Mode(enum.Enum):

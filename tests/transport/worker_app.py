@@ -17,6 +17,7 @@ app = Celery("worker", broker=os.environ["BROKER_URL"])
 app.conf.update(
     task_ignore_result=True,
     task_acks_late=True,
+    worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("CANCEL")),
     broker_connection_retry_on_startup=False,
     broker_transport_options={"consumer_timeout": float(os.environ.get("CONSUMER_TIMEOUT", "3.5"))},
 )
@@ -60,3 +61,14 @@ def compute(seconds: float) -> None:
     while time.monotonic() < deadline:
         pass
     Record.from_env().note("ended")
+
+
+@app.task(name="hold")
+def hold() -> None:
+    """Note when it begins, and when it was let go."""
+    Record.from_env().note("begun")
+    Record.from_env().wait_for("go", timeout=60)
+    Record.from_env().note("ended")
+
+
+app.task(name="early", acks_late=False)(hold.run)

@@ -1,0 +1,35 @@
+"""What there is of this transport in a broker, for whoever looks after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from .keys import Keys
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How many there are."""
+
+    consumers: int
+    """Who fetch, and those of them that are dead and not seen to yet."""
+    held: int
+    """Messages that they have."""
+    dead: int
+    """Messages in the dead list."""
+
+
+def overview(channel: Any) -> Overview:
+    """Look at the broker of a channel."""
+    client: Any = Redis(connection_pool=channel.pool)
+    keys = Keys(channel.global_keyprefix, channel.sep)
+    consumers = client.zrange(keys.consumers, 0, -1)
+    with client.pipeline(transaction=False) as asked:
+        for name in consumers:
+            asked.hlen(keys.held(name.decode()))
+        asked.llen(keys.dead)
+        *held, dead = asked.execute()
+    return Overview(len(consumers), sum(held), dead)
