@@ -8,6 +8,7 @@ from importlib import import_module
 BENCHMARKS = {
     "throughput": "how many messages and jobs per second, against bare Celery",
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
+    "transport": "sidejob:// against kombu's redis://, plain and durable tasks",
     "scale": "what statements cost on large tables",
     "recovery": "how soon runs begin again after kills",
     "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",

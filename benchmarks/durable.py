@@ -30,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import redis
@@ -76,6 +77,7 @@ BOUNDS = {
     "Postgres CPU": Bound(150.0, most=True),
 }
 SECTIONS = ("publish", "many", "prefork", "solo", "latency", "cpu")
+SLOW = "with commit_delay = 1000: each commit takes a millisecond"
 
 
 def main(arguments: list[str]) -> int:
@@ -90,7 +92,7 @@ def main(arguments: list[str]) -> int:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     with ExitStack() as stack:
         bench = stack.enter_context(Bench.opened(given.slow_commit))
-        bench.print_machine()
+        print_machine(bench._looking, bench.durable.redis, *([SLOW] if given.slow_commit else []))
         if "publish" in wanted:
             bench.publish(given.rounds)
         if "many" in wanted:
@@ -121,7 +123,7 @@ class Side:
         self.stamps.touch()
         self.app = make_app(self.broker_url, database_url, locks_late=locks_late)
         self.stamp = self.app.tasks["stamp"]
-        self.redis = redis.Redis.from_url(self.broker_url)
+        self.redis = redis.Redis.from_url(urlsplit(self.broker_url)._replace(scheme="redis").geturl())
         self.worker: WorkerProcess | None = None
 
     def start_worker(self, processes: Processes, pool: str, concurrency: int, *, one_client: bool = False) -> None:
@@ -157,6 +159,13 @@ class Side:
         """Empty the broker."""
         self.redis.delete("celery")
 
+    def close(self) -> None:
+        """Close what it has open; its worker is not ended."""
+        self.redis.close()
+        self.app.close()
+        if self.database_url is not None:
+            self.app.sidejob.close()
+
 
 class Bench:
     """The servers, the sides, and what was found."""
@@ -191,10 +200,7 @@ class Bench:
             bench = cls(postgres, broker_url, directory, processes, slow)
             stack.callback(bench._looking.close)
             for side in (bench.durable, bench.late, bench.plain, bench.kept):
-                stack.callback(side.redis.close)
-                stack.callback(side.app.close)
-            for side in (bench.durable, bench.late):
-                stack.callback(side.app.sidejob.close)
+                stack.callback(side.close)
             yield bench
 
     @contextmanager
@@ -346,17 +352,6 @@ class Bench:
 
     # -- what is said --------------------------------------------------------------------------------------------
 
-    def print_machine(self) -> None:
-        """What this was measured on."""
-        postgres = self._looking.info.parameter_status("server_version")
-        packages = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis", "psycopg"))
-        broker = self.durable.redis.info("server")
-        print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {_processor()}, Python {platform.python_version()}")
-        name = broker.get("server_name", "redis")
-        print(f"{packages}; Postgres {postgres}, {name} {broker.get(f'{name}_version')}")
-        if self._slow:
-            print("with commit_delay = 1000: each commit takes a millisecond")
-
     def _show(self, found: dict[str, list[float]], unit: str) -> None:
         print(f"\n{unit}")
         for side, figures in found.items():
@@ -373,6 +368,18 @@ class Bench:
             self.met &= met
             text += f"   bound {'at most' if bound.most else 'at least'} {bound.limit:g}: {'met' if met else 'MISSED'}"
         print(f"  {text}", flush=True)
+
+
+def print_machine(looking: psycopg.Connection[Any], broker: redis.Redis, *remarks: str) -> None:
+    """What this was measured on."""
+    postgres = looking.info.parameter_status("server_version")
+    packages = ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis", "psycopg"))
+    about = broker.info("server")
+    name = about.get("server_name", "redis")
+    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} x {_processor()}, Python {platform.python_version()}")
+    print(f"{packages}; Postgres {postgres}, {name} {about.get(f'{name}_version')}")
+    for remark in remarks:
+        print(remark)
 
 
 def _processor() -> str:

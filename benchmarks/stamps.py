@@ -1,8 +1,9 @@
-"""A task that says when its body ran: eight bytes in a file, the same with and without us; for `durable.py`.
+"""A task that says when its body ran: eight bytes in a file, the same with and without us.
 
-With DATABASE_URL the app is one of ours, and the task is durable. Without, it is plain Celery, and nothing of this
-package is imported; with ONE_CLIENT it is plain but for the one Redis client that workers of ours keep. With LOCKS_LATE
-the durable task locks late, and its store has a schema of that name.
+For `durable.py` and `transport.py`. With DATABASE_URL the app is one of ours, and the task is durable; with LOCKS_LATE
+it locks late, and its store has a schema of that name. Without a database it is plain Celery, and nothing of this
+package is imported but the transport, if the broker's URL says so; with ONE_CLIENT it is plain but for the one Redis
+client that workers of ours keep.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ def make_app(broker_url: str, database_url: str | None, *, locks_late: bool = Fa
         if locks_late:
             app.conf.sidejob_schema = LATE_SCHEMA
         SideJob(app)
+    elif broker_url.startswith("sidejob"):
+        import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 
     late = {"locks_late": True, "on_lost": "requeue"} if locks_late else {}
 

@@ -26,6 +26,7 @@ READ = {
     "Channel.close": "101e9b9cdad44b88",
     "QoS.ack": "1bc15a4ddf541af6",
     "QoS.append": "35c655f6ecc62fe6",
+    "QoS.can_consume": "787f80092f8d7e51",
     "QoS.reject": "747a02434344d1a6",
     "QoS.restore_unacked": "8954efef014d546e",
     "SentinelChannel._sentinel_managed_pool": "bde54a2d6e93ac13",

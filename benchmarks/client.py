@@ -1,0 +1,60 @@
+"""A client in a process of its own, with the app of `stamps.py`: does what each line of its input says, and times it.
+
+`publish N` calls the task N times and answers with how many a second that were; `wait N` calls it each 20 ms, N times,
+and answers with the median of microseconds from the call to the body's first line. The first answer says whether
+anything of this package was imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+EVERY_S = 0.02
+LATEST_S = 30.0
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    # As a worker's app is made; but nothing of the task's own is to run here.
+    stamps = Path(os.environ.pop("STAMPS"))
+    from benchmarks.stamps import make_app
+
+    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"))
+    stamp = app.tasks["stamp"]
+    doing = {"publish": lambda count: publish(stamp, count), "wait": lambda count: wait(stamp, count, stamps)}
+    print("ours" if "celery_sidejob" in sys.modules else "plain", flush=True)
+    for line in sys.stdin:
+        verb, count = line.split()
+        print(doing[verb](int(count)), flush=True)
+
+
+def publish(stamp: Any, count: int) -> float:
+    """One call after the other."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        stamp.delay()
+    return count / (time.perf_counter() - begun)
+
+
+def wait(stamp: Any, count: int, stamps: Path) -> float:
+    """One call each 20 ms, when the one before has run; the file of stamps is empty."""
+    called = []
+    for number in range(count):
+        time.sleep(EVERY_S)
+        called.append(time.monotonic_ns())
+        stamp.delay()
+        deadline = time.monotonic() + LATEST_S
+        while stamps.stat().st_size < 8 * (number + 1):
+            assert time.monotonic() < deadline, "a task has not run"
+            time.sleep(0.002)
+    ran = memoryview(stamps.read_bytes()).cast("q")
+    return median(one - other for one, other in zip(ran, called, strict=True)) / 1000
+
+
+if __name__ == "__main__":
+    main()
