@@ -28,10 +28,11 @@ TICK_S = 0.2
 COUNT_S = 2.0
 READY_S = 90.0
 QUIET_S = 120.0
-"""After the last fault, with workers that are ready, fewer rows must be left each time this and the longest wait for a
-look have passed, until there are none: a message that died with whoever had received it is found only then. How long a
+"""After the last fault, with workers that are ready, a row must go each time this and the longest wait for a look have
+passed, until there are none: a message that died with whoever had received it is found only then. How long a
 backlog takes says more about the machine."""
 _LEFT = "SELECT count(*) FROM sidejob.messages"
+_GONE = "SELECT count(*) FROM storm.moves WHERE move = 'gone'"
 _LONGEST_LOOK = """
 SELECT coalesce(extract(epoch FROM max(look_at - now())), 0)::float FROM sidejob.messages WHERE locked_by IS NULL"""
 
@@ -102,15 +103,15 @@ class Storm:
         try:
             fleet.wait_for_workers(READY_S)
             with psycopg.connect(fleet.ground.database_url, autocommit=True) as connection:
-                fewest, since = scalar(connection, _LEFT), time.monotonic()
-                while fewest:
+                gone, since = scalar(connection, _GONE), time.monotonic()
+                while left := scalar(connection, _LEFT):
                     fleet.tend()
                     time.sleep(TICK_S)
-                    left, now = scalar(connection, _LEFT), time.monotonic()
-                    if left < fewest:
-                        fewest, since = left, now
-                    elif now - since > (within_s := QUIET_S + scalar(connection, _LONGEST_LOOK)):
-                        return [f"{left} rows are kept, and for {within_s:.0f} s no fewer"]
+                    before, gone = gone, scalar(connection, _GONE)
+                    if gone > before:
+                        since = time.monotonic()
+                    elif time.monotonic() - since > (within_s := QUIET_S + scalar(connection, _LONGEST_LOOK)):
+                        return [f"{left} rows are kept, and for {within_s:.0f} s none has gone"]
         except TimeoutError as error:
             return [str(error)]
         self._say(f"quiet after {time.monotonic() - begun:.1f} s")

@@ -131,10 +131,15 @@ def test_what_runs_without_a_lock_for_long_is_vouched_for_by_its_worker(site: Si
     site.worker(concurrency=1)
     result = site.call("late_holder", 1)
     pid = site.holding(result)["pid"]
+    wait_until(lambda: site.sql("SELECT published_at FROM messages")[0].published_at, timeout=TIMEOUT_S)
     (row,) = site.sql("SELECT look_at FROM messages")
     for _ in range(2):  # each look is put off before it comes
-        before, row = row.look_at, site.sql("SELECT look_at FROM messages")[0]
-        wait_until(lambda: site.sql("SELECT look_at > %s AS later FROM messages", before)[0].later, timeout=TIMEOUT_S)  # noqa: B023
+        wait_until(
+            lambda: site.sql("SELECT look_at > %s AS later FROM messages", row.look_at)[0].later,  # noqa: B023
+            timeout=TIMEOUT_S,
+        )
+        (row,) = site.sql("SELECT look_at, missing_at FROM messages")
+        assert row.missing_at is None
     assert len(site.record.of("holding", id=result.id)) == 1
     assert holders(site) == [None]
 
@@ -170,12 +175,16 @@ def test_a_copy_that_overtakes_a_run_without_a_lock_counts(site: Site) -> None:
 def test_a_store_that_is_away_at_the_flush(site: Site, how: str) -> None:
     """What has begun ends; then no more begins without a lock. Nothing is repeated once the store is back."""
     with TcpProxy.to(site.database_url) as proxy:
-        worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "30"})
+        worker = site.worker(
+            env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "30"}, concurrency=1
+        )
         assert site.call("late", 0).get(timeout=TIMEOUT_S) == 0
         site.wait_quiet()
         getattr(proxy, how)()
         held = site.call("late_holder", 1)
         site.holding(held)
+        if how == "refuse":
+            worker.wait_for_log("Late locks are not written", TIMEOUT_S)
         well = site.call("late", 2)
         site.go(held)
         assert held.get(timeout=TIMEOUT_S) == 1
