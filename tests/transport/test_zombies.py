@@ -68,7 +68,7 @@ def test_a_worker_that_held_nothing_goes_on_as_if_nothing_were(
 ) -> None:
     env = {"BROKER_URL": broker_url, "CONSUMER_TIMEOUT": "1", **record.env}
     worker = processes.start_worker("tests.transport.worker_app", env=env, pool="prefork", name="worker")
-    send("early")
+    send("hold_early")
     record.wait_for("begun")
     worker.stop_signal()
     other = Consuming(connect(consumer_timeout=1), "elsewhere", prefetch=1)

@@ -71,4 +71,4 @@ def hold() -> None:
     Record.from_env().note("ended")
 
 
-app.task(name="early", acks_late=False)(hold.run)
+app.task(name="hold_early", acks_late=False)(hold.run)
