@@ -157,7 +157,7 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
       JOIN unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
         ON m2.task_id = r.task_id AND m2.generation = r.generation
       WHERE m2.published_at IS NULL AND m2.locked_by IS NULL AND m2.doom IS NULL
-        AND m2.missing_at IS NULL AND m2.losses = 0
+        AND m2.missing_at IS NULL
       ORDER BY m2.task_id FOR UPDATE OF m2 SKIP LOCKED) free
 WHERE m.task_id = free.task_id""",
     since=SINCE,
@@ -168,8 +168,7 @@ WHERE m.task_id = free.task_id""",
 def mark_published(executor: Executor, published: Iterable[Key]) -> None:
     """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk.
 
-    Not what is missing already, or was lost once: a worker that had it has died before this mark was written, and it is
-    to be sent again.
+    Not what is missing already: who had received it has died before this mark was written, and it is to be sent again.
     """
     keys = list(published)
     executor.run(_MARK, task_ids=[task_id for task_id, _ in keys], generations=[number for _, number in keys])

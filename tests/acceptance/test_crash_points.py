@@ -77,6 +77,7 @@ def finish(scene: Scene, workload: Workload, timeout: float) -> None:
 
 
 @pytest.mark.pools("prefork", reason="a process of the pool is killed")
+@pytest.mark.slow
 def test_processes_of_the_pool_are_killed_at_every_point(scene: Scene, acted: Path) -> None:
     scene.worker(queues="elsewhere", name="sweeps", **QUICK)
     # What follows an asking's end is made by the sweeper after the first of its two points, so here it is the second.
@@ -88,6 +89,7 @@ def test_processes_of_the_pool_are_killed_at_every_point(scene: Scene, acted: Pa
     assert worker.alive
 
 
+@pytest.mark.slow
 def test_every_answer_is_lost_once(scene: Scene, acted: Path, worker_pool: str) -> None:
     points = {*IN_RUNS, *IN_SWEEPER, *IN_RESCUE, *around("read")}
     if worker_pool != "prefork":

@@ -224,6 +224,7 @@ def test_what_dies_in_the_second_store_follows_on_lost_there(stores: Stores) -> 
     assert repeated.get(timeout=TIMEOUT_S) == 1
 
 
+@pytest.mark.slow
 def test_commands_do_not_wait_without_end_for_a_further_store_that_is_frozen(
     first_url: str, own_postgres: embedded.Postgres, broker: Broker, record: Record, processes: Processes
 ) -> None:
@@ -429,6 +430,7 @@ def test_two_copies_that_are_revoked_are_told_of_once(stores: Stores, at: Arm) -
 # -- a lock that comes too late ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lock_that_the_store_applies_too_late_is_no_lost_run(stores: Stores) -> None:
     """Of a task that may not be repeated: the store is silent, the worker goes on, then the store does what it had."""
     worker = stores.worker()

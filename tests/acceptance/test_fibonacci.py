@@ -25,6 +25,7 @@ def client(database_url: str, broker: Broker) -> Iterator[Stage]:
     made.close()
 
 
+@pytest.mark.slow
 def test_naive_fibonacci_on_eight_processes(
     client: Stage, database_url: str, broker: Broker, processes: Processes, record: Record
 ) -> None:

@@ -42,6 +42,7 @@ def emptiable(
         made.quiet()
 
 
+@pytest.mark.slow
 def test_an_emptied_broker_delays_jobs_and_loses_none(emptiable: Site, own_valkey: embedded.Valkey) -> None:
     site = emptiable
     gate = site.hold("gate", [1])

@@ -78,6 +78,7 @@ def test_a_cold_stop_gives_back_what_no_process_can_be_killed_for(
     assert [(run, what) for _, run, what, _ in scene.ledger()] == [(2, "held")]
 
 
+@pytest.mark.slow
 def test_a_greenlet_that_computes_for_long_keeps_its_run(scene: Scene) -> None:
     """The heartbeat is no greenlet: it goes on beyond the lease while no greenlet does."""
     burning = scene.worker(pool="gevent", concurrency=10, name="burning", **FAST)

@@ -106,6 +106,7 @@ def test_a_message_that_waits_behind_a_long_run_is_not_called_lost_and_goes_to_a
 @ON_RABBITMQ
 @READS_ON
 @pytest.mark.parametrize("impatient", [4.0], indirect=True, ids=["4 s"])  # on a busy machine a heartbeat may take two
+@pytest.mark.slow
 def test_messages_that_wait_in_a_long_queue_are_not_called_lost(impatient: Site) -> None:
     site = impatient
     long = site.hold("gate")

@@ -61,6 +61,7 @@ def test_a_worker_of_another_app_does_not_start(scene: Scene) -> None:
     scene.worker(pool="solo")  # the rightful one does
 
 
+@pytest.mark.slow
 def test_a_worker_of_another_broker_starts_once_the_schema_was_given_to_it(scene: Scene, other_broker: Broker) -> None:
     assert command(scene, "db", "upgrade").wait() == 0
     first = scene.worker(pool="solo")
@@ -82,6 +83,7 @@ def test_a_worker_of_another_broker_starts_once_the_schema_was_given_to_it(scene
     assert "belongs to the broker" in does_not_start(scene)
 
 
+@pytest.mark.slow
 def test_commands_for_an_init_container(scene: Scene, empty_database_url: str) -> None:
     """0: workers can start; 3: try again; 4: an upgrade is wanted; 1: a person must look."""
     assert command(scene, "db", "upgrade").wait() == 0
@@ -197,6 +199,7 @@ def left_out(wanted: list[tuple[int, int]], entered: list[tuple[int, int]]) -> l
     return sorted({job for job, _ in (Counter(wanted) - Counter(entered)) + (Counter(entered) - Counter(wanted))})
 
 
+@pytest.mark.slow
 def test_a_rolling_deploy_under_load_loses_nothing_doubles_nothing_and_counts_no_losses(scene: Scene) -> None:
     """Four workers are replaced one by one, some politely and some not, while jobs come in all the time."""
     workers = [scene.worker(concurrency=1, name=f"old{number}") for number in range(4)]

@@ -273,6 +273,7 @@ def test_servers_leave_when_their_owner_is_killed(owner: subprocess.Popen[str], 
     )
 
 
+@pytest.mark.slow
 def test_a_server_that_stands_still_outlives_its_owner_by_seconds(
     owner: subprocess.Popen[str], temporary: Path
 ) -> None:

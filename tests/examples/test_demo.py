@@ -161,6 +161,7 @@ def test_nothing_is_left_when_nobody_reads_it_to_the_end(
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_servers_that_were_given_are_left_as_they_were(
     demo: Callable[..., Process], sample: Path, temporary: Path, empty_database_url: str, redis_url: str
 ) -> None:

@@ -36,6 +36,7 @@ def user(databases: Databases) -> Iterator[str]:
         connection.execute(f"DROP ROLE {name}")
 
 
+@pytest.mark.slow
 def test_each_order_is_handled_once_whatever_dies(shop: DjangoShop, processes: Processes) -> None:
     shop.run("manage", "migrate")
     assert "it is new" in shop.celery("sidejob", "db", "upgrade")
@@ -53,6 +54,7 @@ def test_each_order_is_handled_once_whatever_dies(shop: DjangoShop, processes: P
     assert mails().count("Subject: Invoice") >= 12
 
 
+@pytest.mark.slow
 def test_a_user_with_few_rights_is_enough(user: str, shop: DjangoShop) -> None:
     shop.run("manage", "migrate")
     shop.celery("sidejob", "db", "upgrade")

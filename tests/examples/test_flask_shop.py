@@ -25,6 +25,7 @@ def test_each_order_is_handled_once_whatever_dies(shop: FlaskShop) -> None:
     kill_in_the_middle(shop)
 
 
+@pytest.mark.slow
 def test_what_was_picked_of_a_cancelled_order_is_put_back(shop: FlaskShop) -> None:
     shop.run("flask", "--app", "shop", "create-tables")
     shop.celery("sidejob", "db", "upgrade")

@@ -255,6 +255,7 @@ def test_a_group_is_revoked_in_one_statement(post: Post) -> None:
     assert {task_id for task_id, _ in dead(post)} == {result.id for result in results}
 
 
+@pytest.mark.slow
 def test_what_is_kept_holds_although_the_broker_is_away(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     post.send("waits")
     post.send("other")
