@@ -474,7 +474,7 @@ def buried(app: Celery, mail: Any) -> Celery:
     app.sidejob.runtime.connections.run(
         Statement(
             "UPDATE {messages} SET published_at = NULL, look_at = now(),"
-            " doom = CASE WHEN task_id < 'mail3' THEN 'expired' ELSE 'lost' END"
+            " doom = CASE WHEN task_id < 'mail3' THEN 'expired' ELSE 'lost' END, on_lost = 'dead'"
         )
     )
     app.sidejob.poll()
@@ -528,7 +528,7 @@ def test_entries_are_deleted_and_purged(buried: Celery) -> None:
 def bury(app: Celery) -> None:
     """Have all that is kept found to be lost."""
     app.sidejob.runtime.connections.run(
-        Statement("UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost'")
+        Statement("UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost', on_lost = 'dead'")
     )
     app.sidejob.poll()
 

@@ -184,7 +184,6 @@ def test_what_a_killed_worker_of_kombu_s_had_is_restored_by_ours(connect: Connec
     stock.channel.do_restore = False  # it was killed
 
 
-@pytest.mark.slow
 def test_a_worker_runs_tasks_and_hears_commands(
     processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis
 ) -> None:
