@@ -528,7 +528,9 @@ def test_entries_are_deleted_and_purged(buried: Celery) -> None:
 def bury(app: Celery) -> None:
     """Have all that is kept found to be lost."""
     app.sidejob.runtime.connections.run(
-        Statement("UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost', on_lost = 'dead'")
+        Statement(
+            "UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost', on_lost = 'dead'"
+        )
     )
     app.sidejob.poll()
 
