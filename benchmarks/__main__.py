@@ -13,7 +13,7 @@ BENCHMARKS = {
     "recovery": "how soon runs begin again after kills",
     "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",
     "idle": "what workers that have nothing to do cost the store",
-    "kills": "workers killed while they fetch, on sidejob:// or on kombu's redis://, and what is lost",
+    "kills": "workers killed while they fetch, on sidejob:// and on kombu's redis://, and what is lost",
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",

@@ -1,8 +1,9 @@
 """A client in a process of its own, with the app of `stamps.py`: does what each line of its input says, and times it.
 
-`publish N` calls the task N times and answers with how many a second that were; `wait N` calls it each 20 ms, N times,
-and answers with the median of microseconds from the call to the body's first line. The first answer says whether
-anything of this package was imported.
+`publish N` calls the task N times and answers with how many a second that were; `together N` publishes N by
+`send_many`, or without this package's store by kombu's batch; `wait N` calls the task each 20 ms, N times, and answers
+with the median of microseconds from the call to the body's first line. The first answer says whether anything of this
+package was imported.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ def main() -> None:
     stamps = Path(os.environ.pop("STAMPS"))
     from benchmarks.stamps import make_app
 
-    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"))
+    is_late = "LOCKS_LATE" in os.environ
+    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"), locks_late=is_late)
     stamp = app.tasks["stamp"]
-    doing = {"publish": lambda count: publish(stamp, count), "wait": lambda count: wait(stamp, count, stamps)}
+    doing = {
+        "publish": lambda count: publish(stamp, count),
+        "together": lambda count: together(app, stamp, count),
+        "wait": lambda count: wait(stamp, count, stamps),
+    }
     print("ours" if "celery_sidejob" in sys.modules else "plain", flush=True)
     for line in sys.stdin:
         verb, count = line.split()
@@ -38,6 +44,18 @@ def publish(stamp: Any, count: int) -> float:
     begun = time.perf_counter()
     for _ in range(count):
         stamp.delay()
+    return count / (time.perf_counter() - begun)
+
+
+def together(app: Any, stamp: Any, count: int) -> float:
+    """All in one go."""
+    begun = time.perf_counter()
+    if hasattr(app, "sidejob"):
+        app.sidejob.send_many([stamp.s() for _ in range(count)])
+    else:
+        with app.producer_pool.acquire(block=True) as producer, producer.batch():
+            for _ in range(count):
+                stamp.apply_async(producer=producer)
     return count / (time.perf_counter() - begun)
 
 

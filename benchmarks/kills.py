@@ -1,14 +1,17 @@
-"""Workers that are killed while they fetch tasks of a millisecond, and what is lost, on `sidejob://` or on `redis://`.
+"""Workers that are killed while they fetch tasks of a millisecond, and what is lost, on `sidejob://` and on `redis://`.
 
-    python -m benchmarks kills [--kills 1000] [--seed 1] [--transport sidejob] [--pool solo]
-    python -m benchmarks kills --transport redis --kills 100
+    python -m benchmarks kills [--kills 1000] [--stock-kills 60] [--seed 1] [--pool solo]
+
+First those of `sidejob://`, then, with the same seed, those of kombu's transport, each on a Redis of its own; 0 kills
+leave one out, and only what `sidejob://` loses is a failure.
 
 Two workers at a time; the older one is killed by SIGKILL at a random instant, one in five while it starts, and another
 takes its place. One in five is first stopped (SIGSTOP) and then published for, half of these when they have nothing to
 do: the answer to what they asked of Redis goes to a process that never reads. There is no delivery limit. In the end
 one worker runs what there is, and is stopped as usual. Then each task must have run, and nothing may be left in Redis
 that nobody would ever look at: no message, no name of a consumer. What is in the hash `unacked` of kombu's transport
-comes back after an hour: late, not lost. SIGINT (Ctrl-C) ends the killing, and what was done until then is judged.
+comes back after an hour: late, not lost. SIGINT (Ctrl-C) ends the killing of one kind, and what was done until then is
+judged.
 """
 
 from __future__ import annotations
@@ -89,24 +92,33 @@ class Outcome:
 
 
 def main(arguments: list[str]) -> int:
-    """Kill, print, and return 1 if anything was lost or left."""
+    """Kill, print, and return 1 if anything was lost or left on `sidejob://`."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks kills", description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=1000)
+    parser.add_argument("--kills", type=int, default=1000, help="on sidejob://")
+    parser.add_argument("--stock-kills", type=int, default=60, help="on redis://")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
-    parser.add_argument("--transport", choices=("sidejob", "redis"), default="sidejob")
     parser.add_argument("--pool", default="solo")
     given = parser.parse_args(arguments)
     print(f"seed {given.seed}", flush=True)
+    kept = True
+    for transport, kills in (("sidejob", given.kills), ("redis", given.stock_kills)):
+        if kills:
+            outcome = run(transport, kills, seed=given.seed, pool=given.pool)
+            print(f"{transport}://  {outcome}", flush=True)
+            kept &= outcome.kept or transport != "sidejob"
+    return 0 if kept else 1
+
+
+def run(transport: str, kills: int, *, seed: int, pool: str) -> Outcome:
+    """Kill so many workers on an empty Redis."""
     with embedded.Valkey() as server, tempfile.TemporaryDirectory() as directory, Guard() as guard:
-        processes = Processes(Path(directory) / "processes", guard, pool=given.pool)
+        processes = Processes(Path(directory) / "processes", guard, pool=pool)
         try:
-            storm = Storm(processes, server.url, Path(directory), transport=given.transport, seed=given.seed)
+            storm = Storm(processes, server.url, Path(directory), transport=transport, seed=seed)
             signal.signal(signal.SIGINT, lambda *_: storm.end_soon())
-            outcome = storm.run(given.kills, progress=True)
+            return storm.run(kills, progress=True)
         finally:
             processes.kill_all()
-    print(outcome)
-    return 0 if outcome.kept else 1
 
 
 class Storm:

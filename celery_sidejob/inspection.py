@@ -159,6 +159,7 @@ class Inspection:
                     "ident": row.ident,
                     "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
+                    "stopped": row.dead_at is not None and row.suspect_at is None,  # it left by itself
                     "silent_s": row.silent_s,
                 }
                 for row in here

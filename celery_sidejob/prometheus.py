@@ -140,9 +140,11 @@ def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str
 
 
 def _workers(known: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], float]:
-    states = {"alive": 0, "suspected": 0, "silent": 0, "dead": 0}
+    states = {"alive": 0, "suspected": 0, "silent": 0, "dead": 0, "stopped": 0}
     for worker in known:
-        if not worker["alive"]:
+        if worker["stopped"]:
+            states["stopped"] += 1
+        elif not worker["alive"]:
             states["dead" if worker["silent_s"] is None else "silent"] += 1
         else:
             states["suspected" if worker["suspected"] else "alive"] += 1

@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_sidejob import RunningJob, SideJob
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters
+from celery_sidejob.store import counters, workers
 from celery_sidejob.store.measured import MeasuredConnections
+from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
 
 
@@ -125,8 +126,28 @@ def test_a_worker_that_was_killed_serves_nothing_and_is_not_alive(stage: Stage) 
     assert 75 <= worker["silent_s"] < 105
     assert (found["queues"]["a"]["depth"], found["queues"]["a"]["workers"]) == (1, 0)
     exposed = samples(exposition(stage.sidejob))
-    assert exposed["sidejob_workers"] == {("alive",): 0, ("suspected",): 0, ("silent",): 1, ("dead",): 0}
+    assert exposed["sidejob_workers"] == {
+        ("alive",): 0,
+        ("suspected",): 0,
+        ("silent",): 1,
+        ("dead",): 0,
+        ("stopped",): 0,
+    }
     assert exposed["sidejob_queue_workers"] == {("a",): 0}
+
+
+def test_a_worker_that_stopped_by_itself_is_not_dead(stage: Stage) -> None:
+    others = [stage.new_worker(), stage.new_worker()]
+    stage.declare_dead(others[0])
+    stage.runtime.connections.transact("leave", lambda executor: workers.leave(executor, others[1]))
+
+    lives = {row["id"]: (row["alive"], row["stopped"]) for row in stage.sidejob.stats()["workers"]}
+
+    assert lives == {stage.worker_id: (True, False), others[0]: (False, False), others[1]: (False, True)}
+    exposed = samples(exposition(stage.sidejob))["sidejob_workers"]
+    assert exposed == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 1, ("stopped",): 1}
+    said = ask(stage.app, "stats").lines
+    assert [line.split()[-1] for line in said if " test:" in line] == ["alive", "dead", "stopped"]
 
 
 # -- Prometheus ------------------------------------------------------------------------------------------------------
@@ -149,7 +170,7 @@ def test_the_exposition_says_what_stats_say(busy: Stage) -> None:
     assert found["sidejob_queue_oldest_unpublished_age_seconds"].keys() >= {("old",)}
     assert ("published",) not in found["sidejob_queue_oldest_unpublished_age_seconds"]
     assert found["sidejob_dead_group_entries"] == {("ValueError", "stage.call"): 2}
-    assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 0}
+    assert found["sidejob_workers"] == {("alive",): 1, ("suspected",): 0, ("silent",): 0, ("dead",): 0, ("stopped",): 0}
     assert found["sidejob_runs_lost_total"] == {(): 3}
     assert found["sidejob_runs_rescued_total"] == {(): 0}
     assert found["sidejob_jobs_buried_total"] == {("failed",): 2}

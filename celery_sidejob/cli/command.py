@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import click
@@ -25,6 +25,8 @@ queue_option = click.option("--queue", metavar="NAME", help="Only those of this 
 limit_option = click.option(
     "--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many."
 )
+NAMED = 10
+"""How many names are told at most where none matches."""
 PATIENCE_S = 60.0
 """How long a command waits for one transaction: for what somebody has locked, or a store that has fallen silent."""
 
@@ -90,6 +92,14 @@ def load_modules(sidejob: Any) -> None:
     sidejob.app.loader.import_default_modules()
 
 
+def nothing_matches(what: str, names: Sequence[str]) -> str:
+    """Say that nothing was chosen, and by which names something would have been."""
+    if not names:
+        return f"Nothing matches: {what} is empty."
+    shown = ", ".join(map(repr, names[:NAMED]))
+    return f"Nothing matches. There are: {shown}{', …' if len(names) > NAMED else '.'}"
+
+
 def with_app(text: str) -> str:
     """Put the app as it was named with -A in the place of ``<app>``, so that the commands in a text can be copied."""
     context = click.get_current_context(silent=True)
@@ -114,6 +124,7 @@ def _sidejob_of(app: Any) -> Any:
     if sidejob is None:
         raise Failed(
             f"The app {app.main or 'default'!r} has no SideJob. Name your app with `celery -A <module> sidejob …`, and "
-            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app)"
+            "in that module add: from celery_sidejob import SideJob; sidejob = SideJob(app). The commands below "
+            "`transport` work without one."
         )
     return sidejob

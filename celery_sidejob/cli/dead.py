@@ -16,6 +16,7 @@ from .command import (
     largest_id,
     limit_option,
     load_modules,
+    nothing_matches,
     queue_option,
     task_option,
     with_sidejob,
@@ -122,6 +123,8 @@ def retry(
         retried = 1
     else:
         retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
+        if not retried and not everything:
+            _say_what_there_is(sidejob, output, group, task)
     _said(output, as_json, "retried", retried)
 
 
@@ -174,6 +177,15 @@ def _entry_of(sidejob: Any, given: int | str) -> int | str:
 def document(entry: DeadEntry) -> dict[str, Any]:
     """Return an entry as a document."""
     return {**asdict(entry), "group": entry.group}
+
+
+def _say_what_there_is(sidejob: Any, output: Output, group: str | None, task: str | None) -> None:
+    """Where nothing matches, name what would."""
+    if sidejob.dead.list(group=group, task=task, limit=1):
+        return  # something does, and somebody else has retried or locked it
+    groups: dict[str, int] = sidejob.dead.groups()
+    there = list(groups) if group is not None else sorted({name.partition(": ")[0] for name in groups})
+    output.note(nothing_matches("the dead set", there))
 
 
 def _said(output: Output, as_json: bool, what: str, number: int) -> None:

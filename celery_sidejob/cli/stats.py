@@ -112,6 +112,8 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
 def _life(worker: dict[str, Any]) -> Text:
     if worker["silent_s"] is not None:
         return Text(f"silent for {duration(worker['silent_s'])}", style="yellow")
+    if worker["stopped"]:
+        return Text("stopped")
     if not worker["alive"]:
         return Text("dead", style="red")
     return Text("suspected", style="yellow") if worker["suspected"] else Text("alive", style="green")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..transport.dead import DeadList, DeadMessage
 from ..transport.release import Released, release
-from .command import Failed, as_json, limit_option, queue_option, with_app
+from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app
 from .output import Output, printable, table
 
 
@@ -116,8 +116,9 @@ def _decide(
         raise Failed("Name messages by ID or task id, or choose by --queue, or all with --all.", code=2)
     with _channel(celery) as channel:
         dead = DeadList.of(channel)
+        found = list(dead)
         chosen = [
-            one for one in dead
+            one for one in found
             if everything or one.queue == queue or one.id in names or (one.task_id is not None and one.task_id in names)
         ]  # fmt: skip
         unknown = set(names) - {one.id for one in chosen} - {one.task_id for one in chosen}
@@ -125,6 +126,8 @@ def _decide(
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
         count = sum(do(dead, one) for one in chosen)
     output = Output(coloured=not celery.no_color)
+    if queue is not None and not chosen:
+        output.note(nothing_matches("the dead list", sorted({one.queue for one in found})))
     if as_json:
         output.json({what: count})
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import time
 import traceback as tracebacks
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ from ..operations import durable, late_locks, revocation
 from ..operations.durable import Ahead, Run
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
-from . import chords, own_process, recording
+from . import chords, own_process, recording, without_row
 from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
@@ -278,6 +279,7 @@ def _begin(task: DurableTask, request: Context) -> None:
         _leave(runtime, request, str(failure))
     if address.store is None and adopted is None and len(places) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
+    without_row.warn(task.name, request, [store for store, _ in places])
     raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
@@ -286,6 +288,8 @@ def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
     for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     RUNS[request.id] = run
+    if request.chord:
+        chords.mind(task.app, task.backend)
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
 
 
@@ -393,21 +397,22 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         # worker, which does not run it any more: as if it had been lost.
         logger.error("The end of task %s could not be written: %s", run.key[0], error)
     finally:
-        RUNS.pop(run.key[0], None)
+        if RUNS.get(run.key[0]) is run:  # the next try may have begun in another thread
+            del RUNS[run.key[0]]
         if run.late is not None:
             late_locks.of(run.runtime).drop(run)
 
 
 def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
     runtime, request = run.runtime, task.request
-    if run.moved or run.is_lost or state is None:
+    if run.moved or run.is_lost or state is None or _is_cut_off(run, state):
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
         if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
             durable.end_late(runtime, run)
             return
         if state == states.SUCCESS:
-            chords.wait_for_body(runtime, task.backend, request, retval)
+            chords.wait_for_body(run, task.backend, request, retval)
         durable.end(runtime, run)
         return
     durable.have_lock(runtime, run)
@@ -419,6 +424,16 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
             runtime, run.key, by="run", worker_id=run.worker_id, reason="failed", retries=request.retries or 0,
             error=_shown(error, state), traceback=run.traceback or _trace(error), patient=True,
         )  # fmt: skip
+
+
+def _is_cut_off(run: Run, state: str) -> bool:
+    """Whether the process was told to stop while the result of a body that had ended well was being stored.
+
+    Celery calls its receivers on the way out, and of what it raises just then tells them nothing.
+    """
+    leaving = sys.exc_info()[1]
+    ended_well = state == states.SUCCESS and not run.result_is_stored
+    return ended_well and leaving is not None and not isinstance(leaving, Exception)
 
 
 def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:

@@ -19,6 +19,7 @@ from ..model import values
 from ..model.durable import Message
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
+from ..operations.runtime import Runtime
 from . import chords, events, kept_message
 from .publishing import INLINE, publication
 from .revocation import TaskRevokedError
@@ -97,10 +98,10 @@ class CeleryResults:
             return False
         return True
 
-    def tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+    def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
         """Store FAILURE or REVOKED for an ordinary durable task, with its errbacks and the chord's part."""
         try:
-            return self._tell_of_doom(message, reason, error)
+            return self._tell_of_doom(message, reason, error, self._app.sidejob.runtime.stores[place])
         except Exception as problem:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait"
@@ -112,13 +113,13 @@ class CeleryResults:
         except Exception as error:
             logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
 
-    def _tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+    def _tell_of_doom(self, message: Message, reason: str, error: str, runtime: Runtime) -> str:
         backend, request = self._app.backend, kept_message.request_of(self._app, message)
         stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
         if stores and backend.get_state(message.task_id) == states.SUCCESS:
             # Its process died after that, before its row was removed. What follows it was not published.
             value = backend.get_result(message.task_id) if request.chord else None
-            if not chords.count_again(self._app.sidejob.runtime, backend, request, value):
+            if not chords.count_again(runtime, self._app, backend, request, value):
                 return "wait"
             return "bury" if request.callbacks or request.chain else "remove"
         text = error.partition(": ")[2]

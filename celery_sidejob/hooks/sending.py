@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery
 from celery.canvas import Signature, chord, group
 from celery.canvas import _chain as chain
+from kombu.exceptions import EncodeError
 
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..operations import durable as operations
@@ -41,12 +42,21 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
         with keeping_together() as together:
             # One of Celery's producers for all; it connects only if something is published that is no durable task.
             producer = stack.enter_context(app.producer_pool.acquire(block=True))
-            results = [signature.apply_async(producer=producer) for signature in wanted]
+            results = [_collected(place, signature, producer) for place, signature in enumerate(wanted)]
         _keep(app, together, transaction)
         if transaction is None:
             _tell(app, together.events)
     _tell(app, together.wanted)
     return results
+
+
+def _collected(place: int, signature: Signature, producer: Any) -> Any:
+    """Have Celery make one message; what it cannot take is told with the place of the signature."""
+    try:
+        return signature.apply_async(producer=producer)
+    except (TypeError, EncodeError) as error:
+        kind = EncodeError if isinstance(error, EncodeError) else TypeError
+        raise kind(f"signatures[{place}] of send_many(), of {signature.task}: {error}") from error
 
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:

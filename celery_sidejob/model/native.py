@@ -3,6 +3,8 @@
 A thread of gevent is a greenlet: it stands still while another one computes. What must go on then is a real thread, and
 what it shares with greenlets is guarded by real locks. Whoever waits for such a lock stops all greenlets beside it, so
 nothing that may wait (a statement, a socket, a lock of gevent's) is done while one is held.
+
+With eventlet all these are eventlet's own: its locks, logging's among them, hang once two real threads want one.
 """
 
 from __future__ import annotations

@@ -102,9 +102,10 @@ class Results(Protocol):
         """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
         ...
 
-    def tell_of_doom(self, message: Message, reason: str, error: str) -> str:
+    def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
         """Store that an ordinary durable task was lost, has expired or was revoked, with errbacks and the chord's part.
 
+        `place`: of the store that has its row, among all stores.
         Returns what to do with its row: ``bury`` it, ``remove`` it (it had ended well after all, and nothing follows
         it), or ``wait`` for a backend that could not be reached.
         """

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..model.crash_points import reach
 from ..model.durable import Address, Key, Message
@@ -52,6 +52,28 @@ PAGE_TAKES_S = 1.0
 """How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
 
 
+class Claim(Protocol):
+    """The right to publish the body of a chord, which the result backend gives to one at a time, for a while."""
+
+    messages: Sequence[Message]
+    """The body, among what follows the run that has it."""
+
+    def hold(self) -> bool:
+        """Have it for a while more; False if somebody else has had it, and the body is known.
+
+        Raises ClaimedElsewhereError while that is open.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Have the backend forget the chord, whose body is kept; never raises. Who dies before leaves it to expire."""
+        ...
+
+
+class ClaimedElsewhereError(StoreUnavailableError):
+    """Somebody else is about to publish the body of a chord, or has died with that: this has to be tried again."""
+
+
 @dataclass(eq=False, slots=True)
 class Run:
     """A run of a durable task in this process, from its lock to its end."""
@@ -71,7 +93,9 @@ class Run:
     """Somebody has terminated it, and its worker has buried it; its body, in a thread, goes on."""
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
-    """Callbacks and the rest of a chain, kept by the commit that removes this run's row."""
+    """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
+    claim: Claim | None = None
+    """What is to be held for that commit, if it has the body of a chord."""
     end_is_unknown: bool = False
     """An end whose answer was lost may have removed the row."""
     has_ended: bool = False
@@ -150,8 +174,18 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
-    """Keep what a run publishes after its body, in the run's own store, unless its first try has kept it already."""
-    kept = _repeat(lambda: runtime.connections.transact("durable-keep", _keeping(runtime, message), single=True))
+    """Keep what a run publishes after its body, in the run's own store, unless its first try has kept it already.
+
+    A store that is away is tried for a lease: Celery takes an errback that cannot be sent for sent, and before 5.7 the
+    body of a chord for failed.
+    """
+
+    def once() -> Kept | None:
+        return runtime.connections.transact(
+            "durable-keep", _keeping(runtime, message), single=True, within_s=_patience_s(runtime)
+        )
+
+    kept = _patiently(runtime, lambda: _repeat(once))
     if kept is not None and not kept.waits:
         send(runtime, [message])
 
@@ -260,7 +294,7 @@ def send(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) ->
         return 0  # as after most runs
     published = _publish(runtime, messages, ready=ready)
     marks = runtime.connections.put_off(
-        "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime), within_s=MARK_S)
+        "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S)
     )
     if published:
         marks.add(published)
@@ -273,7 +307,7 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
     published = runtime.publisher.confirm(_publish(runtime, messages))
     if published:
         try:
-            _mark(runtime, published)
+            _mark(runtime, published, again=True)
         except StoreUnavailableError as error:
             logger.warning("Published, but could not mark it; it will be published once more: %s", error)
     return len(published)
@@ -388,6 +422,31 @@ def has_lock(runtime: Runtime, run: Run) -> bool:
     return run.late is None or _patiently(runtime, lambda: late_locks.of(runtime).take(run))
 
 
+def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
+    """Tell whether some store has the row of a task id; this one is asked first.
+
+    Raises StoreUnavailableError if a store does not answer, and none of the others has it.
+    """
+    stores = runtime.stores
+    failure: StoreUnavailableError | None = None
+    for store in (runtime, *stores.others(runtime)):
+        if stores.is_left_alone(store):
+            failure = StoreUnavailableError(f"{store.where} has not answered a moment ago, and is not asked just now")
+            continue
+        began = time.monotonic()
+        try:
+            row = store.connections.read(lambda executor: durable.read(executor, task_id), within_s=stores.wait_s)
+        except StoreUnavailableError as error:
+            stores.failed(store, error, after_s=time.monotonic() - began)
+            failure = error
+            continue
+        if row is not None:
+            return True
+    if failure is not None:
+        raise failure
+    return False
+
+
 def check_hold() -> None:
     """Raise LeaseLostError if the durable task whose body runs here was taken from this run; nothing outside of one."""
     found = _IN_BODY.get()
@@ -471,6 +530,7 @@ def _late_ends(runtime: Runtime) -> PutOff[Run]:
 
 
 def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
+    claimed: ClaimedElsewhereError | None = None
     for run in runs:
         if run.has_ended:
             continue  # of several one has found the store away again
@@ -478,7 +538,16 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
             _end(runtime, run, lambda once: once())
         except LeaseLostError as error:
             logger.warning("%s", error)
+        except ClaimedElsewhereError as error:
+            claimed = error
+            continue
+        except StoreUnavailableError:
+            raise
+        except Exception:  # it must not keep the others from their ends; the worker finds what it holds
+            logger.exception("The end of task %s cannot be written", run.key[0])
         run.has_ended = True
+    if claimed is not None:
+        raise claimed
 
 
 def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:
@@ -502,6 +571,9 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         return True
 
     def once(work: Callable[[Executor], bool]) -> bool:
+        if run.claim is not None and not run.claim.hold():
+            run.follows = [message for message in run.follows if message not in run.claim.messages]
+            run.claim = None
         try:
             return runtime.connections.transact(
                 "durable-end", work, single=not run.follows, within_s=_patience_s(runtime)
@@ -518,6 +590,8 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         elif not run.end_is_unknown:
             raise _lease_lost(run)
     reach("durable-end:after")
+    if run.claim is not None:
+        run.claim.settle()
     send(runtime, due)
 
 
@@ -789,11 +863,11 @@ def _publish(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 
-def _mark(runtime: Runtime, published: Sequence[Key]) -> None:
+def _mark(runtime: Runtime, published: Sequence[Key], *, again: bool) -> None:
     there = runtime.publisher.confirm(published)
     if there:
         runtime.connections.transact(
-            "mark", lambda executor: durable.mark_published(executor, there), single=True,
+            "mark", lambda executor: durable.mark_published(executor, there, again=again), single=True,
             within_s=runtime.stores.wait_s,
         )  # fmt: skip
 

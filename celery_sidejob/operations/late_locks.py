@@ -15,11 +15,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..model import native
 from ..model.durable import Key
@@ -65,7 +65,7 @@ class LateLock:
     then: str | None = None
     """What became of the run while its lock was being written: ended, or over."""
     is_unknown: bool = False
-    """A removal whose answer was lost may have been applied."""
+    """An end whose answer was lost may have been applied."""
 
 
 class LateLocks:
@@ -162,7 +162,7 @@ class LateLocks:
         try:
             while self._write(older_than_s=0.0):
                 pass
-        except StoreUnavailableError as error:
+        except (StoreUnavailableError, SchemaError) as error:
             logger.warning("What has run without a lock is found by the sweeper, and runs again: %s", error)
 
     def _write(self, *, older_than_s: float) -> bool:
@@ -180,21 +180,29 @@ class LateLocks:
             self._writing_since = now
         fails = True
         try:
-            self._write_ends(ended)
-            self._write_locks(running)
-            fails = False
-        except (StoreUnavailableError, SchemaError):
-            raise
-        except Exception:  # what cannot be written is found by the sweeper; it must not keep the rest
-            logger.exception("%d late locks and %d ends are not written", len(running), len(ended))
-            for late in (*running, *ended):
-                late.then = OVER
+            self._write_apart(self._write_ends, ended)
+            self._write_apart(self._write_locks, running)
             fails = False
         finally:
             with self._lock:
                 self._go_on_with((*running, *ended))
                 self._writing_since, self._fails = None, fails
         return True
+
+    def _write_apart(self, write: Callable[[Sequence[LateLock]], None], lates: Sequence[LateLock]) -> None:
+        """Write these, each by itself if they cannot be written together; the sweeper finds what cannot be at all."""
+        try:
+            write(lates)
+        except (StoreUnavailableError, SchemaError):
+            raise
+        except Exception:
+            if len(lates) > 1:
+                for late in lates:
+                    if late.then != OVER:
+                        self._write_apart(write, [late])
+                return
+            logger.exception("What task %s has run without a lock cannot be written", lates[0].run.key[0])
+            lates[0].then = OVER
 
     def _is_idle(self) -> bool:
         return all(late.state in (HELD, REFUSED) for late in self._runs.values())
@@ -216,33 +224,36 @@ class LateLocks:
             del self._runs[late.run.key]
 
     def _write_locks(self, running: Sequence[LateLock]) -> None:
-        if not running:
-            return
-        held = self._transact("durable-late-lock", durable.lock_late, running)
-        with self._lock:
-            for late in running:
-                late.state = HELD if late.run.key[0] in held else REFUSED
+        for of_worker in _by_worker(running):
+            worker_id = of_worker[0].run.worker_id
+            lock = partial(durable.lock_late, worker_id=worker_id, pid=os.getpid())
+            held = self._transact("durable-late-lock", lock, of_worker)
+            with self._lock:
+                for late in of_worker:
+                    late.state = HELD if late.run.key[0] in held else REFUSED
 
     def _write_ends(self, ended: Sequence[LateLock]) -> None:
-        if not ended:
-            return
-        try:
-            gone = self._transact("durable-late-end", durable.remove_late, ended)
-        except OutcomeUnknown:
-            for late in ended:
-                late.is_unknown = True
-            raise
-        left = [late for late in ended if late.run.key[0] not in gone and not late.run.is_revoked]
-        if left:
-            self._take_back(left)
-        for late in ended:
-            late.then = OVER
+        for of_worker in _by_worker(ended):
+            worker_id = of_worker[0].run.worker_id
+            remove = partial(durable.remove_late, worker_id=worker_id, pid=os.getpid())
+            try:
+                gone = self._transact("durable-late-end", remove, of_worker)
+                for late in of_worker:
+                    if late.run.key[0] in gone or late.run.is_revoked:
+                        late.then = OVER  # at once: whoever tries the rest again does not find it
+                self._take_back([late for late in of_worker if late.then != OVER])
+            except OutcomeUnknown:
+                for late in of_worker:
+                    late.is_unknown = True
+                raise
 
     def _take_back(self, left: Sequence[LateLock]) -> None:
         """Take out of the dead set what was revoked or expired before its run had a lock, and has ended well."""
-        with self._over_own():
-            taken = durable.take_back_late(self._runtime.connections, [late.run.key[0] for late in left])
+        if not left:
+            return
+        taken = self._transact("durable-late-end", durable.take_back_late, left)
         for late in left:
+            late.then = OVER
             task_id, task = late.run.key[0], late.run.task
             if task_id in taken:
                 self._runtime.follow(Aftermath(calls=[partial(_tell_of_recovery, task_id=task_id, task=task)]))
@@ -251,24 +262,17 @@ class LateLocks:
                     "Task %s has run without a lock, and that run does not count: a copy of it does", task_id
                 )
 
-    def _transact(self, name: str, write: Callable[..., set[str]], lates: Sequence[LateLock]) -> set[str]:
-        """Write what belongs together, each under the identity that its worker had when it began; returns the ids."""
-        done: set[str] = set()
-        for worker_id in {late.run.worker_id for late in lates}:
-            of_worker = [late for late in lates if late.run.worker_id == worker_id]
-            if len(of_worker) > 1:
-                of_worker.sort(key=_by_key)  # so that two processes do not wait for each other
+    def _transact(
+        self, name: str, write: Callable[[Executor, list[Late]], set[str]], lates: Sequence[LateLock]
+    ) -> set[str]:
+        """Write what belongs together, and return the ids of which it was written."""
 
-            def work(executor: Executor, of_worker: Sequence[LateLock] = of_worker, worker_id: int = worker_id) -> Any:
-                now = time.monotonic()
-                runs = [Late(late.run.key[0], now - late.began_at, late.max_losses) for late in of_worker]
-                return write(executor, runs, worker_id=worker_id, pid=os.getpid())
+        def work(executor: Executor) -> set[str]:
+            now = time.monotonic()
+            return write(executor, [Late(late.run.key[0], now - late.began_at, late.max_losses) for late in lates])
 
-            with self._over_own():
-                done |= self._runtime.connections.transact(
-                    name, work, single=True, within_s=self._runtime.stores.wait_s
-                )
-        return done
+        with self._over_own():
+            return self._runtime.connections.transact(name, work, single=True, within_s=self._runtime.stores.wait_s)
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -334,6 +338,12 @@ class LateLocks:
     def _of(self, run: Run) -> LateLock:
         assert run.late is not None
         return run.late
+
+
+def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
+    """Yield those of each identity that their worker had, sorted, so that two processes do not wait for each other."""
+    for worker_id in {late.run.worker_id for late in lates}:
+        yield sorted((late for late in lates if late.run.worker_id == worker_id), key=_by_key)
 
 
 def _by_key(late: LateLock) -> Key:

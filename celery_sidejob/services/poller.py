@@ -36,7 +36,10 @@ BODIES = 200
 LOOK_AGAIN_S = 5.0
 """How long what a broker or a backend did not take is left alone."""
 
-LOST = "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen"
+LOST = (
+    "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen. "
+    '`dead retry` begins it again; for tasks that may be repeated there is on_lost="requeue"'
+)
 LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
@@ -146,9 +149,8 @@ class Poller:
 
         rows = connections.transact("reserve", reserve, single=True)
         doomed = [row for row in rows if row.fate in DOOMS]
-        if doomed and not self._apart(lambda: self._bury(doomed)):
+        if doomed and not self._apart(lambda: self._bury(doomed, report)):
             durable.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
-        report.tasks_buried += len(doomed)
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
     def _publish(self, rows: Sequence[Any], report: Report) -> bool:
@@ -163,25 +165,28 @@ class Poller:
         durable.look_again(self._runtime.connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
         return False
 
-    def _bury(self, rows: Sequence[Any]) -> None:
-        """Tell the backend of each, then move it to the dead set: a death in between only tells once more."""
+    def _bury(self, rows: Sequence[Any], report: Report) -> None:
+        """Tell the backend of each, then move it to the dead set: a death in between only tells once more.
+
+        What is buried apart may come too late for the report.
+        """
         for row, address in zip(rows, copies.addresses_of(self._runtime, rows), strict=True):
             try:
-                self._bury_one(row, address)
+                report.tasks_buried += self._bury_one(row, address)
             except Exception:
                 logger.exception("Task %s is doomed, and could not be buried; it is tried again", row.task_id)
 
-    def _bury_one(self, row: Any, address: Address) -> None:
+    def _bury_one(self, row: Any, address: Address) -> bool:
         key = (row.task_id, row.generation)
         if row.fate == "revoked" and not copies.revoke(self._runtime, key, address):
-            return  # the copy that counts may be in a store that does not answer, and is not revoked there
+            return False  # the copy that counts may be in a store that does not answer, and is not revoked there
         if copies.gives_way(self._runtime, key, address):
-            return
+            return False
         if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
-            return  # a copy may have run to its end in a store that does not answer: there is time to ask it
+            return False  # a copy may have run to its end in a store that does not answer: there is time to ask it
         error = _error_of(row)
         message = Message.of_row(row)
-        verdict = self._runtime.results.tell_of_doom(message, row.fate, error)
+        verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.place)
         reach("doom:told")
         if verdict == "bury":
             buried = operations.fail(
@@ -189,8 +194,10 @@ class Poller:
             )
             if buried and row.fate == "revoked":
                 self._runtime.results.announce_revoked(message)
-        elif verdict == "remove":
+            return buried
+        if verdict == "remove":
             operations.forget(self._runtime, key)
+        return False
 
 
 def _error_of(row: Any) -> str:

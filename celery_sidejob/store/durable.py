@@ -157,7 +157,7 @@ FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {mes
       JOIN unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
         ON m2.task_id = r.task_id AND m2.generation = r.generation
       WHERE m2.published_at IS NULL AND m2.locked_by IS NULL AND m2.doom IS NULL
-        AND m2.missing_at IS NULL
+        AND m2.missing_at IS NULL AND (%(again)s::boolean OR m2.on_lost IS NULL)
       ORDER BY m2.task_id FOR UPDATE OF m2 SKIP LOCKED) free
 WHERE m.task_id = free.task_id""",
     since=SINCE,
@@ -165,13 +165,16 @@ WHERE m.task_id = free.task_id""",
 )
 
 
-def mark_published(executor: Executor, published: Iterable[Key]) -> None:
+def mark_published(executor: Executor, published: Iterable[Key], *, again: bool) -> None:
     """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk.
 
     Not what is missing already: who had received it has died before this mark was written, and it is to be sent again.
+    Nor, unless they were published `again`, by the sweeper, what a run has begun and lost meanwhile (`on_lost` is noted
+    with a lock): the mark is of the message that this run had.
     """
     keys = list(published)
-    executor.run(_MARK, task_ids=[task_id for task_id, _ in keys], generations=[number for _, number in keys])
+    ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
+    executor.run(_MARK, task_ids=ids, generations=generations, again=again)
 
 
 _MOVE = Statement(
@@ -297,21 +300,34 @@ def remove_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid
     return {row.task_id for row in found}
 
 
+BURIAL_S = 1.0
+"""How long before it can be seen an entry may be dated: a run that has begun meanwhile has found the row there."""
+
+# The same of an entry: it was not kept later, as far as the entry tells, and it died after the run had begun.
+_WAS_THE_SAME = f"""coalesce((d.payload->>'due_at')::timestamptz <= now() - make_interval(secs => r.age_s), true)
+    AND d.died_at > now() - make_interval(secs => r.age_s + {BURIAL_S})"""
+
 _TAKE_BACK_LATE = Statement(
     f"""
 DELETE FROM {{dead}} WHERE id = ANY(ARRAY(
-  SELECT max(d.id) FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d
-  WHERE d.task_id = ANY(%(task_ids)s::text[]) AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
-    AND (d.payload->>'generation')::int = {_FIRST}
+  SELECT max(d.id) FROM (
+    SELECT d.* FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d
+    WHERE d.task_id = ANY(%(task_ids)s::text[]) AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
+      AND (d.payload->>'generation')::int = {_FIRST}) d
+    JOIN unnest(%(task_ids)s::text[], %(ages)s::double precision[]) AS r(task_id, age_s) ON r.task_id = d.task_id
+  WHERE {_WAS_THE_SAME}
   GROUP BY d.task_id))
 RETURNING task_id""",
     since=SINCE,
 )
 
 
-def take_back_late(executor: Executor, task_ids: Sequence[str]) -> set[str]:
+def take_back_late(executor: Executor, runs: Sequence[Late]) -> set[str]:
     """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
-    return {row.task_id for row in executor.run(_TAKE_BACK_LATE, task_ids=list(task_ids), newest=NEWEST)}
+    found = executor.run(
+        _TAKE_BACK_LATE, task_ids=[run.task_id for run in runs], ages=[run.age_s for run in runs], newest=NEWEST
+    )
+    return {row.task_id for row in found}
 
 
 _ADOPT = Statement(
@@ -371,16 +387,18 @@ def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
 
 
 _TAKE_BACK = Statement(
-    """
+    f"""
 WITH row AS (
-  DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
     AND locked_by IS NULL
     AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s)) RETURNING task_id),
  entry AS (
-  DELETE FROM {dead} WHERE id = (
-    SELECT d.id FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
+  DELETE FROM {{dead}} WHERE id = (
+    SELECT d.id FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d,
+      (SELECT %(age_s)s::double precision AS age_s) r
     WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
       AND (d.payload->>'generation')::int = %(generation)s
+      AND (r.age_s IS NULL OR {_WAS_THE_SAME})
     ORDER BY d.id DESC LIMIT 1) RETURNING task_id)
 SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
     since=SINCE,
@@ -392,7 +410,7 @@ def take_back(executor: Executor, key: Key, *, age_s: float | None = None) -> bo
 
     That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones: as lost,
     or as what kept it from running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the
-    run began, if that was without a lock.
+    run began, if that was without a lock: of another call of this task id nothing is taken then.
     """
     return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], age_s=age_s, newest=NEWEST))
 
@@ -433,7 +451,8 @@ WITH gone AS (
   RETURNING *)
 INSERT INTO {dead} (task_id, task, queue, reason, error, traceback, retries, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
-  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses), body
+  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at),
+  body
 FROM gone RETURNING id, task""",
     since=SINCE,
 )

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("celery_sidejob")
 
-PAGE = 1000
-"""How many are written in one statement."""
+PAGE = 100
+"""How many are written in one statement: so many rows are found by their index. A thousand marks took 70 ms, not 24."""
 RETRY_S = 0.2
 LINGER_S = 5.0
 """How long the thread that writes waits for more, before it ends."""
@@ -92,10 +92,12 @@ class PutOff(Generic[T]):
             self._waiting.extendleft(reversed(list(taken)))
 
     def write_if_late(self) -> None:
-        """Write what has waited for half its time: done by who asks for more, so that the thread seldom has to."""
-        waiting = self._waiting
-        if waiting and waiting[0][0] < time.monotonic() - self._within_s / 2:
-            self.write_now()
+        """Write a page if half its time is over: done by who asks for more, so that the thread seldom has to."""
+        half = time.monotonic() - self._within_s / 2
+        with self._lock:  # else another one may take it between two looks
+            is_late = bool(self._waiting) and self._waiting[0][0] < half
+        if is_late and (taken := self.take()):
+            self._written(taken)
 
     def write_now(self) -> None:
         """Write all there is, or say why not; never raises for the store."""
@@ -155,7 +157,10 @@ def register(one: Late) -> None:
 def write_all_now() -> None:
     """Write what this process has put off: it ends."""
     for one in list(_all):
-        one.write_now()
+        try:
+            one.write_now()
+        except Exception:  # it must not keep the rest
+            logger.exception("Something that was put off is not written")
 
 
 atexit.register(write_all_now)

@@ -21,17 +21,19 @@ from time import monotonic
 from typing import Any
 
 from kombu.log import get_logger
-from kombu.transport import redis
+from kombu.transport import redis, virtual
 from kombu.utils.json import dumps, loads
 from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 from redis import Redis
 from redis.exceptions import ConnectionError, NoScriptError
 
+from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
+from .connections import breaking
 from .keys import Keys
 from .qos import QoS
 from .records import BELL_MS, Records
-from .scripts import FETCH, PUT, raise_if_demoted
+from .scripts import FETCH, PUT
 
 logger = get_logger(__name__)
 
@@ -69,6 +71,20 @@ class Taken:
     """This delivery's; None if no acknowledgement is expected, and nothing recorded."""
 
 
+class NotAMessageError(Exception):
+    """What was in a queue cannot be made a message of."""
+
+
+class Message(virtual.Message):
+    """kombu's, which tells when what it is to be made of is no message: its bytes are not as its encoding says, say."""
+
+    def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
+        try:
+            super().__init__(payload, channel=channel, **options)
+        except Exception as error:
+            raise NotAMessageError from error
+
+
 class Channel(redis.Channel):
     """A channel that fetches reliably; the lists are as kombu's own transport has them, whose workers may share them.
 
@@ -76,6 +92,7 @@ class Channel(redis.Channel):
     """
 
     QoS = QoS
+    Message = Message
     from_transport_options = (*redis.Channel.from_transport_options, "consumer_timeout", "delivery_limit")
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer is dead."""
@@ -140,8 +157,12 @@ class Channel(redis.Channel):
             return super().basic_get(queue, no_ack=no_ack, **options)
         taken = self._fetch_now(queue)
         self._maybe_update_queues_expire(self._create_client(), queue)
-        for payload, _ in self._decoded(taken):
-            message = self.Message(payload, channel=self)
+        for payload, one in self._decoded(taken):
+            try:
+                message = self.Message(payload, channel=self)
+            except NotAMessageError as error:
+                self._bury(one, error)
+                continue
             self.qos.append(message, message.delivery_tag)
             return message
         return None
@@ -178,9 +199,8 @@ class Channel(redis.Channel):
         except self.connection_errors:
             connection.disconnect()
             raise
-        except self.ResponseError as error:
+        except self.ResponseError:
             self._asked = None
-            raise_if_demoted(error)
             raise
         else:
             self._asked = None
@@ -205,14 +225,25 @@ class Channel(redis.Channel):
     def finish(self, delivery_tag: str, verb: str) -> None:
         """Forget a message that is done with, if it is still ours; else announce that it is not."""
         consumer, token = _parted(delivery_tag)
-        if consumer and (self.closed or not self._records.acknowledge(consumer, token)):  # its end gave back all
-            self._refuse(delivery_tag, verb)
+        if not consumer:
+            return
+        one = Acknowledgement(consumer, token, verb)
+        if self.closed:  # its end gave back all
+            self._refuse(one)
+        elif self.connection.has_loop:
+            self._acknowledgements.write(one)
+        elif not self._records.acknowledge(consumer, token):
+            self._refuse(one)
+
+    def hear(self) -> None:
+        """Read what Redis has answered to acknowledgements meanwhile; what it refuses is announced."""
+        self._acknowledgements.hear()
 
     def requeue(self, delivery_tag: str) -> None:
         """Give a message back to the head of its list, if it is still ours; else announce that it is not."""
         consumer, token = _parted(delivery_tag)
         if consumer and (self.closed or not self._records.requeue(consumer, [token])):
-            self._refuse(delivery_tag, "requeue")
+            self._refuse(Acknowledgement(consumer, token, "requeue"))
 
     def held(self, at_most: int) -> Iterator[bytes]:
         """Yield messages that consumers hold, so many at most: for whoever looks for one that waits in no list."""
@@ -237,11 +268,14 @@ class Channel(redis.Channel):
         for consumer in leaving if self._heart is not None else ():  # without one nothing was recorded
             self._heart.forget(consumer)
             try:
+                # Else what is done with would be given back. Later than that, others have found us dead.
+                self._acknowledgements.settle(within_s=self.consumer_timeout)
                 self._records.leave(consumer)
             except (*self.connection_errors, self.ResponseError) as error:
                 logger.warning(
                     "What %s holds could not be given back, and will be recovered by others: %s", consumer, error
                 )
+        self._acknowledgements.close()
 
     def _hang_up(self) -> None:
         """Drop the connection that is polled; what a fetch brings at this moment is in the record, and goes back."""
@@ -267,6 +301,11 @@ class Channel(redis.Channel):
             self._kept_client = super()._create_client()
         return self._kept_client
 
+    def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
+        """Adds to kombu's: a connection to a server that takes nothing for now breaks."""
+        parameters: dict[str, Any] = super()._connparams(asynchronous)
+        return {**parameters, "connection_class": breaking(parameters["connection_class"])}
+
     @property
     def _client_of_scripts(self) -> Any:
         """A client that sends keys as they are."""
@@ -285,6 +324,10 @@ class Channel(redis.Channel):
     @cached_property
     def _unrecorded(self) -> set[str]:
         return set()
+
+    @cached_property
+    def _acknowledgements(self) -> Acknowledgements:
+        return Acknowledgements(lambda: self._records, lambda: self.pool.make_connection(), self._refuse)
 
     @property
     def _records(self) -> Records:
@@ -338,7 +381,7 @@ class Channel(redis.Channel):
                 return self._taken(fetch, connection.read_response())
             except NoScriptError:
                 continue
-            except self.connection_errors:
+            except BaseException:  # a time limit strikes: the answer would be taken for the next one's
                 connection.disconnect()
                 self._retire()
                 raise
@@ -388,8 +431,12 @@ class Channel(redis.Channel):
                 if one.tag is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
                     left.append(one.tag)
                     continue
-                self.connection._deliver(payload, one.queue)
-                delivered = True
+                try:
+                    self.connection._deliver(payload, one.queue)
+                except NotAMessageError as error:
+                    self._bury(one, error)
+                else:
+                    delivered = True
         finally:
             left += [one.tag for _, one in rest if one.tag is not None]
             if left:
@@ -404,13 +451,16 @@ class Channel(redis.Channel):
                 payload = loads(one.text.decode())
                 own_tag = payload["properties"]["delivery_tag"]
                 payload["properties"]["delivery_tag"] = one.tag or own_tag
-            except (ValueError, TypeError, KeyError) as error:
-                reason = f"it is no message: {error!r}"
-                logger.error("Queue %r had %.200r: %s", one.queue, one.text, reason)
-                if one.tag is not None:
-                    self._records.bury(*_parted(one.tag), reason)
-                continue
-            yield payload, one
+            except Exception as error:
+                self._bury(one, error)
+            else:
+                yield payload, one
+
+    def _bury(self, one: Taken, error: Exception) -> None:
+        reason = f"it is no message: {(error.__cause__ or error)!r}"
+        logger.error("Queue %r had %.200r: %s", one.queue, one.text, reason)
+        if one.tag is not None:
+            self._records.bury(*_parted(one.tag), reason)
 
     # -- who fetches -----------------------------------------------------------------------------------------------
 
@@ -446,6 +496,7 @@ class Channel(redis.Channel):
         From time to time, while they have messages that are being worked on: the fetch may be carried out late.
         """
         self._next_look_at = monotonic() + self.consumer_timeout
+        self._acknowledgements.settle()
         for consumer in self._retired:
             known = {_parted(tag)[1] for tag in list(self.qos._delivered) if _parted(tag)[0] == consumer}
             unheard = set(self._records.tokens(consumer)) - known
@@ -481,14 +532,14 @@ class Channel(redis.Channel):
         if taken:
             raise ConnectionError(f"{len(taken)} messages were taken from this worker, which was taken for dead")
 
-    def _refuse(self, delivery_tag: str, verb: str) -> None:
-        consumer, _ = _parted(delivery_tag)
+    def _refuse(self, one: Acknowledgement) -> None:
+        delivery_tag = f"{one.consumer}#{one.token}"
         logger.warning(
             "Cannot %s the message %s: %s was taken for dead or has lost its connection, and the message has gone to "
             "another consumer",
-            verb, delivery_tag, consumer,
+            one.verb, delivery_tag, one.consumer,
         )  # fmt: skip
-        message_refused.send(verb=verb, consumer=consumer, delivery_tag=delivery_tag)
+        message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
         self._note_silence()  # those that it had beside this one have gone the same way
 
 

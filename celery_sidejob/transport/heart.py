@@ -1,7 +1,8 @@
 """The thread that keeps this process' consumers alive, and looks after those of others that are not.
 
 A thread of the operating system, also where gevent has replaced Python's: neither a task of the pool solo nor a
-greenlet that computes keeps it from beating. It has a connection of its own, and only Redis' clock counts.
+greenlet that computes keeps it from beating (with eventlet it is a green thread, as all are there). It has a connection
+of its own, and only Redis' clock counts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .scripts import BEAT
 
 logger = get_logger(__name__)
 
+BEATS = 3
+"""How often a consumer beats in the time after which it counts as dead."""
 CLAIM_MS = 5_000
 """How long others leave a dead consumer to who found it first; that one may die as well."""
 AT_ONCE = 5
@@ -45,7 +48,7 @@ class Report:
 
 
 class Heart:
-    """Beats for the consumers of one transport, three times in the time after which they count as dead."""
+    """Beats for the consumers of one transport, `BEATS` times in the time after which they count as dead."""
 
     def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float) -> None:
         self._client = client
@@ -63,9 +66,12 @@ class Heart:
 
     def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None]) -> None:
         """Beat for a consumer that is about to fetch, and tell it if it may have been taken for dead."""
+        if self._pid not in (None, os.getpid()):  # forked: those there are beat in the parent, if that lives
+            for ours in (self._consumers, self._told, self._registered):
+                ours.clear()
         self._consumers[consumer] = waits
         self._told[consumer] = was_silent
-        if self._pid != os.getpid():  # not yet begun, or in the process that has forked this one
+        if self._pid != os.getpid():
             self._pid = os.getpid()
             self._stop = native.Event()
             native.Thread(self._run, name="sidejob-transport-heart").start()
@@ -88,21 +94,8 @@ class Heart:
         recovered = 0
         lost: tuple[str, ...] = ()
         while True:
-            missing, dead = self._beat()
-            # Who beats again in the middle of its recovery is not missing, and keeps what is left.
-            late = monotonic() - self._beat_at > self._timeout_s
-            self._beat_at = monotonic()
-            for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
-                if tell is not None:  # else it has left since
-                    tell()
+            missing, dead = self._beat(AT_ONCE)
             lost += tuple(missing)
-            for consumer in missing:
-                self._registered.discard(consumer)  # until it fetches again
-                if consumer in self._consumers:
-                    logger.warning(
-                        "This consumer (%s) was silent for more than %g s and was taken for dead: others have its "
-                        "messages now, and what is under way here is done twice", consumer, self._timeout_s,
-                    )  # fmt: skip
             for consumer in dead:
                 recovered += self._recover(consumer)
             if len(dead) < AT_ONCE:
@@ -110,7 +103,7 @@ class Heart:
 
     def _recover(self, consumer: str) -> int:
         try:
-            count = self._records.recover(consumer)
+            count = self._records.recover(consumer, after_page=self._beat_if_due)
         except (RedisError, OSError):
             raise
         except Exception:  # those of the others must not wait for it
@@ -119,7 +112,30 @@ class Heart:
         logger.info("Recovered %d messages of %s, which is dead", count, consumer)
         return count
 
-    def _beat(self) -> tuple[list[str], list[str]]:
+    def _beat_if_due(self) -> None:
+        """Beat in the middle of something long, or others take us for dead, and whoever recovers us next as well."""
+        if monotonic() - self._beat_at > self._timeout_s / BEATS:
+            self._beat(0)
+
+    def _beat(self, at_most: int) -> tuple[list[str], list[str]]:
+        """Beat; returns which of ours were missing, who hear of it, and dead ones, which others leave to us for now."""
+        missing, dead = self._ask_redis(at_most)
+        # Who beats again in the middle of its recovery is not missing, and keeps what is left.
+        late = monotonic() - self._beat_at > self._timeout_s
+        self._beat_at = monotonic()
+        for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
+            if tell is not None:  # else it has left since
+                tell()
+        for consumer in missing:
+            self._registered.discard(consumer)  # until it fetches again
+            if consumer in self._consumers:
+                logger.warning(
+                    "This consumer (%s) was silent for more than %g s and was taken for dead: others have its "
+                    "messages now, and what is under way here is done twice", consumer, self._timeout_s,
+                )  # fmt: skip
+        return missing, dead
+
+    def _ask_redis(self, at_most: int) -> tuple[list[str], list[str]]:
         waited: dict[str, list[str]] = {}
         for waits in list(self._consumers.values()):
             waited.update(waits())
@@ -131,7 +147,7 @@ class Heart:
         keys = self._keys
         lists = [key for of_queue in waited.values() for key in of_queue]
         ours = [consumer for consumer in list(self._registered) if consumer in self._consumers]
-        options = [round(self._timeout_s * 1000), CLAIM_MS, AT_ONCE, BELL_MS, len(waited), steps]
+        options = [round(self._timeout_s * 1000), CLAIM_MS, at_most, BELL_MS, len(waited), steps]
         names = [keys.consumers, keys.recovering, *keys.bells(waited), *lists]
         missing, dead = BEAT.run(self._client, names, [*options, *ours])
         return [one.decode() for one in missing], [one.decode() for one in dead]
@@ -153,5 +169,6 @@ class Heart:
             if not self._beats_well:
                 logger.info("The heart of this process reaches Redis again")
             self._beats_well = True
-            stop.wait(self._timeout_s / 3)
-        self._client.connection_pool.disconnect()
+            stop.wait(self._timeout_s / BEATS)
+        if self._stop is stop:  # else another thread has begun meanwhile, with the same connections
+            self._client.connection_pool.disconnect()

@@ -16,6 +16,7 @@ class QoS(redis.QoS):
 
     def can_consume(self) -> bool:
         """Adds to kombu's: it is asked before everything else, and also while no more may be fetched."""
+        self.channel.hear()
         self.channel.mind_silence()
         return bool(super().can_consume())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +48,11 @@ class Records:
 
     def acknowledge(self, consumer: str, token: str) -> bool:
         """Forget a message that is done with; False if the consumer does not have it any more."""
-        return bool(self._client.hdel(self._keys.held(consumer), token))
+        return bool(self._client.execute_command(*self.acknowledging(consumer, token)))
+
+    def acknowledging(self, consumer: str, token: str) -> tuple[str, str, str]:
+        """Return the command that does so."""
+        return ("HDEL", self._keys.held(consumer), token)
 
     def requeue(self, consumer: str, tokens: Iterable[str]) -> int:
         """Give some messages of a consumer back; returns how many it still had."""
@@ -58,10 +62,11 @@ class Records:
         """Give back all that a consumer has, who is no longer there then; returns how many these were."""
         return sum(len(page) for page in self._give_back(consumer, "leave", self.tokens(consumer)))
 
-    def recover(self, consumer: str) -> int:
+    def recover(self, consumer: str, *, after_page: Callable[[], None] = lambda: None) -> int:
         """Do so for a dead one, and announce it; stops when it turns out to be alive."""
         recovered = 0
         for page in self._give_back(consumer, "recover", self.tokens(consumer)):
+            after_page()
             recovered += len(page)
             back = defaultdict(list)
             for move in reversed(page):
@@ -150,7 +155,7 @@ class Records:
             deaths = int(properties.get("delivery_count") or 0) + (why == "recover")
             if deaths:
                 properties["delivery_count"] = deaths
-        except (ValueError, TypeError, KeyError, AttributeError):  # whoever is given it next says what is wrong with it
+        except Exception:  # whoever is given it next says what is wrong with it
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
         if why == "recover" and limit is not None and deaths >= limit:

@@ -7,10 +7,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any
 
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
-
-DEMOTED = "the server is a replica now, and takes nothing"
+from redis.exceptions import NoScriptError
 
 
 class Script:
@@ -28,23 +25,9 @@ class Script:
     def run(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         """Run it and return its answer, also on a server that was restarted, or has taken over from another."""
         try:
-            try:
-                return client.execute_command(*self.command(keys, arguments))
-            except NoScriptError:
-                return client.execute_command(*self.command(keys, arguments, by_text=True))
-        except ResponseError as error:
-            raise_if_demoted(error)
-            raise
-
-
-def raise_if_demoted(error: ResponseError) -> None:
-    """Raise a connection's error in place of a server's that is no master any more: whoever connects again finds one.
-
-    Celery's workers end with the error of a server, and publishers do not try again after one.
-    """
-    # Who waited is told so once; in a script Redis 6.2 puts its own words before it.
-    if isinstance(error, ReadOnlyError) or any(word in str(error) for word in ("UNBLOCKED", "-READONLY")):
-        raise RedisConnectionError(f"{DEMOTED} ({error})") from error
+            return client.execute_command(*self.command(keys, arguments))
+        except NoScriptError:
+            return client.execute_command(*self.command(keys, arguments, by_text=True))
 
 
 PUT = Script("put")

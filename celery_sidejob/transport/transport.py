@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterable
+from contextlib import suppress
+from difflib import get_close_matches
 from typing import Any
 
 import kombu
@@ -31,7 +34,10 @@ RIGHTS = (
 )
 """What a user of the server must be allowed, in words of its ACL."""
 PROBE = "_sidejob.probe"
-"""Where something is published to see whether that is allowed; nobody listens."""
+"""Where something is published to see whether that is allowed; nobody listens. And a key that there is not."""
+
+NEAR = 0.85
+"""How alike a misspelt option and ours are; `connect_timeout` and `consumer_timeout` are so by 0.77."""
 
 
 class UnsuitableServerError(Exception):
@@ -44,10 +50,13 @@ class Transport(redis.Transport):
     Channel = BrokerChannel
     # What is waited for is a bell, which is rung when something comes: there is no need to look every second.
     brpop_timeout = 10
+    has_loop = False
+    """Whether a loop of Celery's comes back to the channels, so that answers can be read later."""
     _heart: Heart | None = None
 
     def establish_connection(self) -> Any:
         """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
+        _check_urls(self.client)
         _check_options(**self.client.transport_options)
         try:
             connection = super().establish_connection()
@@ -58,10 +67,17 @@ class Transport(redis.Transport):
         channel = connection._avail_channels[-1]
         try:
             self._check(channel._client_of_scripts, f"{channel.keyprefix_fanout}{PROBE}")
+            with suppress(NoPermissionError):  # breaks if nothing may be written for now; a full server is no reason
+                channel._client_of_scripts.delete(f"{channel.global_keyprefix}{PROBE}")
         except (UnsuitableServerError, RedisConnectionError):
             self.close_connection(connection)
             raise
         return connection
+
+    def register_with_event_loop(self, connection: Any, loop: Any) -> None:
+        """Adds to kombu's: what is acknowledged is answered later."""
+        super().register_with_event_loop(connection, loop)
+        self.has_loop = True
 
     def heart_for(self, channel: BrokerChannel) -> Heart:
         """Return what beats for the channels of this connection."""
@@ -115,15 +131,42 @@ class Transport(redis.Transport):
             )  # fmt: skip
 
 
+INSTEAD = {"redis": "sidejob", "rediss": "sidejobs", "sentinel": "sidejob-sentinel"}
+"""What is meant by a scheme with a `+`, by what is after it."""
+
+
+def _check_urls(client: Any) -> None:
+    """Refuse a scheme with a `+`: kombu takes it apart, and then connects to this machine, whichever the URL names.
+
+    But for ``sidejob+socket://``, of which kombu makes a Unix socket.
+    """
+    first = f"{client.uri_prefix}+{client.hostname}" if "://" in (client.hostname or "") else ""
+    for url in (first, *client.alt):
+        scheme = url.partition("://")[0]
+        ours, plus, rest = scheme.partition("+")
+        if plus and ours.startswith("sidejob") and rest != "socket":
+            raise ValueError(
+                f"{scheme}:// is no broker of ours, for kombu takes it apart. Did you mean {INSTEAD.get(rest, ours)}://?"
+            )
+
+
 def _check_options(
     consumer_timeout: Any = BrokerChannel.consumer_timeout, delivery_limit: Any = None, **others: Any
 ) -> None:
     """Refuse what cannot be meant, before anybody is taken for dead by it."""
+    _check_names(others)
     timeout, limit = consumer_timeout, delivery_limit
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
         raise ValueError(f"The transport option consumer_timeout is a number of seconds above 0, not {timeout!r}.")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(f"The transport option delivery_limit is a number of deaths above 0 or None, not {limit!r}.")
+
+
+def _check_names(options: Iterable[str]) -> None:
+    """Refuse what is nearly an option of ours; others are kombu's, or of a transport that is used beside this one."""
+    for name in options:
+        for meant in get_close_matches(name, ("consumer_timeout", "delivery_limit"), n=1, cutoff=NEAR):
+            raise ValueError(f"{name} is no transport option. Did you mean {meant}?")
 
 
 class TLSTransport(Transport):

@@ -53,18 +53,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pools(*names, reason): makes sense on these pools alone")
-    config.addinivalue_line("markers", "slow: a walk that takes minutes; only with -m slow")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is slow, unless it is asked for, and what makes no sense on a pool."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out what makes no sense on a pool."""
     for item in items:
         marker = item.get_closest_marker("pools")
         pool = getattr(item, "callspec", None) and item.callspec.params.get("worker_pool")
         if marker is not None and (pool or "prefork") not in marker.args:
             item.add_marker(pytest.mark.skip(reason=f"{pool}: {marker.kwargs['reason']}"))
-    if "slow" in (config.option.markexpr or ""):
-        return
-    for item in items:
-        if item.get_closest_marker("slow") is not None:
-            item.add_marker(pytest.mark.skip(reason="slow: pytest -m slow"))

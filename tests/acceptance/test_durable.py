@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from celery import Celery, chain, chord, group
@@ -19,6 +20,7 @@ from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     site_fixture,
 )
 from tests.tools.freezing import frozen
+from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
 
 # -- publishing ------------------------------------------------------------------------------------------------------
@@ -593,6 +595,72 @@ def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site:
     site.wait_quiet()
     assert len(site.ran(result)) == 1
     assert site.dead() == []
+
+
+@pytest.mark.parametrize("point", ["durable-end:before", "durable-end:before-commit", "durable-end:after"])
+@pytest.mark.parametrize("task", ["step", "noted"])
+def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, point: str) -> None:
+    """The backend has been told of it by then, and only that process knows of the body."""
+    worker = site.worker_with_a_crash(point)
+    result = chord([site.s(task, 1)])(site.s("plus"))
+    site.wait_for_crash()
+    site.outlive(worker)
+
+    assert result.get(timeout=TIMEOUT_S) == 2
+    site.wait_quiet()
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+    if point != "durable-end:after":  # else what the backend has of it expires
+        wait_until(lambda: joining(site, result) == [".c"], timeout=TIMEOUT_S, message="the chord to be forgotten")
+
+
+@PROCESSES
+@pytest.mark.parametrize("task", ["holder", "repeatable"])
+def test_the_last_part_of_a_chord_dies_while_the_store_is_away(site: Site, task: str) -> None:
+    with TcpProxy.to(site.database_url) as proxy:
+        site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})
+        result = chord([site.s("noted", 2), site.s(task, 1)])(site.s("plus"))
+        last = result.parent.children[1]
+        pid = site.holding(last)["pid"]
+        result.parent.children[0].get(timeout=TIMEOUT_S)
+        wait_until(lambda: len(site.rows()) == 1, timeout=TIMEOUT_S, message="the other part to have ended")
+        proxy.refuse()
+        site.go(last)
+        wait_until(lambda: ".c" in joining(site, result), timeout=TIMEOUT_S, message="both parts to be counted")
+
+        os.kill(pid, signal.SIGKILL)
+        proxy.pass_through()
+
+        if task == "repeatable":
+            site.holding(last, count=2)
+        assert result.get(timeout=TIMEOUT_S) == 4
+        site.wait_quiet()
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+
+
+@pytest.mark.parametrize("task", ["holder", "repeatable"])
+def test_a_chord_ends_with_the_store_away_for_longer_than_a_lease(site: Site, task: str) -> None:
+    """Its last part is called lost, or not, and both who ends it late and who finds it lost may publish the body."""
+    with TcpProxy.to(site.database_url) as proxy:
+        worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url)})
+        result = chord([site.s(task, 1)])(site.s("plus").set(ignore_result=True))
+        (last,) = result.parent.children
+        site.holding(last)
+        proxy.refuse()
+        site.go(last)
+        worker.wait_for_log("could not be written", TIMEOUT_S)
+        proxy.pass_through()
+
+        site.wait_quiet()
+        assert site.record.wait_for("ran", id=result.id, timeout=TIMEOUT_S)[-1]["value"] == [1]
+        wait_until(lambda: joining(site, result) == [".c"], timeout=TIMEOUT_S, message="the chord to be forgotten")
+    assert (len(site.ran(result)), site.dead()) == (1, [])
+
+
+def joining(site: Site, result: Any) -> list[str]:
+    """What the result backend has of a chord that it has not forgotten."""
+    backend = site.app.backend
+    there = {end: backend.client.exists(backend.get_key_for_group(result.parent.id, end)) for end in (".j", ".s", ".c")}
+    return [end for end, exists in there.items() if exists]
 
 
 @pytest.mark.parametrize("point", ["durable-move:before-commit", "durable-move:after-commit"])

@@ -7,8 +7,11 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
 from celery_sidejob import embedded
+from celery_sidejob.model.durable import HEADER
+from celery_sidejob.store.migrate import upgrade
 from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     APP,
     PROCESSES,
@@ -21,6 +24,7 @@ from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 
@@ -64,6 +68,32 @@ def test_a_broken_connection_may_cut_off_what_runs_and_it_begins_again(site: Sit
         site.wait_quiet()
         assert worker.alive
     assert (len(site.ran(result)), site.dead()) == (1, [])
+
+
+@PROCESSES
+@pytest.mark.parametrize("task", ["repeatable", "holder"])
+def test_a_cold_stop_while_a_result_is_stored_is_no_failure(site: Site, task: str) -> None:
+    with TcpProxy.to(site.broker.backend_url) as proxy:
+        first = site.worker(env={"RESULT_BACKEND": proxy.url_for(site.broker.backend_url), "SIDEJOB_LEASE": "20"})
+        result = site.call(task, 1)
+        site.holding(result)
+        proxy.black_hole()
+        site.go(result)
+        site.record.wait_for("ran", id=result.id, timeout=TIMEOUT_S)
+        wait_until(lambda: proxy.open_connections, timeout=TIMEOUT_S, message="the result to be on its way")
+
+        first.send_signal(signal.SIGQUIT)
+
+        wait_until(lambda: not first.children(), timeout=TIMEOUT_S, message="its process to have stopped")
+        proxy.pass_through()
+        first.wait(TIMEOUT_S)
+    site.worker()
+    site.wait_quiet()
+    ends = [(entry.reason, entry.error.partition(":")[0]) for entry in site.dead()]
+    if task == "repeatable":
+        assert (result.get(timeout=TIMEOUT_S), ends, len(site.ran(result))) == (1, [], 2)
+    else:
+        assert (ends, len(site.ran(result))) == ([("lost", "WorkerLostError")], 1)
 
 
 @pytest.fixture
@@ -150,3 +180,24 @@ def test_a_body_that_sees_its_worker_stop_goes_on_elsewhere(site: Site) -> None:
     site.wait_quiet()
     assert [line["stopping"] for line in site.ran(result)] == [True] * len(left) + [False]
     assert (site.dead(), site.record.of("lost")) == ([], [])
+
+
+def test_a_client_with_another_store_than_the_workers_is_told_of(site: Site, empty_database_url: str) -> None:
+    upgrade(empty_database_url)
+    worker = site.worker(concurrency=2)
+    held = site.call("holder", 1)
+    site.holding(held)
+    elsewhere = site.client(sidejob_database_url=empty_database_url)
+
+    with Celery("plain", set_as_current=False) as plain:  # a copy of what runs: its row is there
+        plain.conf.update(**site.broker.configuration, task_default_queue="durable")
+        plain.send_task(f"{APP}.holder", (1,), task_id=held.id, headers={HEADER: {"v": 1, "n": 1}})
+    worker.wait_for_log("] ignored", TIMEOUT_S)
+    assert "has no row" not in worker.log()
+    for _ in range(2):
+        elsewhere.send_task(f"{APP}.noted", (1,))
+
+    worker.wait_for_log("] ignored", TIMEOUT_S, count=3)
+    assert worker.log().count("has no row in schema 'sidejob', so it is not run") == 1
+    site.go(held)
+    assert held.get(timeout=TIMEOUT_S) == 1

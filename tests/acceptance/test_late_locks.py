@@ -111,8 +111,10 @@ def test_the_answer_to_a_flush_is_lost(site: Site, point: str) -> None:
 
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_a_stop_writes_what_is_not_written_yet(site: Site, pool: str) -> None:
-    """Also one of a pool's process that has run as many tasks as it may."""
-    worker = site.worker(env=NEVER, pool=pool, extra=["--max-tasks-per-child=3"])
+    """Also one of a pool's process that has run as many tasks as it may. What nobody had written would run again."""
+    worker = site.worker(
+        env={**NEVER, "SIDEJOB_LOST_AFTER": "600"}, pool=pool, concurrency=1, extra=["--max-tasks-per-child=3"]
+    )
     results = [site.call("late", number) for number in range(4)]
     assert [result.get(timeout=TIMEOUT_S) for result in results] == [0, 1, 2, 3]
     if pool == "prefork":
@@ -122,15 +124,16 @@ def test_a_stop_writes_what_is_not_written_yet(site: Site, pool: str) -> None:
 
     assert worker.wait(TIMEOUT_S) == 0
     assert (site.rows(), site.dead()) == ([], [])
+    assert [len(site.ran(result)) for result in results] == [1] * 4
 
 
 @PROCESSES
 def test_what_runs_without_a_lock_for_long_is_vouched_for_by_its_worker(site: Site) -> None:
     """Whose process cannot write, for one whose body lets no other thread run; and is published again if it dies."""
     site.worker(env={**NEVER, "SIDEJOB_LEASE": "3"}, concurrency=1)
-    site.worker(concurrency=1)
     result = site.call("late_holder", 1)
     pid = site.holding(result)["pid"]
+    site.worker(concurrency=1)
     wait_until(lambda: site.sql("SELECT published_at FROM messages")[0].published_at, timeout=TIMEOUT_S)
     (row,) = site.sql("SELECT look_at FROM messages")
     for _ in range(2):  # each look is put off before it comes

@@ -173,6 +173,8 @@ def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -
     jobs = [site.sidejob.enqueue("outage.note", queue="vanishing") for _ in range(5)]
     assert published(site) == len(jobs)
     site.start_worker(queues="other")  # it sweeps
+    wait_until(lambda: ready(site.app.conf.broker_url, "vanishing") == 2 * len(jobs), timeout=30,
+               message="the first look at a fresh broker to have published all once more")  # fmt: skip
 
     delete_queue(site.app.conf.broker_url, "vanishing")
 

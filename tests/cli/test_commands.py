@@ -812,6 +812,7 @@ def test_an_app_without_sidejob_is_told_how_to_add_it() -> None:
     assert said.code == 1
     assert "The app 'plain' has no SideJob" in said.err
     assert "sidejob = SideJob(app)" in said.err
+    assert "below `transport` work without one" in said.err
 
 
 # -- redaction -------------------------------------------------------------------------------------------------------

@@ -115,6 +115,17 @@ def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> Non
         ("t1", 2), ("t2", 2),
     ]  # fmt: skip
     assert command("retry", "--all").lines == ["1 entry retried."]
+    said = command("retry", "--task", "mial")
+    assert (said.lines, said.err) == (["0 entries retried."], "Nothing matches: the dead set is empty.\n")
+
+
+def test_where_nothing_matches_is_said_what_there_is(failed: Job, command: Command) -> None:
+    said = command("retry", "--task", "mial")
+    assert said.lines == ["0 entries retried."]
+    assert said.err == "Nothing matches. There are: 'mail', 'stage.call'.\n"
+    said = command("retry", "--group", "mail", "--json")
+    assert said.document == {"retried": 0}
+    assert said.err == "Nothing matches. There are: 'mail: WorkerLostError', 'stage.call: ValueError'.\n"
 
 
 def test_entries_are_deleted_and_purged(stage: Stage, failed: Job, command: Command) -> None:

@@ -9,6 +9,7 @@ import logging
 import pickle
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,9 +27,11 @@ from celery_sidejob import (
     SideJob,
     task_buried,
 )
+from celery_sidejob.hooks import durable_task
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
 from celery_sidejob.operations import durable as operations
+from celery_sidejob.operations.durable import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm, lost
 from tests.tools.waiting import wait_until
@@ -659,3 +662,13 @@ def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str
     assert "secret" not in repr(entry)
     made.sidejob.close()
     made.close()
+
+
+def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry that another thread begins before this one has returned."""
+    first, second = (Run(("one", generation), "shop.mail", 1, app.sidejob.runtime, moved=True) for generation in (1, 2))
+    monkeypatch.setattr(durable_task, "RUNS", {"one": second})
+
+    for run, left in ((first, {"one": second}), (second, {})):
+        durable_task._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
+        assert left == durable_task.RUNS

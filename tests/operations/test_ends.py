@@ -95,3 +95,19 @@ def test_a_retry_waits_for_a_store_that_is_away_for_a_moment(
 
     assert rows(mortal) == ["one"]
     assert run.moved
+
+
+def test_an_end_that_cannot_be_written_keeps_no_other_from_it(
+    app: Celery, mortal: embedded.Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A callback with a NUL in its task id, say, which no row can hold."""
+    runs = [begun(app, task_id) for task_id in ("bad", "good")]
+    for run, task_id in zip(runs, ("with\0nul", "follows"), strict=True):
+        run.follows.append(durable.Message(task_id, "ends.one", "celery", "{}", b"[]"))
+
+    late = durable._late_ends(app.sidejob.runtime)
+    late.add(runs)
+    late.write_now()
+
+    assert rows(mortal) == ["bad", "follows"]
+    assert "The end of task bad cannot be written" in caplog.text

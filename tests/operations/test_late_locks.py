@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import SideJob
+from celery_sidejob import LeaseLostError, SideJob
 from celery_sidejob.operations import durable, late_locks
 from celery_sidejob.operations.durable import Run
 from celery_sidejob.operations.late_locks import LateLocks
@@ -46,6 +46,13 @@ class Shop:
         assert durable.begin_late(self.runtime, run, max_losses=3)
         return run
 
+    def begun_long_ago(self, task_id: str = "one") -> Run:
+        """One whose age is well above the time that a statement takes."""
+        run = self.begun(task_id)
+        assert run.late is not None
+        run.late.began_at -= 10
+        return run
+
     def copy(self, task_id: str = "one", worker_id: int | None = None) -> Run | None:
         """A run of a copy, which locks at once; None if it was refused."""
         run = Run((task_id, 1), "late.one", worker_id or self.worker(), self.runtime)
@@ -56,9 +63,28 @@ class Shop:
         """Who holds what."""
         return dict(self.looking.execute("SELECT task_id, locked_by FROM sidejob.messages").fetchall())
 
+    def bury(self, task_id: str = "one") -> None:
+        """Have a task revoked that no run has locked."""
+        assert durable.fail(
+            self.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="revoked", error="E: revoked"
+        )
+
+    def dead(self) -> list[str]:
+        """The ids in the dead set."""
+        return [row[0] for row in self.looking.execute("SELECT task_id FROM sidejob.dead ORDER BY id")]
+
     def sql(self, statement: str) -> None:
         """Have something happen to the rows."""
         self.looking.execute(statement)
+
+    @contextmanager
+    def without(self, table: str) -> Iterator[None]:
+        """Have a table be away for a while."""
+        self.sql(f"ALTER TABLE sidejob.{table} RENAME TO away")
+        try:
+            yield
+        finally:
+            self.sql(f"ALTER TABLE sidejob.away RENAME TO {table}")
 
     def flush(self) -> None:
         """Write all there is."""
@@ -119,7 +145,7 @@ def test_what_another_has_is_left_to_it(shop: Shop, caplog: pytest.LogCaptureFix
 def test_a_later_call_of_the_same_id_is_not_touched(shop: Shop, when: str) -> None:
     """A copy has ended meanwhile, or the answer to a removal was lost: then the id is free for a new call."""
     shop.called()
-    run = shop.begun()
+    run = shop.begun_long_ago()
     copy = shop.copy()
     assert copy is not None
     durable.end(shop.runtime, copy)
@@ -145,7 +171,7 @@ def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, 
     shop.sql("UPDATE sidejob.messages SET doom = 'revoked', look_at = now()")
     if buried:
         for task_id in ("ended", "runs"):
-            durable.fail(shop.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="revoked", error="E: revoked")
+            shop.bury(task_id)
 
     durable.end_late(shop.runtime, ended)
     shop.flush()
@@ -154,7 +180,48 @@ def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, 
     shop.flush()
 
     assert shop.rows() == {}
-    assert shop.looking.execute("SELECT count(*) FROM sidejob.dead").fetchone() == (0,)
+    assert shop.dead() == []
+
+
+@pytest.mark.parametrize("which", ["later", "earlier"])
+@pytest.mark.parametrize("late", [True, False])
+def test_another_call_of_the_same_id_stays_dead(shop: Shop, which: str, late: bool) -> None:
+    if which == "earlier":
+        shop.called()
+        shop.bury()
+        shop.sql("UPDATE sidejob.dead SET died_at = died_at - interval '1 minute'")
+    shop.called()
+    run, copy = shop.begun_long_ago(), shop.copy()
+    assert copy is not None
+    durable.end(shop.runtime, copy)
+    if which == "later":
+        shop.called()
+        shop.bury()
+
+    if late:
+        durable.end_late(shop.runtime, run)
+        shop.flush()
+    else:
+        with pytest.raises(LeaseLostError):
+            durable.end(shop.runtime, run)
+
+    assert shop.dead() == ["one"]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_what_an_older_version_has_buried_is_taken_back_too(shop: Shop, late: bool) -> None:
+    shop.called()
+    run = shop.begun()
+    shop.bury()
+    shop.sql("UPDATE sidejob.dead SET payload = payload::jsonb - 'due_at'")
+
+    if late:
+        durable.end_late(shop.runtime, run)
+        shop.flush()
+    else:
+        durable.end(shop.runtime, run)
+
+    assert shop.dead() == []
 
 
 def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
@@ -165,6 +232,51 @@ def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
     shop.flush()
 
     assert (shop.rows(), durable.has_lock(shop.runtime, run)) == ({"one": None}, False)
+
+
+def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    """A task id with a NUL, say, which the broker gives back as it was, and no row can hold."""
+    bad = {task_id: shop.begun(task_id) for task_id in ("bad\0", "worse\0")}
+    for task_id in ("ends", "runs"):
+        shop.called(task_id)
+    good = {task_id: shop.begun(task_id) for task_id in ("ends", "runs")}
+    durable.end_late(shop.runtime, bad["bad\0"])
+    durable.end_late(shop.runtime, good["ends"])
+
+    shop.flush()
+
+    assert shop.rows() == {"runs": shop.worker_id}
+    assert {record.args for record in caplog.records} == {("bad\0",), ("worse\0",)}
+    assert [durable.has_lock(shop.runtime, run) for run in (good["runs"], bad["worse\0"])] == [True, False]
+
+
+def test_a_table_that_is_not_there_is_waited_for(shop: Shop) -> None:
+    """Who flushes leaves, and has more to do than this."""
+    shop.called("ends")
+    shop.called("runs")
+    durable.end_late(shop.runtime, shop.begun("ends"))
+    shop.begun("runs")
+    with shop.without("messages"):
+        shop.flush()
+
+    shop.flush()
+
+    assert shop.rows() == {"runs": shop.worker_id}
+
+
+def test_what_was_removed_is_not_looked_for_again(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    for task_id in ("removed", "buried"):
+        shop.called(task_id)
+        durable.end_late(shop.runtime, shop.begun(task_id))
+    shop.bury("buried")
+    with shop.without("dead"):
+        shop.flush()
+    assert shop.rows() == {}
+
+    shop.flush()
+
+    assert "does not count" not in caplog.text
+    assert shop.dead() == []
 
 
 def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> None:
@@ -202,18 +314,24 @@ def test_one_thread_writes_and_ends_when_nothing_comes(
     database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_locks, "AT_REST_S", 0.05)
-    monkeypatch.setattr(late_locks, "LINGER_S", 0.3)
+    monkeypatch.setattr(late_locks, "LINGER_S", 60.0)
     shop = Shop(database_url, redis_url)
 
     def threads() -> list[Any]:
         return [thread for thread in threading.enumerate() if "late-locks" in thread.name]
 
-    for number in range(3):
+    first: list[Any] = []
+    for number, rests in enumerate([False, True, True]):
+        if rests:  # what comes wakes it
+            wait_until(lambda: late_locks.of(shop.runtime)._rests, message="the thread to rest")
+        if number == 2:
+            monkeypatch.setattr(late_locks, "LINGER_S", 0.05)  # from its next rest on
         shop.called(str(number))
         durable.end_late(shop.runtime, shop.begun(str(number)))
-        assert len(threads()) == 1
+        first = first or threads()
+        assert len(first) == 1
+        assert number == 2 or threads() == first
         wait_until(lambda: not shop.rows(), message="it to be removed")
-        time.sleep(0.1 * number)  # at rest the second time; what comes wakes it
     wait_until(lambda: not threads(), message="the thread to end")
     assert shop.rows() == {}
     shop.looking.close()

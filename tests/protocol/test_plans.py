@@ -229,7 +229,7 @@ FILL_MESSAGES = """
 INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after)
 SELECT 'm' || n, 'task', 1, 'q', '', '{}', now(), '30 s' FROM generate_series(1, 20000) n"""
 RUN_OFTEN = {
-    "by libpq": (durable._MARK, {"task_ids": ["a"], "generations": [1]}),
+    "by libpq": (durable._MARK, {"task_ids": ["a"], "generations": [1], "again": False}),
     "by a cursor": (messages._READ, {"job_ids": [1]}),
 }
 

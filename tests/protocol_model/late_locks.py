@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 MISTAKES = (
     "remove whoever has it", "remove of any age", "lock whoever has it", "lock of any age", "copies lock late",
-    "follow without a lock", "leave what was doomed",
+    "follow without a lock", "leave what was doomed", "take back a later call", "take back an earlier call",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def steps(world: World, mistake: str | None, on_lost: str) -> Iterator[World]:
     """Yield what may be next."""
     if world.broken:
         return
-    if world.revoker and world.call == 1:
+    if world.revoker:
         yield replace(world, revoker=False, doomed=world.row != "gone")
     if world.row == "waits" and world.doomed:  # the sweeper
         yield _gone(world, None, world.call, dead="revoked")
@@ -121,7 +121,7 @@ def _otherwise(world: World, place: int, mistake: str | None) -> Iterator[World]
     if mistake == "follow without a lock":
         yield replace(idle, followed=_plus(idle.followed, born - 1))
     else:
-        yield _taken_back(idle, place, born, follows=True)
+        yield _taken_back(idle, born, mistake, follows=True)
 
 
 def _removed(world: World, place: int, mistake: str | None) -> Iterator[World]:
@@ -135,17 +135,20 @@ def _removed(world: World, place: int, mistake: str | None) -> Iterator[World]:
         if world.answers:
             yield replace(removed, answers=world.answers - 1)  # it will do the same again
     else:
-        removed = world if mistake == "leave what was doomed" else _taken_back(world, place, born)
+        removed = world if mistake == "leave what was doomed" else _taken_back(world, born, mistake)
     yield _at(removed, place, Slot("idle"))
 
 
-def _taken_back(world: World, place: int, born: int, *, follows: bool = False) -> World:
+def _taken_back(world: World, born: int, mistake: str | None, *, follows: bool = False) -> World:
     """The run does not hold the row, and has ended well: it leaves the dead set, or a row that nobody holds."""
     if world.row == "waits" and world.call <= born:
-        return _gone(world, place, born, follows=follows)
-    if born == 1 and world.dead[0] == "revoked":
-        back = replace(world, dead=(None, world.dead[1]), done=_plus(world.done, 0))
-        return replace(back, followed=_plus(back.followed, 0)) if follows else back
+        return _gone(world, None, born, follows=follows)
+    first = 1 if mistake == "take back an earlier call" else born
+    last = 2 if mistake == "take back a later call" else born
+    dead = [place for place in range(first - 1, last) if world.dead[place] == "revoked"]
+    if dead:  # the newest entry
+        back = replace(world, dead=_with(world.dead, dead[-1], None), done=_plus(world.done, born - 1))
+        return replace(back, followed=_plus(back.followed, born - 1)) if follows else back
     return world
 
 

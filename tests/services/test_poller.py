@@ -216,12 +216,12 @@ def test_a_row_that_cannot_be_buried_stops_no_other(post: Post, caplog: pytest.L
         CREATE TRIGGER refuse BEFORE INSERT ON dead FOR EACH ROW WHEN (new.task_id = 'bad')
           EXECUTE FUNCTION refuse()""")
 
-    post.poll()
+    assert post.poll().tasks_buried == 1
 
     assert [entry.task_id for entry in post.sidejob.dead] == ["good"]
     assert "Task bad is doomed, and could not be buried; it is tried again" in caplog.text
     post.sql("DROP TRIGGER refuse ON dead")
-    post.poll()
+    assert post.poll().tasks_buried == 1
     assert [entry.task_id for entry in post.sidejob.dead] == ["good", "bad"]
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import deque
+
+import pytest
 
 from celery_sidejob.model.errors import StoreUnavailableError
 from celery_sidejob.store import put_off
@@ -67,6 +71,68 @@ def test_who_asks_for_more_writes_what_is_late() -> None:
     made._waiting[0] = (time.monotonic() - NEVER_S, 1)
     made.write_if_late()
     assert written == [[1]]
+
+
+def test_who_asks_for_more_writes_one_page_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = Written()
+    made = PutOff("things", written, within_s=NEVER_S)
+    made.add(range(put_off.PAGE + 1))
+    late = time.monotonic() + NEVER_S
+    monkeypatch.setattr(put_off.time, "monotonic", lambda: late)
+    made.write_if_late()
+    assert [len(page) for page in written] == [put_off.PAGE]
+    made.write_if_late()
+    assert [len(page) for page in written] == [put_off.PAGE, 1]
+
+
+class Contended(deque[tuple[float, int]]):
+    """What waits, of which another publisher takes all as soon as anybody has looked at it without the lock."""
+
+    made: PutOff[int]
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        other = threading.Thread(target=self._take)
+        other.start()
+        other.join()
+        return found
+
+    def _take(self) -> None:
+        if self.made._lock.acquire(blocking=False):
+            self.clear()
+            self.made._lock.release()
+
+
+def test_who_asks_for_more_may_find_that_another_has_taken_it() -> None:
+    """Its caller would think that it had failed, and call again what is kept."""
+    written = Written()
+    made = PutOff("things", written, within_s=NEVER_S)
+    made._waiting = waiting = Contended([(time.monotonic() - NEVER_S, 1)])
+    waiting.made = made
+
+    made.write_if_late()
+
+    assert written == [[1]]
+
+
+def test_all_is_written_at_the_end_though_one_of_them_raises(caplog: pytest.LogCaptureFixture) -> None:
+    class Raises:
+        def forget(self) -> None:
+            """It has nothing."""
+
+        def write_now(self) -> None:
+            raise RuntimeError("broken")
+
+    written = Written()
+    first, made, last = Raises(), PutOff("things", written, within_s=NEVER_S), Raises()
+    made.add([1])
+    for one in (first, last):
+        put_off.register(one)
+
+    put_off.write_all_now()
+
+    assert written == [[1]]
+    assert len(caplog.records) == 2
 
 
 def test_pages_are_bounded() -> None:

@@ -43,3 +43,9 @@ def connect(broker_url: str) -> Iterator[Connect]:
 def ours(redis_url: str) -> str:
     """The URL of a Redis with reliable fetch."""
     return urlsplit(redis_url)._replace(scheme="sidejob").geturl()
+
+
+def unfinished(server: redis.Redis) -> int:
+    """How many messages workers of either kind hold."""
+    held = [*server.scan_iter("*unacked"), *server.scan_iter("*_sidejob.held.*")]
+    return sum(server.hlen(key) for key in held)

@@ -18,7 +18,7 @@ from kombu.transport.redis import Transport as StockTransport
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
-from tests.transport.conftest import Connect, ours
+from tests.transport.conftest import Connect, ours, unfinished
 from tests.transport.consuming import Consuming, publish
 
 
@@ -266,9 +266,3 @@ def test_a_worker_that_prefetches_nothing_and_is_given_time_to_stop(
     worker.wait(20)
     record.wait_for("ended")
     assert (server.llen("celery"), unfinished(server)) == (3, 0)
-
-
-def unfinished(server: redis.Redis) -> int:
-    """How many messages workers of either kind hold."""
-    held = [*server.scan_iter("*unacked"), *server.scan_iter("*_sidejob.held.*")]
-    return sum(server.hlen(key) for key in held)

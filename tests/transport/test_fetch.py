@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import ssl
+import time
+import weakref
 from contextlib import suppress
 from queue import Empty
 from typing import Any
@@ -29,6 +32,14 @@ def held(server: redis.Redis) -> dict[str, int]:
 def consumers(server: redis.Redis, prefix: str = "") -> list[str]:
     """Who is registered."""
     return [name.decode() for name in server.zrange(f"{prefix}_sidejob.consumers", 0, -1)]
+
+
+def looks_of(channel: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Into how many queues each of its fetches looks from now on."""
+    looked: list[int] = []
+    fetch = channel._fetch
+    monkeypatch.setattr(channel, "_fetch", lambda queues, room: looked.append(len(queues)) or fetch(queues, room))
+    return looked
 
 
 def test_the_urls_are_known_and_it_passes_for_redis() -> None:
@@ -200,22 +211,55 @@ def test_getting_one_does_not_mix_with_what_is_polled(connect: Connect, server: 
     assert list(held(server).values()) == [1]
 
 
-def test_what_is_no_message_is_buried(connect: Connect, server: redis.Redis) -> None:
+def of(**changes: Any) -> bytes:
+    """A message as kombu has it in Redis, but for these."""
+    properties = {"delivery_tag": "t", "delivery_info": {}, "body_encoding": "base64"}
+    return json.dumps({"body": "MQ==", "headers": {}, "properties": properties, **changes}).encode()
+
+
+NO_MESSAGES = (
+    b"{\xff",
+    b'{"body": 1}',
+    of(body="x"),
+    of(properties={"delivery_tag": "t", "delivery_info": {}, "body_encoding": "rot13"}),
+    of(headers=[1]),
+    of(headers={"price": {"__type__": "decimal", "__value__": "x"}}),
+    b"[" * 100_000,
+)
+"""Neither what is no JSON, nor what kombu cannot make a message of."""
+
+
+@pytest.mark.parametrize("way", ["consumed", "got"])
+def test_what_is_no_message_is_buried(connect: Connect, server: redis.Redis, way: str) -> None:
     told: list[dict[str, Any]] = []
     message_buried.connect(receiver := lambda **facts: told.append(facts))
-    server.lpush("queue", b"{\xff", b'{"body": 1}')
+    server.lpush("queue", *NO_MESSAGES)
     publish(connect(), "queue", "good")
-    consuming = Consuming(connect(), "queue", prefetch=5)
+    consuming = Consuming(connect(), "queue" if way == "consumed" else "elsewhere", prefetch=len(NO_MESSAGES) + 1)
     try:
-        assert consuming.take(1) == ["good"]
+        if way == "consumed":
+            assert consuming.take(1) == ["good"]
+        else:
+            got = [consuming.channel.basic_get("queue") for _ in range(len(NO_MESSAGES) + 1)]
+            assert [message and message.payload for message in got] == [None] * len(NO_MESSAGES) + ["good"]
     finally:
         message_buried.disconnect(receiver)
     assert list(held(server).values()) == [1]
     buried = [json.loads(text) for text in server.lrange("_sidejob.dead", 0, -1)]
-    assert [(one["queue"], one["message"].encode("utf-8", "surrogateescape")) for one in buried] == [
-        ("queue", b"{\xff"), ("queue", b'{"body": 1}')
-    ]  # fmt: skip
-    assert [(one["queue"], one["task_id"]) for one in told] == [("queue", None)] * 2
+    assert sorted(one["message"].encode("utf-8", "surrogateescape") for one in buried) == sorted(NO_MESSAGES)
+    assert [(one["queue"], one["task_id"]) for one in told] == [("queue", None)] * len(NO_MESSAGES)
+
+
+def test_a_channel_that_was_closed_is_forgotten(broker_url: str) -> None:
+    connection = Connection(broker_url)
+    consuming = Consuming(connection, "queue", prefetch=1)
+    consuming.drain(0.01)
+    gone = weakref.ref(consuming.channel)
+    consuming.close()
+    connection.release()
+    del consuming, connection
+    gc.collect()
+    assert gone() is None
 
 
 def test_what_comes_for_a_queue_that_was_just_cancelled_goes_back_in_its_order(
@@ -292,7 +336,9 @@ def test_a_channel_closes_at_once_while_it_waits(connect: Connect, server: redis
     consuming = Consuming(connect(), "queue", prefetch=1)
     consuming.drain(0.05)
     assert len(consumers(server)) == 1
+    began = time.monotonic()
     consuming.close()
+    assert time.monotonic() - began < consuming.channel.brpop_timeout / 2
     assert consumers(server) == []
     publish(connect(), "queue", 0)
     other = Consuming(connect(), "queue", prefetch=1)
@@ -318,19 +364,19 @@ def test_a_full_server_still_serves_what_it_has(own_valkey: embedded.Valkey, con
         assert (server.llen("queue"), held(server), consumers(server)) == (3, {}, [])
 
 
-def test_many_queues_are_looked_through_by_one_script(connect: Connect, server: redis.Redis) -> None:
+def test_many_queues_are_looked_through_by_one_script(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"queue{number}" for number in range(1000)]
     publish(connect(), "queue777", 0)
     publish(connect(), "queue5", 1, priority=9)
-    server.config_set("slowlog-log-slower-than", 20_000)
-    server.slowlog_reset()
     channel = connect().channel()
     got: list[Any] = []
     for name in names:
         channel.basic_consume(name, no_ack=False, callback=got.append, consumer_tag=name)
+    looked = looks_of(channel, monkeypatch)
     channel.connection.drain_events(channel.connection, timeout=5)
     channel.connection.drain_events(channel.connection, timeout=5)
     assert [message.payload for message in got] == [0, 1]
+    assert looked == [1000, 1000], "one script for each message"
 
 
 def test_ten_thousand_queues_are_looked_through_page_by_page(
@@ -344,9 +390,7 @@ def test_ten_thousand_queues_are_looked_through_page_by_page(
         channel.connection._callbacks[name] = channel.connection._callbacks[names[0]]
     channel._active_queues += names[1:]
     channel._update_queue_cycle()
-    looked: list[int] = []
-    fetch = channel._fetch
-    monkeypatch.setattr(channel, "_fetch", lambda queues, room: looked.append(len(queues)) or fetch(queues, room))
+    looked = looks_of(channel, monkeypatch)
 
     def drained(count: int) -> bool:
         with suppress(TimeoutError, Empty):

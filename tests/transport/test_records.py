@@ -161,6 +161,20 @@ def test_a_zombie_changes_nothing_of_the_new_owner_s(connect: Connect, server: r
     assert left_behind(server) == []
 
 
+@pytest.mark.parametrize(
+    "text", [b"{", b'{"headers": {"a": {"__type__": "decimal", "__value__": "x"}}}', b"[" * 100_000]
+)
+def test_what_cannot_be_read_holds_back_nothing(connect: Connect, server: redis.Redis, text: bytes) -> None:
+    publish(connect(), "queue", 0)
+    consuming = dead(connect, 1)
+    held = f"_sidejob.held.{consuming.channel._consumer}"
+    server.hset(held, "1.9", b"5:queue" + text)
+    recover(connect)
+    assert server.hlen(held) == 0
+    assert waiting(server, "queue")[-1] == text, "it was taken last, and whoever fetches it says what is wrong with it"
+    assert server.llen("queue") == 2
+
+
 def test_a_zombie_fetches_on_with_new_tokens(connect: Connect, server: redis.Redis) -> None:
     publish(connect(), "queue", 0, 1)
     zombie = dead(connect, 1)

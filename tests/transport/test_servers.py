@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.util import find_spec, module_from_spec
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -81,6 +82,46 @@ def test_an_option_that_cannot_be_meant_is_refused(connect: Connect, options: di
     (name,) = options
     with pytest.raises(ValueError, match=f"{name} is a number .* not {next(iter(options.values()))!r}"):
         connect(**options).connect()
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [("consumer_timout", "consumer_timeout"), ("consumers_timeout", "consumer_timeout"),
+     ("delivery_limits", "delivery_limit")],
+)  # fmt: skip
+def test_a_misspelt_option_is_refused(connect: Connect, option: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option} is no transport option. Did you mean {meant}[?]$"):
+        connect(**{option: 3}).connect()
+
+
+def test_options_of_other_transports_pass(connect: Connect) -> None:
+    options = ("connect_timeout", "confirm_timeout", "delivery_mode", "max_retries", "confirm_publish")
+    connect(**dict.fromkeys(options, 1)).connect()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "meant"),
+    [("sidejob+sentinel", "sidejob-sentinel"), ("sidejob+redis", "sidejob"), ("sidejob+rediss", "sidejobs"),
+     ("sidejobs+x", "sidejobs")],
+)  # fmt: skip
+@pytest.mark.parametrize("place", ["alone", "first", "second"])
+def test_a_scheme_with_a_plus_is_refused(broker_url: str, scheme: str, meant: str, place: str) -> None:
+    wrong = urlsplit(broker_url)._replace(scheme=scheme, netloc="user:secret@127.0.0.1:1").geturl()
+    url: Any = {"alone": wrong, "first": [wrong, broker_url], "second": f"{broker_url};{wrong}"}[place]
+    with Connection(url) as connection, connection.clone() as clone:
+        for one in (connection, clone):  # Celery's pools clone
+            with pytest.raises(ValueError, match="kombu takes it apart") as refused:
+                one.connect()
+            assert str(refused.value).startswith(f"{scheme}://")
+            assert str(refused.value).endswith(f"Did you mean {meant}://?")
+
+
+def test_a_unix_socket_passes(processes: Processes, tmp_path: Path) -> None:
+    path = tmp_path / "valkey"
+    server = processes.start([str(_binary()), "--port", "0", "--unixsocket", str(path)])
+    wait_until(path.exists, message=f"{server!r} to listen")
+    with Connection(f"sidejob+socket://{path}") as connection:
+        connection.connect()
 
 
 def test_a_server_and_a_kombu_that_are_too_old_are_refused(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ PAIRS = (
 READ = {
     "Channel._brpop_read": "c42518699709f2df",
     "Channel._brpop_start": "06723d707ddf2240",
+    "Channel._connparams": "e9a4295085a8fb90",
     "Channel._create_client": "dae92bc4075dafb9",
     "Channel._put": "1c0cf9749576614c",
     "Channel.basic_consume": "34e0da85e689ff98",
@@ -31,6 +32,7 @@ READ = {
     "QoS.restore_unacked": "8954efef014d546e",
     "SentinelChannel._sentinel_managed_pool": "bde54a2d6e93ac13",
     "Transport.establish_connection": "b9aeb4ed88b4f817",
+    "Transport.register_with_event_loop": "4b835642e4a99425",
 }
 """Each method, with the hash of the source that was read when it was replaced or added to (kombu 5.7.0)."""
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from celery_sidejob import embedded
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
-from tests.transport.conftest import Connect, ours
+from tests.transport.conftest import Connect, ours, unfinished
 from tests.transport.consuming import Consuming
 
 
@@ -49,6 +52,22 @@ def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     other.drain(0.01)
     assert other.messages == []
     assert "taken for dead" not in worker.log()
+
+
+def test_what_is_limited_holds_up_nothing_else(
+    processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis
+) -> None:
+    worker = start(processes, broker_url, record)
+    send("limited", ("limited1",))
+    send("limited", ("limited2",))
+    send("note", ("free",))
+    record.wait_for("limited1")
+    record.wait_for("free")
+    assert record.of("limited2") == []
+    worker.terminate()
+    assert worker.wait(15) == 0
+    (text,) = server.lrange("celery", 0, -1)
+    assert json.loads(text)["headers"]["argsrepr"] == "('limited2',)", "it was fetched, and went back"
 
 
 def test_a_frozen_worker_s_task_goes_to_another_and_stays_with_it(
@@ -93,10 +112,11 @@ def test_what_a_killed_worker_had_is_run_by_the_next(
     assert record.of("task1") == [], "oldest first, and it is still at the first"
 
 
+@pytest.mark.parametrize("pool", ["solo", "eventlet"])
 def test_a_worker_that_is_told_to_stop_gives_back_at_once(
-    processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis
+    processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis, pool: str
 ) -> None:
-    worker = start(processes, broker_url, record)
+    worker = start(processes, broker_url, record, pool)
     send("note", ("far",), countdown=3600)
     worker.wait_for_log("received")
     worker.terminate()
@@ -104,10 +124,11 @@ def test_a_worker_that_is_told_to_stop_gives_back_at_once(
     assert (server.llen("celery"), holders(server)) == (1, set())
 
 
+@pytest.mark.parametrize("pool", ["solo", "eventlet"])
 def test_a_worker_goes_on_after_redis_was_restarted(
-    processes: Processes, own_valkey: embedded.Valkey, record: Record
+    processes: Processes, own_valkey: embedded.Valkey, record: Record, pool: str
 ) -> None:
-    worker = start(processes, ours(own_valkey.url), record)
+    worker = start(processes, ours(own_valkey.url), record, pool)
     app = Celery("client", broker=ours(own_valkey.url), set_as_current=False)
     app.send_task("note", ("held",), countdown=3)
     worker.wait_for_log("received")
@@ -122,3 +143,73 @@ def test_a_worker_goes_on_after_redis_was_restarted(
     worker.terminate()
     assert worker.wait(15) == 0
     assert len(record.read()) == 2
+
+
+def let_it_take_nothing(server: redis.Redis, why: str) -> None:
+    """Have a server refuse all writes with a word; `let_it_be` ends that."""
+    if why == "NOREPLICAS":
+        server.config_set("min-replicas-to-write", 1)
+        return
+    server.config_set("save", "3600 1")
+    Path(server.config_get("dir")["dir"], "dump.rdb").mkdir()  # what it would write
+    server.bgsave()
+    wait_until(lambda: server.info("persistence")["rdb_last_bgsave_status"] == "err", message="it to fail to save")
+
+
+def let_it_be(server: redis.Redis) -> None:
+    """Have it take everything again."""
+    server.config_set("min-replicas-to-write", 0)
+    server.config_set("save", "")
+
+
+@pytest.mark.parametrize("why", ["NOREPLICAS", "MISCONF"])
+def test_a_worker_waits_while_its_redis_takes_nothing(
+    processes: Processes, own_valkey: embedded.Valkey, record: Record, why: str
+) -> None:
+    settings = {"broker_transport_options": {"consumer_timeout": 1, "polling_interval": 1}}
+    env = {"BROKER_URL": ours(own_valkey.url), "SETTINGS": json.dumps(settings), **record.env}
+    worker = processes.start_worker("tests.transport.worker_app", env=env, pool="solo")
+    with (
+        redis.Redis.from_url(own_valkey.url) as server,
+        Celery("client", broker=ours(own_valkey.url), set_as_current=False) as app,
+    ):
+        app.send_task("note", ("before",))
+        app.send_task("note", ("held",), countdown=8)
+        record.wait_for("before")
+        worker.wait_for_log("received", count=2)
+        let_it_take_nothing(server, why)
+        worker.wait_for_log("Trying again in 4.00 seconds", 30)  # it tries again and again
+        with pytest.raises(OperationalError, match=why):
+            app.send_task("note", ("refused",), retry=False)
+        let_it_be(server)
+        app.send_task("note", ("next",))
+        record.wait_for("next", timeout=30)
+        record.wait_for("held", timeout=40)
+        wait_until(lambda: not list(server.scan_iter("_sidejob.held.*")), message="all to be acknowledged")
+        worker.terminate()
+        assert worker.wait(15) == 0
+        assert holders(server) == set()
+    assert sorted(line["event"] for line in record.read()) == ["before", "held", "next"]
+    assert why in worker.log()
+
+
+def test_workers_with_eventlet(
+    processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis
+) -> None:
+    killed = start(processes, broker_url, record, "eventlet", concurrency=2)
+    send("hold")
+    record.wait_for("begun")
+    wait_until(lambda: unfinished(server) == 1, message="it to be held until it is done")
+    killed.kill_group()
+    worker = start(processes, broker_url, record, "eventlet", concurrency=2)
+    record.wait_for("begun", count=2)
+    send("note", ("beside it",))
+    record.wait_for("beside it")
+    with Celery("client", broker=broker_url, set_as_current=False) as app:
+        assert [list(answer) for answer in app.control.ping(timeout=5, limit=1)] == [[worker.nodename]]
+    worker.terminate()
+    worker.wait_for_log("Warm shutdown")
+    record.note("go")
+    assert worker.wait(15) == 0
+    assert len(record.of("ended")) == 1
+    assert (unfinished(server), server.llen("celery"), holders(server)) == (0, 0, set())

@@ -30,6 +30,9 @@ def note(event: str) -> None:
     Record.from_env().note(event)
 
 
+app.task(name="limited", rate_limit="1/h")(note.run)
+
+
 @app.task(name="last", bind=True)
 def last(task: Any, seconds: float) -> None:
     """Note when it begins, and when it has lasted so long."""

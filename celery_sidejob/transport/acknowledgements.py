@@ -1,0 +1,149 @@
+"""Acknowledgements are written at once, and their answers read together later: nothing waits for Redis between tasks.
+
+For a worker's loop, which comes back to its channel soon. Whoever has none (a consumer of kombu's own, the pool gevent)
+waits for each answer, as before.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+
+from .records import Records
+
+FAILURES = (ConnectionError, TimeoutError, OSError)
+"""What tells that a connection is lost."""
+AT_MOST = 100
+"""How many answers may be owed: the next acknowledgement then waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """That one message is done with."""
+
+    consumer: str
+    token: str
+    verb: str
+    """What its consumer calls it: ack, reject or requeue."""
+
+
+class Acknowledgements:
+    """Those of one channel, over a connection of their own; `refuse` is told of each that came too late."""
+
+    def __init__(
+        self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[Acknowledgement], None]
+    ) -> None:
+        self._records = records
+        self._connect = connect
+        self._refuse = refuse
+        self._lock = threading.RLock()  # who is told of a refusal may acknowledge another
+        self._pid = os.getpid()
+        self._connection: Any = None
+        self._owed: deque[Acknowledgement] = deque()
+
+    def write(self, one: Acknowledgement) -> None:
+        """Hand one over: Redis carries it out though this process should die."""
+        self._mind_fork()
+        with self._lock:
+            if len(self._owed) >= AT_MOST:
+                self.settle()
+            is_first = not self._owed
+            self._owed.append(one)
+            try:
+                if self._connection is None:
+                    self._connection = self._connect()
+                elif not is_first:
+                    self._check_open()
+                command = self._records().acknowledging(one.consumer, one.token)
+                self._connection.send_command(*command, check_health=is_first)  # its answer would be the next one's
+            except FAILURES:
+                self._write_again()
+            except BaseException:  # a time limit strikes, and half a command may be written
+                self._hang_up()
+                raise
+
+    def hear(self) -> None:
+        """Read the answers that are there."""
+        if self._owed:
+            self._read(lambda connection: connection.can_read(timeout=0))
+
+    def settle(self, *, within_s: float | None = None) -> None:
+        """Wait for all answers: afterwards what was acknowledged is in no record; TimeoutError if one takes longer."""
+        if not self._owed:
+            return
+        if within_s is None:
+            self._read(lambda connection: True)
+            return
+        deadline = monotonic() + within_s
+        self._read(lambda connection: connection.can_read(timeout=max(0.0, deadline - monotonic())))
+        if self._owed:
+            raise TimeoutError(f"{len(self._owed)} acknowledgements have had no answer for {within_s:g} s")
+
+    def close(self) -> None:
+        """Close the connection; what is owed an answer then will get none."""
+        self._mind_fork()
+        with self._lock:
+            self._hang_up()
+            self._owed.clear()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _read(self, is_there: Callable[[Any], bool]) -> None:
+        self._mind_fork()
+        with self._lock:
+            while self._owed:
+                try:
+                    self._check_open()
+                    if not is_there(self._connection):
+                        return
+                    was_held = self._heard()
+                except FAILURES:
+                    self._write_again()
+                    return
+                except BaseException:
+                    self._hang_up()
+                    raise
+                one = self._owed.popleft()
+                if not was_held:
+                    self._refuse(one)
+
+    def _check_open(self) -> None:
+        """Raise if what is owed was asked over a connection that is gone: redis-py would open another and go on."""
+        if self._connection is None or self._connection._sock is None:
+            raise ConnectionError("it was given up in the middle of a command or an answer")
+
+    def _heard(self) -> bool:
+        try:
+            return bool(self._connection.read_response())
+        except ResponseError:
+            self._owed.popleft()  # it would be refused again
+            raise
+
+    def _write_again(self) -> None:
+        """Have what has no answer carried out over another connection; which of it came too late is not known then.
+
+        Raises a connection's error if there is none to be had; what is owed stays so.
+        """
+        self._hang_up()
+        while self._owed:
+            one = self._owed[0]
+            self._records().acknowledge(one.consumer, one.token)
+            self._owed.popleft()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.disconnect()
+
+    def _mind_fork(self) -> None:
+        if self._pid != os.getpid():  # what is owed is the parent's, and so is the connection
+            self._pid = os.getpid()
+            self._lock = threading.RLock()
+            self._connection = None
+            self._owed = deque()

@@ -1,0 +1,41 @@
+"""Connections on which a server that takes nothing for now is a connection that broke: whoever connects again may find
+another one, or finds it better. kombu hands on what such a server says as the error of a channel, with which Celery's
+workers end, and after which a publisher does not try again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import ReadOnlyError, ResponseError
+
+DEMOTED = ("UNBLOCKED", "-READONLY")
+"""What a server says that has become a replica: to who waited; in a script, where Redis 6.2 puts words before it."""
+REFUSED = ("NOREPLICAS", "MISCONF")
+"""What a master says that has too few replicas (`min-replicas-to-write`), or cannot save what it has."""
+
+
+def breaking(kind: Any) -> Any:
+    """Return a class of connections like this one that break where the server takes nothing.
+
+    It is not kept: kombu makes `kind` for each channel, and that class knows its channel.
+    """
+
+    class Connection(kind):
+        def read_response(self, *args: Any, **options: Any) -> Any:
+            try:
+                return super().read_response(*args, **options)
+            except ResponseError as error:
+                _raise_if_broken(error)
+                raise
+
+    return Connection
+
+
+def _raise_if_broken(error: ResponseError) -> None:
+    said = str(error)
+    if isinstance(error, ReadOnlyError) or any(word in said for word in DEMOTED):
+        raise RedisConnectionError(f"the server is a replica now, and takes nothing ({said})") from error
+    if any(word in said for word in REFUSED):
+        raise RedisConnectionError(f"the server takes nothing for now ({said})") from error

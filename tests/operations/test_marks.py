@@ -1,0 +1,59 @@
+"""A mark that a message was published may be written late; it says nothing of what has become of it by then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery
+
+from celery_sidejob import SideJob
+from celery_sidejob.operations import durable
+from celery_sidejob.operations.durable import Run
+from celery_sidejob.store import workers
+from tests.tools.pgbouncer import direct
+
+
+@pytest.fixture
+def app(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """Marks are written when the test says so."""
+    monkeypatch.setattr(durable, "MARK_S", 3600.0)
+    made = Celery("marks", broker=redis_url, set_as_current=False)
+    made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["marks.*"])
+    SideJob(made)
+    yield made
+    made.sidejob.close()
+    made.close()
+
+
+def begun(app: Celery) -> Run:
+    """The run of a task that was just called."""
+    app.send_task("marks.one", task_id="one")
+    runtime = app.sidejob.runtime
+    run = Run(("one", 1), "marks.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
+    assert durable.begin(runtime, run, pid=os.getpid(), on_lost="requeue", max_losses=3, is_here=False)
+    return run
+
+
+def row(app: Celery) -> tuple[Any, ...]:
+    """Whether it is marked, whether the sweeper looks at it now, and its losses."""
+    with psycopg.connect(direct(app.conf.sidejob_database_url)) as connection:
+        found = connection.execute("SELECT published_at IS NOT NULL, look_at <= now(), losses FROM sidejob.messages")
+        (only,) = found.fetchall()
+        return tuple(only)
+
+
+@pytest.mark.parametrize("loss", [True, False])
+def test_what_was_given_back_meanwhile_is_not_hidden_by_it(app: Celery, loss: bool) -> None:
+    """Neither what was lost nor what a worker that stops has given back."""
+    run = begun(app)
+    assert durable.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=loss) == 1
+
+    run.runtime.connections.write_put_off()
+
+    assert row(app) == (False, True, int(loss))
+    assert app.sidejob.poll().published == 1
+    assert row(app) == (True, False, int(loss)), "what the sweeper has published is marked"
