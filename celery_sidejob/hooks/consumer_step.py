@@ -16,8 +16,9 @@ class DisconnectionStep(bootsteps.StartStopStep):
     # After what Celery itself drops then: it has cleared its queues before any step is stopped.
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
-    def __init__(self, c: Any, **kwargs: Any) -> None:
+    def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
+        events.know(c, task_events)
         c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
         c.on_connection_error_after_connected = delivered.knowing_of_lost_connections(
             c.on_connection_error_after_connected
@@ -25,7 +26,6 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
-        events.know(c)
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
             rabbitmq.hearing_cancellations(c.connection)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Celery, signals
 from celery.app.task import Context
@@ -66,27 +66,44 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
         logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
 
 
-_consumers: weakref.WeakKeyDictionary[Celery, Any] = weakref.WeakKeyDictionary()
-"""What each app's worker in this process listens with: it knows whether events are wanted."""
+class Listening(NamedTuple):
+    """What a worker listens with, and whether it was started to tell of tasks (`-E`)."""
+
+    consumer: Any
+    task_events: bool
 
 
-def know(consumer: Any) -> None:
-    """Remember this worker's consumer."""
-    _consumers[consumer.app] = consumer
+_listening: weakref.WeakKeyDictionary[Celery, Listening] = weakref.WeakKeyDictionary()
+"""Of each app's worker in this process."""
+
+
+def know(consumer: Any, task_events: bool) -> None:
+    """Remember this worker's consumer, which need not be connected yet."""
+    _listening[consumer.app] = Listening(consumer, task_events)
 
 
 def announce_revoked(app: Celery, message: Message, request: Context) -> None:
     """Send `task-revoked`, where events are wanted, and the signal `task_revoked`, for a task that no worker had."""
     task = app.tasks.get(message.task)
-    consumer = _consumers.get(app)
-    dispatcher = getattr(consumer, "event_dispatcher", None)
-    wanted = dispatcher.enabled if dispatcher is not None else app.conf.worker_send_task_events
-    if wanted and getattr(task, "send_events", True):
+    if _are_wanted(app) and getattr(task, "send_events", True):
+        listening = _listening.get(app)
         sending = app.events.Dispatcher(
-            hostname=getattr(consumer, "hostname", None), enabled=False, buffer_while_offline=False
+            hostname=listening.consumer.hostname if listening else None, enabled=False, buffer_while_offline=False
         )
         fields = {"uuid": message.task_id, "terminated": False, "signum": None, "expired": False}
         app.sidejob.runtime.publisher.announce(
             lambda producer: sending.publish("task-revoked", fields, producer, retry=False)
         )
     signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
+
+
+def _are_wanted(app: Celery) -> bool:
+    """Whether the app's worker here tells of tasks now; in a process without one, what the configuration says."""
+    listening = _listening.get(app)
+    if listening is None:
+        return bool(app.conf.worker_send_task_events)
+    dispatcher = listening.consumer.event_dispatcher
+    if dispatcher is None:  # before the first connection: the sweeper begins with the worker
+        return listening.task_events
+    # Without -E a dispatcher tells of its worker all the same. The control commands change the groups.
+    return bool(dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups))

@@ -6,15 +6,12 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery, signals
-from celery.events.state import State
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -24,6 +21,7 @@ from celery_sidejob.store.statement import Statement
 from tests.acceptance.observed_app import SECRET
 from tests.acceptance.scene import QUICK
 from tests.tools.brokers import Broker
+from tests.tools.monitor import Events
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
@@ -235,56 +233,6 @@ def test_a_message_of_a_client_without_this_package_is_redacted_too(watched: Wat
 
 
 # -- monitoring events -----------------------------------------------------------------------------------------------
-
-
-class Events:
-    """Receives events as Flower does, into Celery's own state of a cluster."""
-
-    def __init__(self, broker_url: str) -> None:
-        self.app = Celery("monitor", broker=broker_url, set_as_current=False)
-        self.state: State = self.app.events.State()
-        self.raw: list[dict[str, Any]] = []
-        self._stop = threading.Event()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._receive, daemon=True)
-
-    def __enter__(self) -> Events:
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(10)
-        self.app.close()
-
-    def wait_for(self, task_id: str, state: str) -> Any:
-        """Return the task once the state shows it like this."""
-
-        def there() -> Any:
-            task = self.state.tasks.get(task_id)
-            if task is None or task.state != state:
-                raise LookupError(f"{task!r}, after {self.types(task_id)}")
-            return task
-
-        return wait_until(there, timeout=20, message=f"task {task_id} to be shown as {state}")
-
-    def types(self, task_id: str) -> list[str]:
-        """The types of the events of one task id, in the order in which they came."""
-        return [event["type"] for event in self.raw if event.get("uuid") == task_id]
-
-    def _receive(self) -> None:
-        with self.app.connection_for_read() as connection:
-            receiver = self.app.events.Receiver(connection, handlers={"*": self._note})
-            with receiver.consumer_context() as (listening, _, _):
-                while not self._stop.is_set():
-                    with suppress(TimeoutError):
-                        listening.drain_events(timeout=0.2)
-                    self._ready.set()  # on Redis it subscribes when it first drains, and hears nothing of before
-
-    def _note(self, event: dict[str, Any]) -> None:
-        self.raw.append(dict(event))
-        self.state.event(event)
 
 
 def test_a_monitor_derives_the_right_states(watched: Watched, broker: Broker) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.durable_site import PROCESSES, TIMEOUT_S, Site, site_fixture  # noqa: F401 - the fixture `site`
-from tests.acceptance.test_observing import Events
+from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery import Celery, group, signals
 from celery.app.control import Control
+from celery.worker.consumer.events import Events as EventsStep
 from kombu.exceptions import OperationalError
 
 from celery_sidejob import SideJob, StoreUnavailableError
+from celery_sidejob.hooks.consumer_step import DisconnectionStep
 from celery_sidejob.operations import durable
 from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.services.test_poller import Post, post
+from tests.tools.monitor import Events
+from tests.tools.waiting import wait_until
 
 __all__ = ["post"]
 
@@ -89,6 +94,31 @@ def test_a_task_that_waits_is_dead_whatever_revoked_it_and_told_of_once(post: Po
     assert dead(post) == [("one", "revoked")]
     assert told.ids == ["one"]
     assert post.row("other").doom is None
+
+
+@pytest.mark.parametrize("wanted", [True, False], ids=["-E", "without"])
+@pytest.mark.parametrize("connected", [True, False], ids=["connected", "not-yet"])
+def test_monitors_are_told_where_the_worker_tells_them_of_tasks(post: Post, wanted: bool, connected: bool) -> None:
+    """The sweeper begins with the worker, before its first connection; its dispatcher tells of the worker always."""
+    consumer = SimpleNamespace(
+        app=post.app, connection_for_write=post.app.connection_for_write, hostname="ours@here", hub=None,
+        amqheartbeat=0, blueprint=SimpleNamespace(start=None), on_connection_error_after_connected=None,
+    )  # fmt: skip
+    celery_s_own = EventsStep(consumer, task_events=wanted)  # as Celery makes the steps, before it connects
+    DisconnectionStep(consumer, task_events=wanted)
+    if connected:
+        celery_s_own.start(consumer)
+    post.send("one")
+    post.app.control.revoke("one")
+
+    with Events(post.app.conf.broker_url) as events:
+        post.sidejob.poll()
+        with post.app.events.default_dispatcher() as dispatcher:
+            dispatcher.send("task-last", uuid="last")
+        wait_until(lambda: events.types("last"), message="what was sent after it")
+        assert events.types("one") == (["task-revoked"] if wanted else [])
+    assert dead(post) == [("one", "revoked")]
+    celery_s_own.shutdown(consumer)
 
 
 def test_what_waits_for_its_time_in_the_store_is_dead_at_once(post: Post, told: Told) -> None:
