@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ from ..model.messages import FORMAT, Continuation, Doorbell
 from ..model.protocols import Publication
 from ..model.sight import Look
 from . import configuration, events, kept_message, rabbitmq, redis_dead
-from .redis_client import NotAlone, Pushes, keep_client, pushes_of
+from .redis_client import NotAlone, Packed, Pushes, keep_client, pushes_of
 from .redis_look import RedisLook
 
 T = TypeVar("T")
@@ -65,6 +65,8 @@ class Ready:
 
     pushes: Pushes
     made: Sequence[tuple[str, str]]
+    packed: Packed | None = None
+    """Of one message alone: what is left to do is to send it."""
 
     def part(self, first: int, count: int) -> Ready:
         """Return some of them."""
@@ -145,7 +147,12 @@ class CeleryPublisher:
         self._mind_fork()
         with self._lock:
             try:
-                return self._made_of(messages)
+                self._hear()
+                ready = self._made_of(messages)
+                if ready is None or len(messages) > 1:
+                    return ready
+                ready.pushes.mend()
+                return replace(ready, packed=ready.pushes.pack(ready.made))
             except Exception as error:
                 if self._producer is None or self._is_connection_error(error):  # and `publish` need not wait for it
                     self._pause(error)
@@ -383,8 +390,8 @@ class CeleryPublisher:
     def _send(self, message: Publication, ready: Ready | None = None) -> None:
         producer = self._open()
         if isinstance(message, Message):
-            if ready is not None and ready.pushes is self._pushes:
-                ready.pushes.push(ready.made)
+            if ready is not None and ready.packed is not None and ready.pushes is self._pushes:
+                ready.pushes.push_packed(ready.packed)
             else:
                 self._send_ordinary(message, producer)
             self._failed.pop((message.task_id, message.generation), None)  # unless this try fails as well

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -57,6 +58,14 @@ class NotAlone(Exception):
     """A message takes more than one command, which nobody makes ready."""
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Commands as they go over the wire, and how many answers there are to them."""
+
+    data: Sequence[bytes]
+    commands: int
+
+
 class Pushes:
     """Puts the messages of one channel into their lists, each as its caller goes on: `hear` receives the answer later.
 
@@ -86,16 +95,27 @@ class Pushes:
         finally:
             self._made = None
 
-    def push(self, made: Sequence[tuple[str, str]]) -> None:
-        """Send messages in order; those for one list that follow each other are one command."""
-        self.hear()
-        if self._connection is None:
-            self._connection = self._channel.pool.make_connection()
-        elif self._has_hung_up():
-            self._connection.disconnect()
+    def pack(self, made: Sequence[tuple[str, str]]) -> Packed:
+        """Make of messages in order what is sent of them; those for one list that follow each other are one command."""
         commands = [self._command(key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
-        self._connection.send_packed_command(self._connection.pack_commands(commands))
-        self._owes = len(commands)
+        return Packed(self._connected().pack_commands(commands), len(commands))
+
+    def push(self, made: Sequence[tuple[str, str]]) -> None:
+        """Send messages in order, over another connection where Redis has hung up."""
+        packed = self.pack(made)
+        self.mend()
+        self.push_packed(packed)
+
+    def mend(self) -> None:
+        """Receive what is owed, and see to it that the connection is not one on which Redis has hung up."""
+        self.hear()
+        if self._connection is not None and self._has_hung_up():
+            self._connection.disconnect()
+
+    def push_packed(self, packed: Packed) -> None:
+        """Send what `pack` has made, after `mend`; if Redis hangs up in between, whoever hears of it is told."""
+        self._connected().send_packed_command(packed.data)
+        self._owes = packed.commands
 
     def hear(self) -> None:
         """Wait for the answers that are owed, if any are; raises what Redis has against the first that it refuses."""
@@ -136,6 +156,12 @@ class Pushes:
             self._made.append((key, dumps(message)))
         else:
             self.push([(key, dumps(message))])
+
+    def _connected(self) -> Any:
+        """Return the connection, which connects when something is sent."""
+        if self._connection is None:
+            self._connection = self._channel.pool.make_connection()
+        return self._connection
 
     def _has_hung_up(self) -> bool:
         """Tell whether Redis has said something: nothing is owed, so that can only be a goodbye."""

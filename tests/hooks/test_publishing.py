@@ -169,6 +169,32 @@ def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPubli
     assert first["properties"].keys() == second["properties"].keys()
 
 
+def test_what_others_send_before_it_is_answered_in_step(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
+    """As threads do: one waits for its row while the other sends; the second's queue takes nothing."""
+    watcher.set("odd", "no list")
+    ready = publisher.make_ready([message(0)])
+    assert publisher.publish([message(1, "odd")]) == [message(1, "odd")]
+
+    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+
+    assert publisher.confirm(KEYS[:2]) == KEYS[:1]
+    assert watcher.llen("celery") == 1
+
+
+def test_what_was_made_ready_before_redis_hung_up_is_not_confirmed_unless_it_is_there(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    assert publisher.publish([message(0)]) == [message(0)]
+    ready = publisher.make_ready([message(1)])
+    watcher.client_kill_filter(skipme=True, _type="normal")
+
+    sent = publisher.publish([message(1)], ready=ready)  # the system may take it, and nobody else
+
+    confirmed = publisher.confirm([KEYS[0], *((one.task_id, 1) for one in sent)])
+    there = {json.loads(text)["headers"]["id"] for text in watcher.lrange("celery", 0, -1)}
+    assert {task_id for task_id, _ in confirmed} == there
+
+
 def test_many_are_made_ready_and_sent_in_order(
     publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
