@@ -1,6 +1,7 @@
 """A client in a process of its own, with the app of `stamps.py`: does what each line of its input says, and times it.
 
-`publish N` calls the task N times and answers with how many a second that were; `together N` publishes N by
+`publish N` calls the task N times and answers with how many a second that were; `threads N` calls it as often from four
+threads, as a web server's do; `together N` publishes N by
 `send_many`, or without this package's store by kombu's batch; `wait N` calls the task each 20 ms, N times, and answers
 with the median of microseconds from the call to the body's first line. The first answer says whether anything of this
 package was imported.
@@ -13,8 +14,10 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from typing import Any
 
+THREADS = 4
 EVERY_S = 0.02
 LATEST_S = 30.0
 
@@ -30,6 +33,7 @@ def main() -> None:
     stamp = app.tasks["stamp"]
     doing = {
         "publish": lambda count: publish(stamp, count),
+        "threads": lambda count: from_threads(stamp, count),
         "together": lambda count: together(app, stamp, count),
         "wait": lambda count: wait(stamp, count, stamps),
     }
@@ -44,6 +48,17 @@ def publish(stamp: Any, count: int) -> float:
     begun = time.perf_counter()
     for _ in range(count):
         stamp.delay()
+    return count / (time.perf_counter() - begun)
+
+
+def from_threads(stamp: Any, count: int) -> float:
+    """One call after the other in each of some threads: while one waits, others go on."""
+    threads = [Thread(target=publish, args=(stamp, count // THREADS)) for _ in range(THREADS)]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return count / (time.perf_counter() - begun)
 
 

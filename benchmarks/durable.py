@@ -45,7 +45,7 @@ from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess
 
-PUBLISHED = 150
+PUBLISHED = 1000
 MANY = 1000
 RUN = 1000
 WAITED_FOR = 50

@@ -38,7 +38,8 @@ from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, environment
 
-PUBLISHED = 150
+PUBLISHED = 1000
+OF_THREADS = 1000
 TOGETHER = 1000
 WAITED_FOR = 20
 
@@ -65,11 +66,12 @@ BOUNDS = {
     ("sidejob", "drain, solo"): Bound(1.3),
     ("sidejob", "idle latency"): Bound(1.1, most=True),
     ("durable", "publish"): Bound(1.0),
+    ("durable", "publish, threads"): Bound(1.0),
     ("durable", "publish together"): Bound(1.0),
     ("late", "drain, prefork -c 2"): Bound(1.0),
     ("late", "drain, solo"): Bound(1.0),
 }
-SECTIONS = ("publish", "together", "prefork", "solo", "latency")
+SECTIONS = ("publish", "threads", "together", "prefork", "solo", "latency")
 
 
 def main(arguments: list[str]) -> int:
@@ -86,6 +88,8 @@ def main(arguments: list[str]) -> int:
     with Bench.opened(["stock", *(side for side in SIDES if side in sides and side != "stock")]) as bench:
         if "publish" in wanted:
             bench.publish(given.rounds)
+        if "threads" in wanted:
+            bench.threads(given.rounds)
         if "together" in wanted:
             bench.together(given.rounds)
         for name, (pool, concurrency) in POOLS.items():
@@ -181,6 +185,11 @@ class Bench:
     def publish(self, rounds: int) -> None:
         """One call after the other, with nobody who listens."""
         self._measure("publish", "per second, delay()", partial(self._publish, "publish", PUBLISHED), rounds)
+
+    def threads(self, rounds: int) -> None:
+        """The same from four threads of one process."""
+        one = partial(self._publish, "threads", OF_THREADS)
+        self._measure("publish, threads", "per second, delay() from four threads", one, rounds)
 
     def together(self, rounds: int) -> None:
         """A thousand in one go: by kombu's batch, or by `send_many`."""
