@@ -158,9 +158,10 @@ class Pushes:
             self.push([(key, dumps(message))])
 
     def _connected(self) -> Any:
-        """Return the connection, which connects when something is sent."""
         if self._connection is None:
             self._connection = self._channel.pool.make_connection()
+        if self._connection._sock is None:  # redis-py 8 would ask no sentinel, but a Redis at port 6379 of this machine
+            self._connection.connect()
         return self._connection
 
     def _has_hung_up(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
+from .connections import connected
 from .records import Records
 
 FAILURES = (ConnectionError, TimeoutError, OSError)
@@ -61,6 +62,7 @@ class Acknowledgements:
                     self._connection = self._connect()
                 elif not is_first:
                     self._check_open()
+                connected(self._connection)
                 command = self._records().acknowledging(one.consumer, one.token)
                 self._connection.send_command(*command, check_health=is_first)  # its answer would be the next one's
             except FAILURES:

@@ -31,6 +31,7 @@ from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
 from .connections import breaking
 from .keys import Keys
+from .line import Line
 from .qos import QoS
 from .records import BELL_MS, Records
 from .scripts import FETCH, PUT
@@ -127,7 +128,7 @@ class Channel(redis.Channel):
         arguments = [BELL_MS, expires_ms or 0, dumps(message)]
         batch = options.pop("_publish_batch", None)
         if batch is None:
-            PUT.run(self._client_of_scripts, keys, arguments)
+            self._line.run(PUT, keys, arguments, client=self._client_of_scripts)
             return
         # Sees to it that the server knows the script, which nobody could send again in the middle of a batch.
         batch.pipeline.scripts.add(self._put_of_batches)
@@ -257,6 +258,7 @@ class Channel(redis.Channel):
             self._hang_up()
             self.leave()
         super().close()
+        self._line.close()
         self._disconnect_pools()
 
     def leave(self) -> None:
@@ -328,6 +330,10 @@ class Channel(redis.Channel):
     @cached_property
     def _acknowledgements(self) -> Acknowledgements:
         return Acknowledgements(lambda: self._records, lambda: self.pool.make_connection(), self._refuse)
+
+    @cached_property
+    def _line(self) -> Line:
+        return Line(lambda: self.pool.make_connection())
 
     @property
     def _records(self) -> Records:

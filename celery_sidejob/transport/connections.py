@@ -33,6 +33,17 @@ def breaking(kind: Any) -> Any:
     return Connection
 
 
+def connected(connection: Any) -> Any:
+    """Return a connection that is open.
+
+    redis-py 8 opens one that something is sent over past `connect`: where sentinels are to be asked which server is the
+    master, that is a Redis at port 6379 of this machine.
+    """
+    if connection._sock is None:
+        connection.connect()
+    return connection
+
+
 def _raise_if_broken(error: ResponseError) -> None:
     said = str(error)
     if isinstance(error, ReadOnlyError) or any(word in said for word in DEMOTED):

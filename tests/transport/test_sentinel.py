@@ -10,12 +10,14 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.embedded.server import HOST
+from celery_sidejob.hooks.redis_client import pushes_of
 from celery_sidejob.transport.sentinel import SentinelChannel
 from tests.tools.recorder import Record
 from tests.tools.sentinel import MASTER, Watched, watched
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 from tests.transport.consuming import Consuming, publish
+from tests.transport.test_acknowledgements import Looping
 
 
 @pytest.fixture
@@ -71,6 +73,37 @@ def test_a_replica_takes_over_from_a_master_that_is_killed(
         record.wait_for("after", timeout=30)
     finally:
         app.close()
+
+
+@pytest.mark.parametrize("scheme", ["sidejob-sentinel", "sentinel"])
+def test_what_is_pushed_without_waiting_goes_to_the_master(servers: Watched, url: str, scheme: str) -> None:
+    """And not to the Redis at the default port of this machine, which redis-py 8 would connect to."""
+    ours = url.replace("sidejob-sentinel", scheme)
+    with Connection(ours, transport_options={"master_name": MASTER}) as connection:
+        pushes = pushes_of(connection.channel())
+        assert pushes is not None
+        pushes.push([("pushed", "one")])
+        pushes.hear()
+        pushes.close()
+        pushes.push([("pushed", "other")])
+        pushes.hear()
+
+    with servers.client() as master:
+        assert master.lrange("pushed", 0, -1) == [b"other", b"one"]
+
+
+def test_what_is_acknowledged_in_a_loop_is_so_at_the_master(servers: Watched, url: str) -> None:
+    with Connection(url, transport_options={"master_name": MASTER}) as connection, servers.client() as master:
+        consuming = Looping(connection, "looped")
+        publish(connection, "looped", 1, 2)
+        assert consuming.take(2) == [1, 2]
+        assert master.hlen(f"_sidejob.held.{consuming.channel._consumer}") == 2
+
+        for message in consuming.messages:
+            message.ack()
+
+        wait_until(lambda: not master.hlen(f"_sidejob.held.{consuming.channel._consumer}"), message="no message held")
+        consuming.close()
 
 
 def test_without_the_name_of_a_master_it_says_what_is_missing() -> None:
