@@ -18,14 +18,17 @@ OVERTAKEN_S = 5.0
 RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
+# A page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit to.
+# A row is looked up for each key; `durable._MARK` says why.
 _MARK = Statement("""
+WITH free AS MATERIALIZED (
+  SELECT found.task_id FROM unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
+    CROSS JOIN LATERAL (
+      SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+      WHERE m2.job_id = r.job_id AND m2.for_run = r.for_run AND m2.published_at IS NULL AND m2.locked_by IS NULL
+      FOR UPDATE OF m2 SKIP LOCKED) found)
 UPDATE {messages} m SET published_at = now(), look_at = now() + m.look_after
-FROM (SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
-      JOIN unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
-        ON m2.job_id = r.job_id AND m2.for_run = r.for_run
-      WHERE m2.published_at IS NULL AND m2.locked_by IS NULL
-      ORDER BY m2.job_id FOR UPDATE OF m2 SKIP LOCKED) free
-WHERE m.task_id = free.task_id""")
+FROM free WHERE m.task_id = free.task_id""")
 
 
 def mark_published(executor: Executor, published: Iterable[tuple[int, int]]) -> None:
@@ -65,13 +68,15 @@ def candidates(executor: Executor, per_queue: int) -> list[str]:
 
 
 _RESERVE = Statement("""
+WITH free AS MATERIALIZED (
+  SELECT found.task_id, found.published_at FROM unnest(%(task_ids)s::text[]) AS r(task_id) CROSS JOIN LATERAL (
+    SELECT m2.task_id, m2.published_at FROM {messages} m2
+    WHERE m2.task_id = r.task_id AND m2.locked_by IS NULL AND m2.due_at <= now() AND m2.look_at <= now()
+    FOR UPDATE SKIP LOCKED) found)
 UPDATE {messages} m SET published_at = NULL, look_at = now() + make_interval(secs => %(reserve_s)s),
   look_after = CASE WHEN m.published_at IS NULL THEN m.look_after
     ELSE least(m.look_after * 2, make_interval(secs => %(longest_s)s)) END
-FROM (SELECT task_id, published_at FROM {messages}
-      WHERE task_id = ANY(%(task_ids)s::text[]) AND locked_by IS NULL AND due_at <= now() AND look_at <= now()
-      ORDER BY job_id FOR UPDATE SKIP LOCKED) free
-WHERE m.task_id = free.task_id
+FROM free WHERE m.task_id = free.task_id
 RETURNING m.task_id, m.job_id, m.for_run, m.queue, m.publication, free.published_at IS NOT NULL AS missing,
   extract(epoch FROM now() - m.due_at)::double precision AS waited_s,
   (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task,
@@ -128,7 +133,6 @@ def still_unpublished(executor: Executor, task_ids: Iterable[str], wait_s: float
     return len(executor.run(_SET_ASIDE, task_ids=list(task_ids), wait_s=wait_s))
 
 
-# A page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit to.
 _LOOK_NOW = Statement("""
 WITH page AS (
   SELECT task_id FROM {messages}
@@ -148,15 +152,16 @@ def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
 
 
 _STILL_WAIT = Statement("""
+WITH free AS MATERIALIZED (
+  SELECT found.task_id FROM unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
+    CROSS JOIN LATERAL (
+      SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+      WHERE m2.job_id = r.job_id AND m2.for_run = r.for_run
+        AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
+        AND m2.look_at < now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
+      FOR UPDATE OF m2 SKIP LOCKED) found)
 UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s)
-FROM unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)
-  CROSS JOIN LATERAL (
-    SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
-    WHERE m2.job_id = r.job_id AND m2.for_run = r.for_run
-      AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
-      AND m2.look_at < now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
-    FOR UPDATE OF m2 SKIP LOCKED) free
-WHERE m.task_id = free.task_id RETURNING m.task_id""")
+FROM free WHERE m.task_id = free.task_id RETURNING m.task_id""")
 
 
 def still_wait(executor: Executor, waiting: Iterable[tuple[int, int]], *, wait_s: float) -> int:

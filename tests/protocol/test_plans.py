@@ -204,6 +204,82 @@ def test_a_monitor_reads_nothing_that_is_finished(finished_store: psycopg.Connec
     assert set(scans(plan)) <= {*SMALL, "messages", "timers"}, json.dumps(plan, indent=1)
 
 
+# -- what Postgres takes for empty -----------------------------------------------------------------------------------
+
+KEYS, ROWS = 100, 1000
+FILL_AGAIN = f"""
+INSERT INTO jobs (task, queue, status) SELECT 'task', 'q', 'queued' FROM generate_series(1, {ROWS});
+INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+  SELECT 'job' || id, id, 1, 'q', now(), '30 s' FROM jobs;
+INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after, published_at)
+  SELECT 'm' || n, 'task', 1, 'q', '', repeat('x', 700), now(), '30 s', CASE WHEN n % 2 = 0 THEN now() END
+  FROM generate_series(1, {ROWS}) n"""
+EMPTIED = f"""
+ALTER TABLE messages SET (autovacuum_enabled = off);
+ALTER TABLE jobs SET (autovacuum_enabled = off);
+{FILL_AGAIN};
+DELETE FROM jobs;
+DELETE FROM messages"""
+
+
+@pytest.fixture(scope="module")
+def emptied_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store whose full tables Postgres takes for empty: a VACUUM found them so, and cut off nothing.
+
+    It cuts off nothing where anybody wants the table just then.
+    """
+    with filled(databases, database_template, EMPTIED) as connection:
+        connection.execute("VACUUM (TRUNCATE off, ANALYZE) messages, jobs")
+        connection.execute(FILL_AGAIN)
+        yield connection
+
+
+IDS = {"task_ids": [f"m{n}" for n in range(1, KEYS + 1)], "generations": [1] * KEYS}
+OF_JOBS = {"job_ids": list(range(ROWS + 1, ROWS + KEYS + 1)), "for_runs": [1] * KEYS}
+IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
+    "mark": (durable._MARK, {**IDS, "again": False}),
+    "still wait": (durable._STILL_WAIT, {**IDS, "wait_s": 30.0}),
+    "give back": (durable._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
+    "pass over": (durable._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
+    "reserve": (
+        durable._RESERVE,
+        {"task_ids": IDS["task_ids"], "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
+    ),
+    "mark of jobs": (messages._MARK, OF_JOBS),
+    "of jobs that still wait": (messages._STILL_WAIT, {**OF_JOBS, "wait_s": 30.0}),
+    "reserve of jobs": (
+        messages._RESERVE,
+        {"task_ids": [f"job{n}" for n in OF_JOBS["job_ids"]], "reserve_s": 1.0, "longest_s": 9.0},
+    ),
+}
+"""What does something with rows of many keys, and locks them first."""
+
+
+def rows_read(plan: Any) -> float:
+    """How many rows the steps of a plan have dealt with, those that they left out included."""
+    here = plan["Actual Rows"] + sum(plan.get(f"Rows Removed by {what}", 0) for what in ("Filter", "Join Filter"))
+    return float(here * plan["Actual Loops"] + sum(rows_read(below) for below in plan.get("Plans", ())))
+
+
+@pytest.mark.parametrize("name", IN_PAGES)
+def test_a_page_takes_no_more_steps_where_a_full_table_is_taken_for_empty(
+    emptied_store: psycopg.Connection[Any], name: str
+) -> None:
+    statement, parameters = IN_PAGES[name]
+    for table in ("messages", "jobs"):
+        tuples = emptied_store.execute("SELECT reltuples FROM pg_class WHERE oid = %s::regclass", [table]).fetchone()
+        assert tuples == (0,)
+
+    with emptied_store.transaction(force_rollback=True):
+        emptied_store.execute("SET LOCAL statement_timeout = '30 s'")
+        (found,) = emptied_store.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.render(SCHEMA), parameters
+        ).fetchone()  # type: ignore[misc]
+
+    # Each key met with each row is a hundred thousand; this statement alone reads the table once or twice.
+    assert rows_read(found[0]["Plan"]) < 20 * (ROWS + KEYS), json.dumps(found[0]["Plan"], indent=1)
+
+
 # -- what was planned while the tables were empty ---------------------------------------------------------------------
 
 
