@@ -54,11 +54,12 @@ def silent(stage: Stage, hold: Hold, seconds: float) -> None:
 
 
 def old_enough(stage: Stage) -> None:
-    """Wait until this Postgres has been up for so long that a free lock means something."""
+    """Wait until this Postgres has been up for so long that a free lock means something; workers beat meanwhile."""
     wait_until(
         lambda: stage.sql("SELECT now() - pg_postmaster_start_time() > interval '10 s'")[0][0], timeout=15,
         message="Postgres to be ten seconds old",
     )  # fmt: skip
+    stage.sql("UPDATE workers SET beat_at = now()")
 
 
 # -- who is dead ------------------------------------------------------------------------------------------------------
