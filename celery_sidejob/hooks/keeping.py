@@ -191,7 +191,8 @@ class KeepingProducer:
         if together is not None:
             message = self._message(body, deaths, self._new_call(headers), **options)
             together.messages.append(message)
-            together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
+            if self._runtime.settings.on_store_down == "publish":
+                together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
             return None
         run = present_run(self._app)
         if transaction is not None:

@@ -136,7 +136,10 @@ def received(app: Celery, task: str, message: Any) -> Message:
 def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:
     """Return what goes around a body as the text that is kept; InvalidValueError if it is not JSON."""
     try:
-        kept = {"v": FORMAT, "about": kombu_dumps(about)}
+        text = kombu_dumps(about)
+        if not deaths and call is None:  # nearly always, and to encode one text takes a fifth as long as a dict
+            return f'{{"v": {FORMAT}, "about": {json.dumps(text)}}}'
+        kept = {"v": FORMAT, "about": text}
         if deaths:
             kept["deaths"] = deaths
         if call is not None:
