@@ -135,6 +135,12 @@ UNWRITTEN: dict[str, Case] = {
     "`transaction=` is a transaction that only reads": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
     "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
     "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
+    "a durable task's call with an option that is misspelt": lambda s: durable(s).apply_async(countdwn=5),
+    "a durable task's call with a countdown that is no number": lambda s: durable(s).apply_async(countdown="5s"),
+    "a durable task's call with an `eta` or `expires` that is no time": lambda s: durable(s).apply_async(
+        expires="soon"
+    ),
+    "a durable task's call with a priority that is no number": lambda s: durable(s).apply_async(priority="high"),
     "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),
     "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
     "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),

@@ -32,6 +32,7 @@ from ..operations import durable
 from ..operations.durable import Run
 from ..operations.runtime import Runtime
 from . import wanted_results
+from .call_options import check_call
 from .durable import is_durable
 from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .later_producer import LaterProducer
@@ -80,6 +81,7 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
                 "or sidejob_durable_tasks, or leave transaction= out."
             )
         return send(name, *args, **options)
+    check_call(name, options)
     together = _together.get()
     wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
     later = None

@@ -57,6 +57,8 @@ def _collected(place: int, signature: Signature, producer: Any) -> Any:
     except (TypeError, EncodeError) as error:
         kind = EncodeError if isinstance(error, EncodeError) else TypeError
         raise kind(f"signatures[{place}] of send_many(), of {signature.task}: {error}") from error
+    except InvalidValueError as error:
+        raise InvalidValueError(f"signatures[{place}] of send_many(): {error}") from error
 
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:

@@ -1,7 +1,7 @@
 """Tells of messages that say they have a row, and have none in this worker's store.
 
 Most are copies of what has ended, and nothing to be told of. But if a client keeps its rows in another schema or
-database than the workers look into, each of its messages is one, and its tasks would never run in silence.
+database than the workers look into, each of its messages is one: its tasks never run, and nobody would be told.
 """
 
 from __future__ import annotations

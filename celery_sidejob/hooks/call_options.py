@@ -1,0 +1,61 @@
+"""The options of a durable task's call, looked at before anything is kept.
+
+Celery puts what it does not know into the message's properties, so that a `countdwn` is nobody's, and the task runs at
+once; what is no time ends in whatever error is raised by who meets it first.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from datetime import datetime
+from numbers import Real
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Task
+from kombu import Producer
+
+from ..model.errors import InvalidValueError
+from .kept_message import PROPERTIES, time_of
+from .task_options import CLOSE
+
+KNOWN = PROPERTIES.union(
+    *(inspect.signature(taking).parameters for taking in (Celery.send_task, Task.apply_async, Producer.publish)),
+    {"queue", "exchange_type", "ignore_result", "stamped_headers", "transaction", "event_dispatcher"},
+    {"user_id", "cluster_id", "timestamp"},
+)
+"""What a call may be given, as far as it has a meaning to Celery, to kombu or to us."""
+
+
+def check_call(task: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError for an option with a slip in its name, and for what is no time or no priority.
+
+    Names that are like none of these are left alone: the project's own stamps, say, and what its broker understands.
+    """
+    unknown = options.keys() - KNOWN
+    if unknown:
+        for name in sorted(unknown.difference(options.get("stamped_headers") or ())):
+            near = difflib.get_close_matches(name.lower(), KNOWN, 1, CLOSE)
+            if near:
+                raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near[0]!r}?")
+    countdown, priority = options.get("countdown"), options.get("priority")
+    if countdown is not None and not isinstance(countdown, Real):
+        raise InvalidValueError(f"countdown is a number of seconds, not {countdown!r} (a call of {task}).")
+    if priority is not None and not isinstance(priority, int):
+        raise InvalidValueError(f"priority is a whole number, not {priority!r} (a call of {task}).")
+    for name in ("eta", "expires"):
+        given = options.get(name)
+        if given is not None and not _is_time(given, or_seconds=name == "expires"):
+            form = "a datetime, or a text in ISO 8601" + (", or a number of seconds" if name == "expires" else "")
+            raise InvalidValueError(f"{name} is {form}, not {given!r} (a call of {task}).")
+
+
+def _is_time(given: Any, *, or_seconds: bool) -> bool:
+    if isinstance(given, str):  # as a retry has it
+        try:
+            return time_of(given) is not None
+        except ValueError:
+            return False
+    return isinstance(given, datetime) or (or_seconds and isinstance(given, Real))
