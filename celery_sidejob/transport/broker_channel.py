@@ -183,10 +183,16 @@ class Channel(redis.Channel):
         else:
             asked = Asked.FETCH
             self._polled, command = self._fetch(self._page_of(queues), self._room())
-        self._asked = asked
-        self._in_poll = self.client.connection
-        self._brpop_sent_at = monotonic()
-        self._in_poll.send_command(*command)
+        connection = self.client.connection
+        try:
+            self._asked = asked
+            self._in_poll = connection
+            self._brpop_sent_at = monotonic()
+            connection.send_command(*command)
+        except BaseException:  # a time limit strikes: nobody would answer what was not sent
+            connection.disconnect()
+            self._in_poll = None
+            raise
 
     def _brpop_read(self, **options: Any) -> bool:
         """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""

@@ -23,11 +23,22 @@ def breaking(kind: Any) -> Any:
     """
 
     class Connection(kind):
+        def connect_check_health(self, *args: Any, **options: Any) -> None:
+            try:
+                super().connect_check_health(*args, **options)
+            except BaseException:  # a time limit strikes: it would stay open, with another database and user
+                self.disconnect()
+                raise
+
         def read_response(self, *args: Any, **options: Any) -> Any:
             try:
                 return super().read_response(*args, **options)
             except ResponseError as error:
                 _raise_if_broken(error)
+                raise
+            except BaseException:  # a time limit strikes; redis-py's connections by sentinels stay open with the answer
+                if options.get("disconnect_on_error", True):
+                    self.disconnect()
                 raise
 
     return Connection
