@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError, NoScriptError
 
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
-from .connections import breaking
+from .connections import WITHOUT_NOTICES, breaking
 from .keys import Keys
 from .line import Line
 from .qos import QoS
@@ -310,9 +310,9 @@ class Channel(redis.Channel):
         return self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Adds to kombu's: a connection to a server that takes nothing for now breaks."""
+        """Adds to kombu's: a connection to a server that takes nothing for now breaks; none has notices."""
         parameters: dict[str, Any] = super()._connparams(asynchronous)
-        return {**parameters, "connection_class": breaking(parameters["connection_class"])}
+        return {**parameters, **WITHOUT_NOTICES, "connection_class": breaking(parameters["connection_class"])}
 
     @property
     def _client_of_scripts(self) -> Any:

@@ -10,6 +10,14 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
 
+try:
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError:  # before redis-py 7, which has none
+    WITHOUT_NOTICES: dict[str, Any] = {}
+else:
+    WITHOUT_NOTICES = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+"""Where notices of maintenance may come, a pool of redis-py 8 gives out connections with an answer nobody has read."""
+
 DEMOTED = ("UNBLOCKED", "-READONLY")
 """What a server says that has become a replica: to who waited; in a script, where Redis 6.2 puts words before it."""
 REFUSED = ("NOREPLICAS", "MISCONF")

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from redis.connection import AbstractConnection
 
 from celery_sidejob.embedded.server import HOST
 from tests.tools.sentinel import MASTER, Watched, watched
+from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect
 
 
@@ -52,6 +54,20 @@ def test_one_that_was_not_ready_yet_is_not_used(connect: Connect, monkeypatch: p
 
     assert all(one._sock is None for one in channel.pool._available_connections)
     assert client.ping()
+
+
+def test_an_answer_that_nobody_has_read_is_not_the_next_ones(
+    connect: Connect, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = connect().default_channel._client_of_scripts
+    server.set("one", "1")
+    with monkeypatch.context() as limited:
+        limited.setattr(client, "parse_response", interrupted)
+        with pytest.raises(TimeIsUp):
+            client.execute_command("GETDEL", "one")
+    wait_until(lambda: not server.exists("one"), message="Redis to have answered")
+
+    assert client.get("none") is None
 
 
 def test_one_by_sentinels_is_closed_too(servers: Watched, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
