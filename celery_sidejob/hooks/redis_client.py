@@ -161,7 +161,11 @@ class Pushes:
         if self._connection is None:
             self._connection = self._channel.pool.make_connection()
         if self._connection._sock is None:  # redis-py 8 would ask no sentinel, but a Redis at port 6379 of this machine
-            self._connection.connect()
+            try:
+                self._connection.connect()
+            except BaseException:  # a time limit strikes: it would stay open, with another database and user
+                self._connection.disconnect()
+                raise
         return self._connection
 
     def _has_hung_up(self) -> bool:

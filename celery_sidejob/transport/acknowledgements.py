@@ -58,10 +58,10 @@ class Acknowledgements:
             is_first = not self._owed
             self._owed.append(one)
             try:
-                if self._connection is None:
-                    self._connection = self._connect()
-                elif not is_first:
+                if not is_first:
                     self._check_open()
+                elif self._connection is None:
+                    self._connection = self._connect()
                 connected(self._connection)
                 command = self._records().acknowledging(one.consumer, one.token)
                 self._connection.send_command(*command, check_health=is_first)  # its answer would be the next one's

@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError, NoScriptError
 
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
-from .connections import breaking
+from .connections import WITHOUT_NOTICES, breaking
 from .keys import Keys
 from .line import Line
 from .qos import QoS
@@ -183,10 +183,16 @@ class Channel(redis.Channel):
         else:
             asked = Asked.FETCH
             self._polled, command = self._fetch(self._page_of(queues), self._room())
-        self._asked = asked
-        self._in_poll = self.client.connection
-        self._brpop_sent_at = monotonic()
-        self._in_poll.send_command(*command)
+        connection = self.client.connection
+        try:
+            self._asked = asked
+            self._in_poll = connection
+            self._brpop_sent_at = monotonic()
+            connection.send_command(*command)
+        except BaseException:  # a time limit strikes: nobody would answer what was not sent
+            connection.disconnect()
+            self._in_poll = None
+            raise
 
     def _brpop_read(self, **options: Any) -> bool:
         """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""
@@ -304,9 +310,9 @@ class Channel(redis.Channel):
         return self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Adds to kombu's: a connection to a server that takes nothing for now breaks."""
+        """Adds to kombu's: a connection to a server that takes nothing for now breaks; none has notices."""
         parameters: dict[str, Any] = super()._connparams(asynchronous)
-        return {**parameters, "connection_class": breaking(parameters["connection_class"])}
+        return {**parameters, **WITHOUT_NOTICES, "connection_class": breaking(parameters["connection_class"])}
 
     @property
     def _client_of_scripts(self) -> Any:

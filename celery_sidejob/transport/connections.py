@@ -10,6 +10,14 @@ from typing import Any
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ReadOnlyError, ResponseError
 
+try:
+    from redis.maint_notifications import MaintNotificationsConfig
+except ImportError:  # before redis-py 7, which has none
+    WITHOUT_NOTICES: dict[str, Any] = {}
+else:
+    WITHOUT_NOTICES = {"maint_notifications_config": MaintNotificationsConfig(enabled=False)}
+"""Where notices of maintenance may come, a pool of redis-py 8 gives out connections with an answer nobody has read."""
+
 DEMOTED = ("UNBLOCKED", "-READONLY")
 """What a server says that has become a replica: to who waited; in a script, where Redis 6.2 puts words before it."""
 REFUSED = ("NOREPLICAS", "MISCONF")
@@ -23,11 +31,22 @@ def breaking(kind: Any) -> Any:
     """
 
     class Connection(kind):
+        def connect_check_health(self, *args: Any, **options: Any) -> None:
+            try:
+                super().connect_check_health(*args, **options)
+            except BaseException:  # a time limit strikes: it would stay open, with another database and user
+                self.disconnect()
+                raise
+
         def read_response(self, *args: Any, **options: Any) -> Any:
             try:
                 return super().read_response(*args, **options)
             except ResponseError as error:
                 _raise_if_broken(error)
+                raise
+            except BaseException:  # a time limit strikes; redis-py's connections by sentinels stay open with the answer
+                if options.get("disconnect_on_error", True):
+                    self.disconnect()
                 raise
 
     return Connection

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks import publishing
@@ -236,3 +239,34 @@ def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, p
         assert publisher.make_ready([message(0)]) is None
         assert publisher.publish([message(0)]) == []
         assert time.monotonic() - began < 1.9
+
+
+def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
+    own_valkey: embedded.Valkey, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = urlsplit(own_valkey.url)._replace(path="/3").geturl()
+    app = Celery("shop", broker=url, set_as_current=False)
+    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    send = redis.Connection.send_command
+    try:
+        assert publisher.publish([message(0)]) == [message(0)]
+        assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+        watcher.client_kill_filter(skipme=True, _type="normal")
+
+        def send_until_it_strikes(connection: Any, *command: Any, **options: Any) -> None:
+            if command[0] == "SELECT":
+                raise SoftTimeLimitExceeded
+            send(connection, *command, **options)
+
+        with monkeypatch.context() as limited:
+            limited.setattr(redis.Connection, "send_command", send_until_it_strikes)
+            assert publisher.make_ready([message(1)]) is None
+        assert publisher.publish([message(1)]) == [message(1)]
+
+        assert publisher.confirm(KEYS[:2]) == KEYS[:2]
+        assert watcher.llen("celery") == 0, "in database 0"
+        with redis.Redis.from_url(url) as meant:
+            assert meant.llen("celery") == 2
+    finally:
+        publisher.close()
+        app.close()

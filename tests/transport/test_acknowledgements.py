@@ -203,6 +203,29 @@ def test_what_could_not_be_written_again_is_not_mixed_with_what_comes(
     assert (held(server), told) == (0, [])
 
 
+def test_what_was_interrupted_before_there_was_a_connection_is_written_with_the_next(
+    connect: Connect, server: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(connect(), "queue", *range(3))
+    consuming = Looping(connect(), "queue", prefetch=3)
+    consuming.take(3)
+    acknowledgements = consuming.channel._acknowledgements
+
+    def interrupted() -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as limited:
+        limited.setattr(acknowledgements, "_connect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consuming.messages[0].ack()
+    for message in consuming.messages[1:]:
+        message.ack()
+    acknowledgements.settle(within_s=2)
+    assert held(server) == 0
+    consuming.close()
+    assert listed(server, "queue") == []
+
+
 def test_a_health_check_is_not_taken_for_an_answer(connect: Connect, server: redis.Redis) -> None:
     publish(connect(), "queue", *range(20))
     consuming = Looping(connect(health_check_interval=0.001), "queue", prefetch=20)

@@ -418,3 +418,24 @@ def test_a_fixed_order_holds_beyond_a_page(connect: Connect, monkeypatch: pytest
         got += consuming.take(1)
         consuming.messages[-1].ack()
     assert got == [f"{name}{number}" for name in queues for number in range(2)]
+
+
+def test_who_was_interrupted_before_the_fetch_was_sent_fetches_anew(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(connect(), "queue", 0, 1)
+    consuming = Consuming(connect(), "queue", prefetch=2)
+    assert consuming.take(2) == [0, 1]
+    consuming.drain()
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    publish(connect(), "queue", 2)
+    consuming.messages[0].ack()
+    with monkeypatch.context() as limited:
+        limited.setattr(consuming.channel.client.connection, "send_command", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consuming.drain()
+
+    assert consuming.take(1, timeout=5) == [2]
