@@ -23,7 +23,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Arm:
     def reach(name: str) -> None:
         armed.pop(name, lambda: None)()
 
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # another thread may import something meanwhile
         if name.startswith("celery_sidejob.") and hasattr(module, "reach"):
             monkeypatch.setattr(module, "reach", reach)
     return armed.__setitem__
