@@ -15,6 +15,7 @@ from tests.tools.brokers import Broker, broker_of
 from tests.tools.databases import Databases
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
+from tests.tools.servers import emptied
 from tests.tools.workers import Processes
 
 
@@ -36,7 +37,7 @@ def shared_place(
     directory = tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2])
     processes = Processes(directory / "processes", process_guard, pool=worker_pool)
     with databases.fresh(template=database_template) as name:
-        redis_url = f"{redis_server_url.rpartition('/')[0]}/{next(redis_database_numbers)}"
+        redis_url = emptied(redis_server_url, next(redis_database_numbers))
         broker = broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("module_amqp_url"))
         url = module_store_url(databases.url_of(name))
         yield Place(url, broker, Record(directory / "record.jsonl"), processes)
