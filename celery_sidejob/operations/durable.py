@@ -50,6 +50,8 @@ LATE_END_S = 0.5
 """How long after it was given up an end is tried again."""
 PAGE_TAKES_S = 1.0
 """How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
+ALONE_S = FIRST_LOOK_S / 2
+"""For how long after it began to keep a message its publisher is sure that nobody else has published it."""
 
 
 class Claim(Protocol):
@@ -135,11 +137,12 @@ def keep(runtime: Runtime, message: Message) -> None:
     if kept_meanwhile:
         return
     is_unknown = kept_meanwhile is None
+    began = time.monotonic()
     store, (kept, tried) = _in_the_first(
         runtime.stores, lambda store, tried: (_keep(store, message, tried, is_unknown=is_unknown), tried)
     )
     if not kept.waits:
-        send(store, [replace(message, tried=tried) if tried else message])
+        send(store, [replace(message, tried=tried) if tried else message], since=began)
 
 
 def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
@@ -169,7 +172,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
     except OutcomeUnknown:
         return None
     if kept:
-        send(runtime, [message], ready=ready)
+        send(runtime, [message], since=began, ready=ready)
     return kept
 
 
@@ -185,9 +188,10 @@ def keep_again(runtime: Runtime, message: Message) -> None:
             "durable-keep", _keeping(runtime, message), single=True, within_s=_patience_s(runtime)
         )
 
+    began = time.monotonic()
     kept = _patiently(runtime, lambda: _repeat(once))
     if kept is not None and not kept.waits:
-        send(runtime, [message])
+        send(runtime, [message], since=began)
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
@@ -196,6 +200,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     Where nobody tells of the commit, and if this process dies before, the sweeper does.
     """
     borrowed: Borrowed = runtime.connections.borrow(transaction)
+    began = time.monotonic()
     with borrowed.atomic():
         if durable.keep(borrowed, message, _waits(runtime)) is None:
             raise _taken(message.task_id)
@@ -203,7 +208,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     def committed() -> None:
         row = durable.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
         if row is not None and row.unpublished:
-            send(runtime, [message])
+            send(runtime, [message], since=began)
 
     borrowed.after_commit(partial(_after_commit, committed))
 
@@ -222,14 +227,17 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     def keep(store: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
         return _keep_all(store, pages, tried, ready, repeated=of_run), tried
 
+    began = time.monotonic()
     store, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime.stores, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
-    for page, made in zip(pages, ready, strict=True):
+    for number, (page, made) in enumerate(zip(pages, ready, strict=True)):
         due = [message for message in page if message.task_id not in waiting]
         if tried:
             due = [replace(message, tried=tried) for message in due]
-        if due and not send(store, due, ready=made if len(due) == len(page) else None) and not runtime.publisher.ready:
+        since = began + number * PAGE_TAKES_S
+        sent = send(store, due, since=since, ready=made if len(due) == len(page) else None)
+        if due and not sent and not runtime.publisher.ready:
             return  # the sweeper publishes the rest
 
 
@@ -238,15 +246,17 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     _check_ids(messages)
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
+    began = time.monotonic()
     with borrowed.atomic():
         _keep_pages([borrowed.run] * len(pages), pages, _waits(runtime), repeated=False)
 
     def committed() -> None:
-        for page in pages:
+        for number, page in enumerate(pages):
             ids = [message.task_id for message in page]
             # Its savepoint may have been rolled back, and the sweeper may have been quicker.
             there = durable.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
-            send(runtime, [message for message in page if message.task_id in there])
+            due = [message for message in page if message.task_id in there]
+            send(runtime, due, since=began + number * PAGE_TAKES_S)
 
     borrowed.after_commit(partial(_after_commit, committed))
 
@@ -259,6 +269,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     """
     have_lock(runtime, run)
     is_unknown = False
+    began = time.monotonic()
 
     def work(executor: Executor) -> Kept | None:
         return durable.move(executor, message, run.key, _waits(runtime), worker_id=run.worker_id)
@@ -280,18 +291,21 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
         raise _lease_lost(run)
     run.moved = True
     if not kept.waits:
-        send(runtime, [replace(message, generation=kept.generation)])
+        send(runtime, [replace(message, generation=kept.generation)], since=began)
 
 
-def send(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) -> int:
-    """Publish what was just kept, and return how much the broker was given; one that is down costs a bounded time.
+def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: Any = None) -> int:
+    """Publish what was kept `since` then, and return how much the broker was given; one that is down costs a while.
 
     The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
     that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
-    before it means one copy more.
+    before it means one copy more. Who comes after the sweeper publishes what says that it may be a copy: nothing else
+    tells a worker that another one was run and done before it (`late_locks.py`).
     """
     if not messages:
         return 0  # as after most runs
+    if time.monotonic() - since > ALONE_S:
+        messages, ready = [replace(message, again=True) for message in messages], None
     published = _publish(runtime, messages, ready=ready)
     marks = runtime.connections.put_off(
         "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S)
@@ -552,6 +566,7 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
 
 def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:
     due: list[Message] = []
+    since = 0.0
 
     def remove(executor: Executor) -> bool:
         return finish(executor, durable.remove(executor, run.key, worker_id=run.worker_id))
@@ -561,7 +576,9 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         return finish(executor, durable.take_back(executor, run.key, age_s=age_s))
 
     def finish(executor: Executor, ended: bool) -> bool:
+        nonlocal since
         due.clear()
+        since = time.monotonic()
         if not ended:
             return False
         for message in run.follows:
@@ -592,7 +609,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
     reach("durable-end:after")
     if run.claim is not None:
         run.claim.settle()
-    send(runtime, due)
+    send(runtime, due, since=since)
 
 
 def fail(

@@ -27,9 +27,10 @@ FIRST_LOOK_S = 2.0
 EARLY_S = 2.0
 """How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
 
+# By the clock: a transaction that is borrowed may have begun long ago.
 _FIRST_LOOK = """CASE WHEN %(eta)s::timestamptz > now() + make_interval(secs => %(horizon_s)s)
     THEN %(eta)s::timestamptz - make_interval(secs => %(early_s)s)
-    ELSE now() + make_interval(secs => %(first_look_s)s) END"""
+    ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END"""
 _WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
 
 _KEEP = Statement(
@@ -82,7 +83,7 @@ kept AS (
     (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
   SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
     CASE WHEN r.eta > now() + make_interval(secs => %(horizon_s)s) THEN r.eta - make_interval(secs => %(early_s)s)
-      ELSE now() + make_interval(secs => %(first_look_s)s) END, make_interval(secs => %(look_after_s)s)
+      ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END, make_interval(secs => %(look_after_s)s)
   FROM r
   ON CONFLICT (task_id) DO NOTHING
   RETURNING task_id, coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits)
@@ -759,7 +760,10 @@ WITH page AS (
   WHERE task_id > %(after)s AND body IS NOT NULL AND (published_at IS NOT NULL OR due_at <= now())
     AND locked_by IS NULL
   ORDER BY task_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
- looked AS (UPDATE {messages} m SET look_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id)
+ looked AS (UPDATE {messages} m SET published_at = NULL,
+    look_at = CASE WHEN m.published_at IS NULL THEN m.look_at ELSE now() END,
+    missing_at = CASE WHEN m.published_at IS NULL THEN now() ELSE m.missing_at END
+  FROM page WHERE m.task_id = page.task_id)
 SELECT max(task_id) AS last FROM page""",
     since=SINCE,
 )
@@ -768,7 +772,9 @@ SELECT max(task_id) AS last FROM page""",
 def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
     """Have a page of rows that no run holds published again; returns the last of it, None at the end.
 
-    This is what follows an emptied broker. A row that is not marked as published may be marked at any moment.
+    This is what follows an emptied broker. What is not marked as published its publisher may be about to publish: a
+    copy now might be run and done before that is there, which then could not be told from the first. So it is looked
+    at when it would have been, in a moment; and not marked any more, as it may have been in the broker already.
     """
     last: str | None = executor.run(_LOOK_NOW, after=after, limit=limit)[0].last
     return last

@@ -16,7 +16,7 @@ from tests.tools.databases import Databases
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.servers import emptied
-from tests.tools.workers import Processes
+from tests.tools.workers import PROCESSES, Processes
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def shared_place(
     """A store, a broker and a record that the tests of a module share, and what starts workers on them."""
     directory = tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2])
     processes = Processes(directory / "processes", process_guard, pool=worker_pool)
+    request.node.stash[PROCESSES] = processes
     with databases.fresh(template=database_template) as name:
         redis_url = emptied(redis_server_url, next(redis_database_numbers))
         broker = broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("module_amqp_url"))

@@ -174,6 +174,25 @@ def test_a_copy_that_overtakes_a_run_without_a_lock_counts(site: Site) -> None:
     assert len(site.record.of("ran", task=f"{APP}.plus")) == 1, "what follows goes out once"
 
 
+def test_what_its_publisher_sends_after_a_copy_of_it_may_have_run_begins_with_a_lock(site: Site) -> None:
+    """The publisher stands still between its commit and the broker, for longer than the sweeper leaves it alone."""
+    worker = site.worker()
+    client = site.processes.start_python(
+        f"from {APP} import late; late.apply_async((1,), task_id='one')",
+        env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=stop"},
+    )
+    (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id="one")
+    assert line["again"], "that of the sweeper"
+    site.wait_quiet()
+
+    client.cont()
+
+    assert client.wait(TIMEOUT_S) == 0
+    assert site.call("late", 2).get(timeout=TIMEOUT_S) == 2, "which comes after it"
+    assert worker.log().count("[one] received") == 2
+    assert len(site.record.of("ran", id="one")) == 1
+
+
 @pytest.mark.parametrize("how", ["refuse", "black_hole"])
 def test_a_store_that_is_away_at_the_flush(site: Site, how: str) -> None:
     """What has begun ends; then no more begins without a lock. Nothing is repeated once the store is back."""

@@ -85,6 +85,10 @@ class Post:
         """Empty the queues, without the broker seeming to be emptied."""
         self._broker.delete("post", "other")
 
+    def empty_all(self) -> None:
+        """Empty the broker."""
+        self._broker.flushdb()
+
     def many(self, count: int, queue: str = "post", *, doom: str | None = None) -> None:
         """Copy the message "one" so many times, published and due; in one statement."""
         self.sql(
@@ -154,6 +158,21 @@ def test_what_begins_is_missing_no_longer(post: Post) -> None:
 
     durable.put_back(post.runtime, run)
     assert (post.poll().missing, post.row("one").missing_at is not None) == (0, True), "the first strike once more"
+
+
+def test_what_is_just_being_published_when_the_broker_was_emptied_is_left_to_its_publisher(post: Post) -> None:
+    """A copy could be there before it, and have run by then. If it went the way of the others, it is not marked."""
+    post.send("marked")
+    post.app.send_task("post.letter", ("kept",), task_id="kept", queue="post")
+    assert (post.row("kept").published_at, post.row("kept").later) == (None, True)
+    post.empty_all()
+
+    report = post.sidejob.poll()
+
+    assert (report.broker_emptied, report.published, post.sent()) == (True, 1, ["marked"])
+    post.runtime.connections.write_put_off()
+    assert (post.row("kept").published_at, post.row("kept").later) == (None, True)
+    assert (post.poll().published, post.sent()) == (1, ["marked", "kept"])
 
 
 def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,23 +301,25 @@ def processes(
 ) -> Iterator[Processes]:
     """Starts processes for this test; they are gone after it, and when it fails their logs are shown."""
     started = Processes(tmp_path / "processes", process_guard, pool=worker_pool)
-    request.node.stash[_PROCESSES] = started
+    request.node.stash[PROCESSES] = started
     yield started
     assert started.kill_all() == []
 
 
-_PROCESSES = pytest.StashKey[Processes]()
+PROCESSES = pytest.StashKey[Processes]()
+"""Where a test has the processes that were started for it; a module, or the session, those that its tests share."""
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[Any]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the logs of a failed test's processes in its report."""
+    """Show the logs of a failed test's processes in its report, also of those that it shares with others."""
     report = yield
-    started = item.stash.get(_PROCESSES, None)
-    if report.failed and started is not None:
-        report.sections += [(f"log of {process!r}", process.log_tail()) for process in started.started]
+    if report.failed:
+        found = [node.stash.get(PROCESSES, None) for node in item.listchain()]
+        started = [process for processes in found if processes is not None for process in processes.started]
+        report.sections += [(f"log of {process!r}", process.log_tail()) for process in started]
     return report
 
 
