@@ -19,7 +19,7 @@ from typing import Any, NoReturn, cast
 
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
-from celery.exceptions import Ignore, InvalidTaskError
+from celery.exceptions import Ignore, InvalidTaskError, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
@@ -106,7 +106,12 @@ class DurableTask(Task):
         """Lock the task's row; a copy of what runs or was finished goes no further than this."""
         request = self.request
         if not request.is_eager and not request.called_directly:
-            _begin(self, request)
+            try:
+                _begin(self, request)
+            except SoftTimeLimitExceeded:  # the limit is meant for the body
+                if run_of(self) is not None:
+                    raise
+                _back(request, "its time limit struck while it waited for its lock")
         super().before_start(task_id, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -340,7 +345,7 @@ def _leave(runtime: Runtime, request: Context, why: str) -> NoReturn:
 def _back(request: Context, why: str) -> NoReturn:
     """Have the message given back to the broker; what was acknowledged already is found by the sweeper."""
     logger.warning("Task %s does not begin and goes back to the broker: %s", request.id, why)
-    raise SentBack(why, requeue=True)
+    raise SentBack(why, requeue=True) from None
 
 
 def _lose(run: Run, error: BaseException) -> NoReturn:
@@ -389,7 +394,11 @@ def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_:
         _end_without_lock(sender, state, retval)
         return
     try:
-        _end(sender, run, state, retval)
+        try:
+            _end(sender, run, state, retval)
+        except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
+            run.end_is_unknown = True
+            _end(sender, run, state, retval)
     except LeaseLostError as error:
         logger.warning("%s", error)
     except StoreUnavailableError as error:

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 from celery import Celery
 from celery.canvas import maybe_signature
+from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Connection, Producer
 from kombu.exceptions import OperationalError
 from kombu.utils.json import dumps as kombu_dumps
@@ -153,13 +154,11 @@ class CeleryPublisher:
                     return ready
                 ready.pushes.mend()
                 return replace(ready, packed=ready.pushes.pack(ready.made))
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 if self._producer is None or self._is_connection_error(error):  # and `publish` need not wait for it
                     self._pause(error)
                 return None
-            except BaseException:  # as in `publish`
-                self._drop_connection()
-                raise
 
     def confirm(self, published: Sequence[Key]) -> list[Key]:
         """Wait for the last answer that is owed, and return which of these messages the broker has."""
@@ -167,7 +166,8 @@ class CeleryPublisher:
         with self._lock:
             try:
                 self._hear()
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 self._pause(error)
             return [key for key in published if key not in self._failed]
 
@@ -189,16 +189,14 @@ class CeleryPublisher:
                     continue
                 reach("publish-together:after")
                 sent += page
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 cause = error.__cause__ or error
                 if (self._producer is None or self._is_connection_error(cause)) and not self._is_stale(cause, reused):
                     self._pause(error)
                     break
                 self._drop_connection()
                 sent += self._publish_each(page)
-            except BaseException:  # a greenlet is killed in the middle of it, and half a message may be written
-                self._drop_connection()
-                raise
         return sent
 
     def _publish_each(self, messages: Sequence[Publication], ready: Ready | None = None) -> list[Publication]:
@@ -213,16 +211,14 @@ class CeleryPublisher:
                 reach("publish:before")
                 self._send_anew_if_stale(message, ready)
                 reach("publish:after")
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 if self._producer is None or self._is_connection_error(error):  # or it could not be opened
                     self._pause(error)
                 elif isinstance(message, Continuation) or _is_its_own(message, error):
                     logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
                 else:
                     self._pass_over(message.queue, error)
-            except BaseException:  # as above
-                self._drop_connection()
-                raise
             else:
                 sent.append(message)
         return sent
@@ -255,7 +251,8 @@ class CeleryPublisher:
                     there = self._exchanges[store].is_there(channel.connection)
                 else:
                     return False
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 self._pause(error)
                 return False
         # The first look of a process finds no marker on a fresh broker: publishing everything once more is harmless.
@@ -303,7 +300,8 @@ class CeleryPublisher:
                 return None
             try:
                 return question(self._channel())
-            except Exception as error:
+            except BaseException as error:
+                self._mind_strike(error)
                 if self._producer is None or self._is_connection_error(error):
                     self._pause(error)
                 else:
@@ -321,9 +319,7 @@ class CeleryPublisher:
             self._pushes.hear()
         except BaseException as error:
             self._fail(message)
-            if not isinstance(error, Exception):  # a time limit strikes
-                self._drop_connection()
-                raise
+            self._mind_strike(error)
             if not self._is_connection_error(error):
                 self._pass_over(message.queue, error)
                 return
@@ -331,6 +327,15 @@ class CeleryPublisher:
             self._drop_connection()
             if isinstance(error, self._silences):
                 raise
+
+    def _mind_strike(self, error: BaseException) -> None:
+        """Raise what is meant for the caller, over whom it has come here: its time limit, or that its greenlet ends.
+
+        Half a message may be written, so the connection is given up; the sweeper publishes it.
+        """
+        if not isinstance(error, Exception) or isinstance(error, SoftTimeLimitExceeded):
+            self._drop_connection()
+            raise error
 
     def _fail(self, message: Message) -> None:
         now = time.monotonic()
@@ -527,7 +532,7 @@ class CeleryPublisher:
             established.collect()
             raise
 
-    def _pause(self, error: Exception) -> None:
+    def _pause(self, error: BaseException) -> None:
         pause_s = random.uniform(*PAUSE_S)
         now = time.monotonic()
         self._paused_until = now + pause_s
@@ -542,7 +547,7 @@ class CeleryPublisher:
         )
         self._drop_connection()
 
-    def _pass_over(self, queue: str, error: Exception) -> None:
+    def _pass_over(self, queue: str, error: BaseException) -> None:
         """Leave one queue alone for a while: it is not declared, or something else has its name."""
         self._refusing[queue] = time.monotonic() + PAUSE_S[1]
         logger.warning(
@@ -599,7 +604,7 @@ class CeleryPublisher:
             self._failed = {}
 
 
-def _is_its_own(message: Publication, error: Exception) -> bool:
+def _is_its_own(message: Publication, error: BaseException) -> bool:
     """Tell whether an error is that of one durable task's message, and not of its queue."""
     return isinstance(message, Message) and isinstance(error, ValueError | TypeError)
 

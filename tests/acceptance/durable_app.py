@@ -78,10 +78,12 @@ def note(task: Any, event: str = "ran", **data: Any) -> None:
 
 
 def held(task: Any, value: Any) -> Any:
-    """Hold on until the test says go."""
+    """Hold on until the test says go, and then return the value, or fail if it says so."""
     note(task, "holding", value=value)
     wait_until(lambda: Record.from_env().of("go", id=task.request.id), timeout=60)
     note(task, value=value)
+    if value == "fail":
+        raise ValueError("for good")
     return value
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -108,6 +108,13 @@ class Site:
         ) as connection:  # fmt: skip
             cursor = connection.execute(statement, parameters or None)
             return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def locked(self, result: Any) -> Iterator[None]:
+        """Within the block somebody else has locked the row of a task, and whoever wants to change it waits."""
+        with psycopg.connect(direct(self.database_url), options=f"-c search_path={SCHEMA}") as connection:
+            connection.execute("SELECT FROM messages WHERE task_id = %s FOR UPDATE", [result.id])
+            yield
 
     def ran(self, result: Any, event: str = "ran", **data: Any) -> list[dict[str, Any]]:
         """The runs of a task."""

@@ -656,6 +656,49 @@ def test_a_chord_ends_with_the_store_away_for_longer_than_a_lease(site: Site, ta
     assert (len(site.ran(result)), site.dead()) == (1, [])
 
 
+@pytest.mark.pools("prefork", reason="has no soft time limits")
+@pytest.mark.parametrize("task", ["holder", "repeatable"])
+@pytest.mark.parametrize("value", [1, "fail"])
+def test_a_soft_time_limit_that_strikes_after_the_body_does_not_change_its_end(
+    site: Site, task: str, value: Any
+) -> None:
+    """It is raised in the middle of our own statement, which waits for somebody who has locked the row."""
+    worker = site.worker(concurrency=1)
+    result = site.call(task, value, soft_time_limit=2, link=site.s("plus"))
+    site.holding(result)
+
+    with site.locked(result):
+        site.go(result)
+        worker.wait_for_log("Soft time limit", TIMEOUT_S)
+
+    site.wait_quiet()
+    assert len(site.ran(result)) == 1
+    assert site.record.of("lost") == []
+    if value == "fail":
+        assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(result.id, "failed")]
+    else:
+        assert (result.get(timeout=TIMEOUT_S), site.dead()) == (1, [])
+        assert len(site.record.of("ran", task=f"{APP}.plus")) == 1
+    after = site.call("noted", 2)
+    assert after.get(timeout=TIMEOUT_S) == 2
+    assert site.ran(after)[0]["pid"] == site.ran(result)[0]["pid"], "its process goes on"
+
+
+@pytest.mark.pools("prefork", reason="has no soft time limits")
+@pytest.mark.parametrize("task", ["holder", "repeatable"])
+def test_a_soft_time_limit_that_strikes_before_the_body_has_it_begin_later(site: Site, task: str) -> None:
+    """The first message is acknowledged early, and found by the sweeper; the second goes back to the broker."""
+    result = site.call(task, 1, soft_time_limit=1)
+    site.go(result)
+    with site.locked(result):
+        worker = site.worker(concurrency=1)
+        worker.wait_for_log("its time limit struck while it waited for its lock", TIMEOUT_S)
+
+    assert result.get(timeout=TIMEOUT_S) == 1
+    site.wait_quiet()
+    assert (len(site.ran(result)), site.record.of("lost"), site.dead()) == (1, [], [])
+
+
 def joining(site: Site, result: Any) -> list[str]:
     """What the result backend has of a chord that it has not forgotten."""
     backend = site.app.backend

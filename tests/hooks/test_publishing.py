@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -241,6 +241,56 @@ def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, p
         assert time.monotonic() - began < 1.9
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda publisher: publisher.publish([message(1)]),
+        lambda publisher: publisher.publish([message(1), message(2)]),
+        lambda publisher: publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]),
+        lambda publisher: publisher.was_emptied(),
+        lambda publisher: publisher.announce(lambda producer: producer.publish({}, routing_key="celery")),
+    ],
+    ids=["one", "many", "doorbell", "marker", "event"],
+)
+def test_a_time_limit_that_strikes_in_here_is_for_the_caller(
+    begin: Callable[[CeleryPublisher], object], publisher: CeleryPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And takes the connection with it: half a command may be written, or an answer be on its way."""
+    assert publisher.publish([message(0)]) == [message(0)]
+    assert publisher.confirm(KEYS[:1]) == KEYS[:1]
+
+    def strike(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    with monkeypatch.context() as limited:
+        limited.setattr(redis.Connection, "send_packed_command", strike)
+        limited.setattr(redis.Connection, "send_command", strike)
+        with pytest.raises(SoftTimeLimitExceeded):
+            begin(publisher)
+
+    assert publisher.ready, "the broker is there"
+    assert publisher.publish([message(3)]) == [message(3)]
+    assert publisher.confirm(KEYS[3:4]) == KEYS[3:4]
+
+
+def test_a_time_limit_that_strikes_before_the_answer_is_for_the_caller(
+    publisher: CeleryPublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert publisher.publish([message(0)]) == [message(0)]
+
+    def strike(*_: Any, **__: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    with monkeypatch.context() as limited:
+        limited.setattr(redis.Connection, "read_response", strike)
+        with pytest.raises(SoftTimeLimitExceeded):
+            publisher.confirm(KEYS[:1])
+
+    assert publisher.confirm(KEYS[:1]) == [], "it may not be there"
+    assert publisher.publish([message(1)]) == [message(1)]
+    assert publisher.confirm(KEYS[:2]) == KEYS[1:2]
+
+
 def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
     own_valkey: embedded.Valkey, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +310,8 @@ def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
 
         with monkeypatch.context() as limited:
             limited.setattr(redis.Connection, "send_command", send_until_it_strikes)
-            assert publisher.make_ready([message(1)]) is None
+            with pytest.raises(SoftTimeLimitExceeded):
+                publisher.make_ready([message(1)])
         assert publisher.publish([message(1)]) == [message(1)]
 
         assert publisher.confirm(KEYS[:2]) == KEYS[:2]
