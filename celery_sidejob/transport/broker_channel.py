@@ -13,12 +13,13 @@ import os
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from queue import Empty
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from kombu.log import get_logger
 from kombu.transport import redis, virtual
@@ -35,6 +36,8 @@ from .line import Line
 from .qos import QoS
 from .records import BELL_MS, Records
 from .scripts import FETCH, PUT
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -76,14 +79,23 @@ class NotAMessageError(Exception):
     """What was in a queue cannot be made a message of."""
 
 
+def made(make: Callable[[], T]) -> T:
+    """Make something of what was in a queue; NotAMessageError if that fails once more: it is no accident of now."""
+    try:
+        return make()
+    except Exception:
+        try:
+            make()
+        except Exception as error:
+            raise NotAMessageError from error
+        raise  # a time limit has struck, say: what goes on here has to end, and the message is as good as ever
+
+
 class Message(virtual.Message):
     """kombu's, which tells when what it is to be made of is no message: its bytes are not as its encoding says, say."""
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
-        try:
-            super().__init__(payload, channel=channel, **options)
-        except Exception as error:
-            raise NotAMessageError from error
+        made(partial(super().__init__, payload, channel=channel, **options))
 
 
 class Channel(redis.Channel):
@@ -156,16 +168,18 @@ class Channel(redis.Channel):
         """Replaces popping with recording afterwards, where an acknowledgement is expected."""
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **options)
-        taken = self._fetch_now(queue)
-        self._maybe_update_queues_expire(self._create_client(), queue)
-        for payload, one in self._decoded(taken):
-            try:
-                message = self.Message(payload, channel=self)
-            except NotAMessageError as error:
-                self._bury(one, error)
-                continue
-            self.qos.append(message, message.delivery_tag)
-            return message
+        self._mind_retired()
+        with self._retiring_if_struck():
+            taken = self._fetch_now(queue)
+            self._maybe_update_queues_expire(self._create_client(), queue)
+            for payload, one in self._decoded(taken):
+                try:
+                    message = self.Message(payload, channel=self)
+                except NotAMessageError as error:
+                    self._bury(one, error)
+                    continue
+                self.qos.append(message, message.delivery_tag)
+                return message
         return None
 
     def _brpop_start(self, timeout: float | None = None) -> None:
@@ -175,8 +189,7 @@ class Channel(redis.Channel):
             return
         if self._asked is Asked.FETCH:  # its connection has gone without an answer
             self._retire()
-        if self._retired and monotonic() >= self._next_look_at:
-            self._give_back_unheard()
+        self._mind_retired()
         if self._is_idle:
             asked = Asked.WAIT
             command = ["BRPOP", *self._keys.bells(queues), (self.brpop_timeout if timeout is None else timeout) or 0]
@@ -217,14 +230,15 @@ class Channel(redis.Channel):
         self._is_idle = False
         if asked is not Asked.FETCH:
             raise Empty
-        assert self._polled is not None
-        taken = self._taken(self._polled, answer)
-        self._turn_page(bool(taken))
-        # Not right after it was handed over: Celery puts acknowledgements off until its loop has gone round once.
-        last = next(reversed(self.qos._delivered), None)
-        self._is_buffered = last is not None and last not in self.qos._dirty
-        for one in taken:
-            self._queue_cycle.rotate(one.queue)
+        with self._retiring_if_struck():
+            assert self._polled is not None
+            taken = self._taken(self._polled, answer)
+            self._turn_page(bool(taken))
+            # Not right after it was handed over: Celery puts acknowledgements off until its loop has gone round once.
+            last = next(reversed(self.qos._delivered), None)
+            self._is_buffered = last is not None and last not in self.qos._dirty
+            for one in taken:
+                self._queue_cycle.rotate(one.queue)
         if not self._deliver(taken):
             raise Empty
         return True
@@ -395,7 +409,6 @@ class Channel(redis.Channel):
                 continue
             except BaseException:  # a time limit strikes: the answer would be taken for the next one's
                 connection.disconnect()
-                self._retire()
                 raise
             finally:
                 self.pool.release(connection)
@@ -436,7 +449,8 @@ class Channel(redis.Channel):
         """Hand messages over in their order; what cannot be handed over goes back to where it was."""
         delivered = False
         left: list[str] = []
-        rest = deque(self._decoded(taken))
+        with self._retiring_if_struck():
+            rest = deque(self._decoded(taken))
         try:
             while rest:
                 payload, one = rest.popleft()
@@ -447,23 +461,26 @@ class Channel(redis.Channel):
                     self.connection._deliver(payload, one.queue)
                 except NotAMessageError as error:
                     self._bury(one, error)
+                except BaseException:
+                    if one.tag is not None and one.tag not in self.qos._delivered:
+                        left.append(one.tag)
+                    raise
                 else:
                     delivered = True
         finally:
             left += [one.tag for _, one in rest if one.tag is not None]
             if left:
                 consumer, _ = _parted(left[0])
-                self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
+                with self._retiring_if_struck():
+                    self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
         return delivered
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
-        """Make messages of texts, with this delivery's tag in place of the one that stays the same; buries nonsense."""
+        """Make messages of texts; buries nonsense."""
         for one in taken:
             try:
-                payload = loads(one.text.decode())
-                own_tag = payload["properties"]["delivery_tag"]
-                payload["properties"]["delivery_tag"] = one.tag or own_tag
-            except Exception as error:
+                payload = made(partial(_payload_of, one))
+            except NotAMessageError as error:
                 self._bury(one, error)
             else:
                 yield payload, one
@@ -502,11 +519,22 @@ class Channel(redis.Channel):
         self._is_idle = False
         self._next_look_at = 0.0
 
-    def _give_back_unheard(self) -> None:
+    @contextmanager
+    def _retiring_if_struck(self) -> Iterator[None]:
+        """Be another consumer if what a fetch has brought is not handed over: a time limit strikes, say."""
+        try:
+            yield
+        except BaseException:
+            self._retire()
+            raise
+
+    def _mind_retired(self) -> None:
         """Give back what those that this channel was have in their records and has never arrived.
 
         From time to time, while they have messages that are being worked on: the fetch may be carried out late.
         """
+        if not self._retired or monotonic() < self._next_look_at:
+            return
         self._next_look_at = monotonic() + self.consumer_timeout
         self._acknowledgements.settle()
         for consumer in self._retired:
@@ -553,6 +581,14 @@ class Channel(redis.Channel):
         )  # fmt: skip
         message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
         self._note_silence()  # those that it had beside this one have gone the same way
+
+
+def _payload_of(one: Taken) -> Any:
+    """Return what a message says, with this delivery's tag in place of the one that stays the same."""
+    payload = loads(one.text.decode())
+    own_tag = payload["properties"]["delivery_tag"]
+    payload["properties"]["delivery_tag"] = one.tag or own_tag
+    return payload
 
 
 def _parted(delivery_tag: str) -> tuple[str, str]:

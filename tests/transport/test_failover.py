@@ -54,9 +54,10 @@ def test_a_worker_goes_over_to_the_next_server_and_back(
         wait_until(lambda: len(consumers(first)) == 1 and "Recovered 1 messages" in worker.log(), timeout=30)
     finally:
         app.close()
-    assert worker.log().count("received") == 3, "once more after it was given back"
+    worker.wait_for_log("received", count=3)
     worker.terminate()
     assert worker.wait(15) == 0
+    assert worker.log().count("received") == 3, "once more after it was given back"
     assert consumers(first) == {}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import pkgutil
 import ssl
 import time
 import weakref
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import redis
+from billiard.exceptions import SoftTimeLimitExceeded
 from kombu import Connection, Queue
 from kombu.transport.redis import Transport as StockTransport
 
@@ -439,3 +441,66 @@ def test_who_was_interrupted_before_the_fetch_was_sent_fetches_anew(
             consuming.drain()
 
     assert consuming.take(1, timeout=5) == [2]
+
+
+STRIKES = [
+    ("celery_sidejob.transport.broker_channel.Channel._taken", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.broker_channel.Channel._turn_page", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.broker_channel.loads", SoftTimeLimitExceeded),
+    ("kombu.transport.virtual.Message.__init__", SoftTimeLimitExceeded),
+    ("kombu.transport.virtual.Message.__init__", KeyboardInterrupt),
+    ("celery_sidejob.transport.qos.QoS.append", SoftTimeLimitExceeded),
+]
+
+
+@pytest.mark.parametrize(("place", "error"), STRIKES)
+def test_who_was_interrupted_before_what_was_fetched_was_handed_over_fetches_it_again(
+    connect: Connect, server: redis.Redis, monkeypatch: pytest.MonkeyPatch, place: str, error: type[BaseException]
+) -> None:
+    """It is good: nothing of it is buried. And it comes at once, not when this channel ends."""
+    publish(connect(), "queue", 0, 1, 2)
+    consuming = Consuming(connect(), "queue", prefetch=3)
+    assert consuming.take(1) == [0]
+
+    with monkeypatch.context() as limited:
+        limited.setattr(place, once(error, pkgutil.resolve_name(place)))
+        with pytest.raises(error):
+            consuming.drain()
+
+    assert consuming.take(2, timeout=5) == [1, 2]
+    consuming.drain()
+    assert consuming.bodies == [0, 1, 2]
+    for message in consuming.messages:
+        message.ack()
+    assert server.llen("_sidejob.dead") == 0
+    wait_until(lambda: consuming.drain_once() or held(server) == {}, message="all to be acknowledged")
+
+
+@pytest.mark.parametrize("place", [place for place, _ in STRIKES if "_turn_page" not in place])
+def test_who_was_interrupted_while_getting_one_gets_it_next_time(
+    connect: Connect, server: redis.Redis, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    publish(connect(), "queue", 0, 1)
+    channel = connect().channel()
+
+    with monkeypatch.context() as limited:
+        limited.setattr(place, once(SoftTimeLimitExceeded, pkgutil.resolve_name(place)))
+        with pytest.raises(SoftTimeLimitExceeded):
+            channel.basic_get("queue")
+
+    assert [channel.basic_get("queue").payload for _ in range(2)] == [0, 1]
+    assert channel.basic_get("queue") is None
+    assert server.llen("_sidejob.dead") == 0
+
+
+def once(error: type[BaseException], then: Any) -> Any:
+    """Raise this the first time; then do what is to be done."""
+    struck: list[bool] = []
+
+    def strike(*arguments: Any, **options: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            raise error
+        return then(*arguments, **options)
+
+    return strike
