@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,6 +10,7 @@ import click
 from rich.text import Text
 
 from ..deadset import DeadEntry
+from ..model.errors import SideJobError
 from .command import (
     Failed,
     Seconds,
@@ -102,7 +104,7 @@ def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> No
 
 
 @dead.command()
-@click.argument("entry_id", metavar="[ID_OR_TASK_ID]", type=EntryOrTask(), required=False)
+@click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All there are.")
 @group_option
 @task_option
@@ -110,34 +112,35 @@ def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> No
 @as_json
 @with_sidejob
 def retry(
-    sidejob: Any, output: Output, entry_id: int | str | None, everything: bool, group: str | None, task: str | None,
+    sidejob: Any, output: Output, given: Sequence[int | str], everything: bool, group: str | None, task: str | None,
     limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Have one entry tried again, those of a group or a task, or all."""
-    chosen = [entry_id is not None, everything, group is not None or task is not None]
+    """Have entries tried again: these, those of a group or a task, or all."""
+    chosen = [bool(given), everything, group is not None or task is not None]
     if chosen.count(True) != 1:
-        raise Failed("Name one entry by its ID, or choose by --group or --task, or all with --all.", code=2)
+        raise Failed("Name entries by their IDs, or choose by --group or --task, or all with --all.", code=2)
     load_modules(sidejob)
-    if entry_id is not None:
-        sidejob.dead.retry(_entry_of(sidejob, entry_id))
-        retried = 1
-    else:
-        retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
-        if not retried and not everything:
-            _say_what_there_is(sidejob, output, group, task)
+    if given:
+        _each(sidejob, output, given, sidejob.dead.retry, as_json, "retried")
+        return
+    retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
+    if not retried and not everything:
+        _say_what_there_is(sidejob, output, group, task)
     _said(output, as_json, "retried", retried)
 
 
 @dead.command()
-@entry_argument
+@click.argument("given", metavar="ID_OR_TASK_ID...", type=EntryOrTask(), nargs=-1, required=True)
 @as_json
 @with_sidejob
-def delete(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
-    """Remove one entry for good, a job with everything below it."""
-    entry_id = _entry_of(sidejob, entry_id)
-    if not sidejob.dead.delete(entry_id):
-        raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
-    _said(output, as_json, "deleted", 1)
+def delete(sidejob: Any, output: Output, given: Sequence[int | str], as_json: bool) -> None:
+    """Remove entries for good, a job with everything below it."""
+
+    def remove(entry_id: int | str) -> None:
+        if not sidejob.dead.delete(entry_id):
+            raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
+
+    _each(sidejob, output, given, remove, as_json, "deleted")
 
 
 @dead.command()
@@ -162,6 +165,24 @@ def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
     for name in ("retries", "losses", "history"):  # what there was none of; a job's losses are in its error
         shown[name] = shown[name] or None
     output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
+
+
+def _each(
+    sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], as_json: bool, what: str
+) -> None:
+    """Do something with each entry that was named, all of which have to be there, and say with how many it was done."""
+    entries = [sidejob.dead.get(_entry_of(sidejob, one)).id for one in given]
+    done, failures = 0, []
+    for entry_id in dict.fromkeys(entries):
+        try:
+            act(entry_id)
+            done += 1
+        except (Failed, SideJobError) as error:
+            failures.append(str(error))
+    if done or not failures:
+        _said(output, as_json, what, done)
+    if failures:
+        raise Failed(" ".join(failures))
 
 
 def _entry_of(sidejob: Any, given: int | str) -> int | str:

@@ -109,7 +109,7 @@ class Heart:
         except Exception:  # those of the others must not wait for it
             logger.exception("What %s had could not be recovered", consumer)
             return 0
-        logger.info("Recovered %d messages of %s, which is dead", count, consumer)
+        logger.warning("Recovered %d messages of %s, which is dead", count, consumer)
         return count
 
     def _beat_if_due(self) -> None:

@@ -119,6 +119,25 @@ def test_entries_are_retried(stage: Stage, failed: Job, command: Command) -> Non
     assert (said.lines, said.err) == (["0 entries retried."], "Nothing matches: the dead set is empty.\n")
 
 
+def test_several_entries_are_named(stage: Stage, failed: Job, command: Command) -> None:
+    (job, first, *_) = stage.sidejob.dead
+    assert "no entry of the task id 't9'" in command("retry", first.id, "t9", code=1).err
+    assert len(stage.sidejob.dead) == 4, "nothing is changed unless all are there"
+
+    assert command("retry", first.id, "t2").lines == ["2 entries retried."]
+    stage.sql(
+        "INSERT INTO dead (task_id, task, queue, reason, error, payload, body)"
+        " SELECT task_id, task, queue, reason, error, payload, body FROM dead WHERE task_id = 't3'"
+    )
+    stage.sql("UPDATE dead SET task_id = 't1' WHERE id = (SELECT max(id) FROM dead)")
+    said = command("retry", "t1", "t3", "t3", code=1)
+    assert said.lines == ["1 entry retried."]
+    assert "a task t1 waits or runs already" in said.err
+
+    assert command("delete", job.id, "t1", "--json").document == {"deleted": 2}
+    assert len(stage.sidejob.dead) == 0
+
+
 def test_where_nothing_matches_is_said_what_there_is(failed: Job, command: Command) -> None:
     said = command("retry", "--task", "mial")
     assert said.lines == ["0 entries retried."]
