@@ -19,7 +19,7 @@ from .job import Job
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
 from .model.status import Status
-from .operations import durable as operations
+from .operations import burials
 from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
 from .store import dead
@@ -140,7 +140,7 @@ class DeadSet:
         if entry.job_id is None:
             store, number = self._place_of(entry_id)
             if not self._revive(store, [number]):
-                raise operations.not_revived(entry_id, entry.task_id)
+                raise burials.not_revived(entry_id, entry.task_id)
             return self._runtime.tasks.result(str(entry.task_id))
         return self._force(entry.job_id)
 
@@ -263,7 +263,7 @@ class DeadSet:
     def _revive(self, store: Runtime, numbers: Sequence[int]) -> int:
         """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""
         with store.connections.answering(within_s=self._stores.look_s(store)):
-            return operations.revive(store, numbers)
+            return burials.revive(store, numbers)
 
     def _force(self, job_id: int) -> Job:
         job = Job(job_id, runtime=self._runtime)
@@ -278,7 +278,7 @@ class DeadSet:
     def _entry(self, store: Runtime, row: Any) -> DeadEntry:
         hide = self._runtime.settings.redacted
         return DeadEntry(
-            id=operations.entry_id_of(store, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
+            id=burials.entry_id_of(store, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
             queue=row.queue, reason=row.reason, error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
             retries=row.retries, store=self._stores.label_of(store),

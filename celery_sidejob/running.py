@@ -13,7 +13,7 @@ from .model.changes import RememberInputs
 from .model.errors import IllegalMoveError, InvalidValueError, LeaseLostError
 from .model.port import NO_DATA
 from .open_unit import ACTIVE, OpenUnit, active
-from .operations import durable
+from .operations import durable_runs
 from .operations.creation import when
 from .port import Port
 from .scopes import port_options
@@ -222,7 +222,7 @@ def heartbeat(strict: bool = False) -> bool:
     unit = active()
     try:
         if unit is None:
-            durable.check_hold()
+            durable_runs.check_hold()
         elif unit.job is not None:
             unit.job.heartbeat()
     except LeaseLostError:
@@ -240,4 +240,4 @@ def stopping() -> bool:
     unit = active()
     if unit is not None:
         return unit.stopping()
-    return durable.is_to_stop()
+    return durable_runs.is_to_stop()

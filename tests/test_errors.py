@@ -21,7 +21,7 @@ from celery_sidejob.hooks import durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.settings import read_settings
-from celery_sidejob.operations import durable as operations
+from celery_sidejob.operations import durable_ends, durable_runs
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -313,8 +313,8 @@ def no_store(scene: Scene) -> None:
 
 def lost_on_the_way(scene: Scene) -> None:
     """A run goes on whose row is gone."""
-    run = operations.Run(("gone", 1), "durable", 1, scene.stage.runtime)
-    operations.go_on(scene.stage.runtime, run, Message("gone", "durable", "q", "{}", b"[]"))
+    run = durable_runs.Run(("gone", 1), "durable", 1, scene.stage.runtime)
+    durable_ends.go_on(scene.stage.runtime, run, Message("gone", "durable", "q", "{}", b"[]"))
 
 
 ELSEWHERE: dict[str, Case] = {

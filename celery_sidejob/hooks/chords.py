@@ -27,8 +27,8 @@ from celery.backends.redis import RedisBackend
 
 from ..model.durable import Message
 from ..model.errors import StoreUnavailableError
-from ..operations import durable as operations
-from ..operations.durable import ClaimedElsewhereError, Run
+from ..operations import keeping
+from ..operations.durable_runs import ClaimedElsewhereError, Run
 from ..operations.runtime import Runtime
 from .keeping import keeping_together, present_run
 
@@ -46,7 +46,7 @@ DONE = (b"done", "done")
 
 @dataclass(eq=False, slots=True)
 class ChordClaim:
-    """The claim to the body of one chord; see `operations.durable.Claim`."""
+    """The claim to the body of one chord; see `operations.durable_runs.Claim`."""
 
     runtime: Runtime
     backend: RedisBackend
@@ -137,7 +137,7 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     with keeping_together() as together, _being_counted(runtime, request, together.messages) as counting:
         backend.on_chord_part_return(request, states.SUCCESS, value)
     if together.messages:
-        operations.keep_many(runtime, together.messages)
+        keeping.keep_many(runtime, together.messages)
     if counting.claim is not None:
         counting.claim.settle()
     return _is_settled(runtime, backend, request)
@@ -232,7 +232,7 @@ def _body_is_known(runtime: Runtime, backend: RedisBackend, request: Context) ->
         return False
     silent: StoreUnavailableError | None = None
     try:
-        if operations.is_kept_somewhere(runtime, task_id):
+        if keeping.is_kept_somewhere(runtime, task_id):
             return True
     except StoreUnavailableError as error:
         silent = error

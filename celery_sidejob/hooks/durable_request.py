@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
 from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, is_first, key_of
-from ..operations import durable as operations
+from ..operations import durable_locks
 from ..services.runs_here import ENDED
 from . import durable_task
 from .delivered import Delivered
@@ -188,7 +188,7 @@ class DurableRequest(Delivered):
 
     def _begin_not(self) -> None:
         ahead = self._request_dict.get(AHEAD)
-        if ahead is not None and not operations.begin_not(self._app.sidejob.runtime, self._key, ahead):
+        if ahead is not None and not durable_locks.begin_not(self._app.sidejob.runtime, self._key, ahead):
             self._not_begun(is_copy=False, sent_back=not self.acknowledged)
 
     def _over(self) -> None:

@@ -24,8 +24,9 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
-from ..operations import durable, late_locks, revocation
-from ..operations.durable import Ahead, Run
+from ..operations import burials, durable_ends, durable_locks, late_locks, revocation
+from ..operations.durable_locks import Ahead
+from ..operations.durable_runs import Run, in_body
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording, without_row
@@ -121,7 +122,7 @@ class DurableTask(Task):
             return super().__call__(*args, **kwargs)
         run.in_body = True
         try:
-            with durable.in_body(run.runtime, run):
+            with in_body(run.runtime, run):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
             if own_process.is_left(self.app, run.key, error, place=run.runtime.place):
@@ -130,7 +131,7 @@ class DurableTask(Task):
         run.body_is_over = True
         if run.late is not None and (self.request.callbacks or self.request.chain or self.request.chord):
             with suppress(StoreUnavailableError):  # the end of the run asks again
-                durable.has_lock(run.runtime, run)  # before Celery sends what follows
+                durable_locks.has_lock(run.runtime, run)  # before Celery sends what follows
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +229,7 @@ def begin_ahead(task: DurableTask, key: Key, address: Address, worker_id: int) -
     if own_process.is_revoked(task.app, key[0]):
         return None
     runtime = _runtime(task)
-    return durable.begin_ahead(runtime, key, address, worker_id=worker_id, **_policy(task, runtime))
+    return durable_locks.begin_ahead(runtime, key, address, worker_id=worker_id, **_policy(task, runtime))
 
 
 def _policy(task: DurableTask, runtime: Runtime) -> dict[str, Any]:
@@ -259,7 +260,7 @@ def _begin(task: DurableTask, request: Context) -> None:
     if LATE in request.__dict__ and key is not None and len(places) == 1:
         store, worker_id = places[0]
         run = Run(key, task.name, worker_id, store)
-        if durable.begin_late(store, run, max_losses=policy["max_losses"]):
+        if durable_locks.begin_late(store, run, max_losses=policy["max_losses"]):
             _is_begun(task, request, run)
             return
     failure: StoreUnavailableError | None = None
@@ -268,10 +269,10 @@ def _begin(task: DurableTask, request: Context) -> None:
         began = time.monotonic()
         try:
             if adopted is not None:
-                begun = durable.adopt(store, run, cast("Message", adopted), **policy)
+                begun = durable_locks.adopt(store, run, cast("Message", adopted), **policy)
             else:
                 ahead = request.__dict__.get(AHEAD)
-                begun = durable.begin(store, run, address, is_here=request.id in RUNS, ahead=ahead, **policy)
+                begun = durable_locks.begin(store, run, address, is_here=request.id in RUNS, ahead=ahead, **policy)
         except StoreUnavailableError as error:
             runtime.stores.failed(store, error, after_s=time.monotonic() - began)
             failure = error
@@ -319,7 +320,7 @@ def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tup
     try:
         buried = not own_process.is_ended(task.app, key) and any(
             revocation.revoke(store, [key[0]]) is None
-            and durable.fail(store, key, by="worker", worker_id=worker_id, reason="revoked", error=error)
+            and burials.fail(store, key, by="worker", worker_id=worker_id, reason="revoked", error=error)
             for store, worker_id in places
         )
     except StoreUnavailableError as unavailable:
@@ -353,8 +354,8 @@ def _lose(run: Run, error: BaseException) -> NoReturn:
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
-        if durable.has_lock(run.runtime, run):
-            durable.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+        if durable_locks.has_lock(run.runtime, run):
+            durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
     raise Ignore(f"task {run.key[0]}: its body left") from None
 
 
@@ -418,18 +419,18 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
         if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
-            durable.end_late(runtime, run)
+            durable_ends.end_late(runtime, run)
             return
         if state == states.SUCCESS:
             chords.wait_for_body(run, task.backend, request, retval)
-        durable.end(runtime, run)
+        durable_ends.end(runtime, run)
         return
-    durable.have_lock(runtime, run)
+    durable_locks.have_lock(runtime, run)
     if state == states.REJECTED and getattr(retval, "requeue", False):
-        durable.put_back(runtime, run)
+        durable_locks.put_back(runtime, run)
     else:
         error = retval if isinstance(retval, BaseException) else None
-        durable.fail(
+        burials.fail(
             runtime, run.key, by="run", worker_id=run.worker_id, reason="failed", retries=request.retries or 0,
             error=_shown(error, state), traceback=run.traceback or _trace(error), patient=True,
         )  # fmt: skip
@@ -467,12 +468,12 @@ def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:
     try:
         for store in stores if address.store is None else [stores.named(address.store)]:
             if state == states.FAILURE:
-                durable.fail(
+                burials.fail(
                     store, key, by="sweeper", worker_id=None, reason="failed", retries=request.retries or 0,
                     error=_shown(retval, states.FAILURE), traceback=_trace(retval),
                 )  # fmt: skip
             else:
-                durable.forget(store, key)
+                burials.forget(store, key)
     except (StoreUnavailableError, SettingsError) as error:
         logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
 

@@ -28,8 +28,8 @@ from kombu.utils.imports import symbol_by_name
 
 from ..model.durable import ADOPTED, CALL, DEATHS, HEADER, REPUBLISHED, WAITS, WORKER, Message
 from ..model.errors import InvalidValueError, SettingsError, StoreUnavailableError
-from ..operations import durable
-from ..operations.durable import Run
+from ..operations import durable_ends, keeping
+from ..operations.durable_runs import Run
 from ..operations.runtime import Runtime
 from . import wanted_results
 from .call_options import check_call
@@ -198,7 +198,7 @@ class KeepingProducer:
             return None
         run = present_run(self._app)
         if transaction is not None:
-            durable.lend(self._runtime, self._message(body, deaths, **options), transaction)
+            keeping.lend(self._runtime, self._message(body, deaths, **options), transaction)
         elif run is not None and (run.body_is_over or (run.key[0] == headers.get("id") and not run.moved)):
             self._keep_of(run, self._message(body, deaths, **options))
         else:
@@ -208,16 +208,16 @@ class KeepingProducer:
     def _keep_of(self, run: Run, message: Message) -> None:
         """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
         if run.key[0] == message.task_id and not run.moved:
-            durable.go_on(run.runtime, run, message)
+            durable_ends.go_on(run.runtime, run, message)
         elif _in_callbacks is not None and _in_callbacks.get():
             run.follows.append(message)  # the end of the run keeps it
         else:
-            durable.keep_again(run.runtime, message)
+            keeping.keep_again(run.runtime, message)
 
     def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
         message = self._message(body, deaths, self._new_call(options["headers"]), **options)
         try:
-            durable.keep(self._runtime, message)
+            keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
             if self._runtime.settings.on_store_down != "publish":
                 raise

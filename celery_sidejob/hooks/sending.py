@@ -17,7 +17,7 @@ from celery.canvas import _chain as chain
 from kombu.exceptions import EncodeError
 
 from ..model.errors import InvalidValueError, StoreUnavailableError
-from ..operations import durable as operations
+from ..operations import keeping
 from .durable import is_durable
 from .keeping import Together, keeping_together, present_run
 
@@ -64,14 +64,14 @@ def _collected(place: int, signature: Signature, producer: Any) -> Any:
 def _keep(app: Celery, together: Together, transaction: Any) -> None:
     runtime = app.sidejob.runtime
     if transaction is not None:
-        operations.lend_many(runtime, together.messages, transaction)
+        keeping.lend_many(runtime, together.messages, transaction)
         return
     run = present_run(app)
     try:
         if run is not None and run.body_is_over:
-            operations.keep_many(run.runtime, together.messages, of_run=True)
+            keeping.keep_many(run.runtime, together.messages, of_run=True)
         else:
-            operations.keep_many(runtime, together.messages)
+            keeping.keep_many(runtime, together.messages)
     except StoreUnavailableError as error:
         if runtime.settings.on_store_down != "publish":
             raise

@@ -15,7 +15,7 @@ from celery.app.task import Context
 from ..model.durable import is_first
 from ..model.errors import StoreUnavailableError
 from ..operations.runtime import Runtime
-from ..store import durable
+from ..store import durable_messages
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -35,7 +35,8 @@ def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
     try:
         for store in stores:
             wait_s = store.stores.wait_s
-            if store.connections.read(lambda executor: durable.read(executor, request.id), within_s=wait_s) is not None:
+            row = store.connections.read(lambda executor: durable_messages.read(executor, request.id), within_s=wait_s)
+            if row is not None:
                 return  # it runs, or waits as a retry
     except StoreUnavailableError:
         return

@@ -109,6 +109,10 @@ class Address:
         return cls(header.get("s"), header.get("c"), tuple(header.get("t") or ()), bool(header.get("u")))
 
 
+NOWHERE = Address()
+"""Of a message that can have no copy, as far as is known."""
+
+
 def headers_of(publication: str) -> Mapping[str, Any]:
     """Return the headers of a kept message, to be shown; none of one that this version cannot read."""
     try:

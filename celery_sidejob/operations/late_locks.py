@@ -25,14 +25,14 @@ from ..model import native
 from ..model.durable import Key
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.protocols import Observer
-from ..store import durable, put_off
+from ..store import durable_locks, put_off
 from ..store.connection import OutcomeUnknown, OwnExecutor
-from ..store.durable import Late
+from ..store.durable_locks import Late
 from ..store.statement import Executor
 from .runtime import Aftermath, Runtime
 
 if TYPE_CHECKING:
-    from .durable import Run
+    from .durable_runs import Run
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -226,7 +226,7 @@ class LateLocks:
     def _write_locks(self, running: Sequence[LateLock]) -> None:
         for of_worker in _by_worker(running):
             worker_id = of_worker[0].run.worker_id
-            lock = partial(durable.lock_late, worker_id=worker_id, pid=os.getpid())
+            lock = partial(durable_locks.lock_late, worker_id=worker_id, pid=os.getpid())
             held = self._transact("durable-late-lock", lock, of_worker)
             with self._lock:
                 for late in of_worker:
@@ -235,7 +235,7 @@ class LateLocks:
     def _write_ends(self, ended: Sequence[LateLock]) -> None:
         for of_worker in _by_worker(ended):
             worker_id = of_worker[0].run.worker_id
-            remove = partial(durable.remove_late, worker_id=worker_id, pid=os.getpid())
+            remove = partial(durable_locks.remove_late, worker_id=worker_id, pid=os.getpid())
             try:
                 gone = self._transact("durable-late-end", remove, of_worker)
                 for late in of_worker:
@@ -251,7 +251,7 @@ class LateLocks:
         """Take out of the dead set what was revoked or expired before its run had a lock, and has ended well."""
         if not left:
             return
-        taken = self._transact("durable-late-end", durable.take_back_late, left)
+        taken = self._transact("durable-late-end", durable_locks.take_back_late, left)
         for late in left:
             late.then = OVER
             task_id, task = late.run.key[0], late.run.task

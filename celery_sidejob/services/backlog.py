@@ -13,7 +13,7 @@ from typing import Any
 
 from ..model.sight import Look, Sight, Sought
 from ..operations.runtime import Runtime
-from ..store import durable, messages
+from ..store import durable_looks, messages
 from ..store.messages import OVERTAKEN_S
 from ..store.statement import Executor
 
@@ -93,7 +93,7 @@ class Backlog:
         The earliest of several: one whose publication was marked late, or that was published twice, says too much.
         """
         if queue not in self._borders:
-            known = durable.published_at(self._runtime.connections, last)
+            known = durable_looks.published_at(self._runtime.connections, last)
             latest = [known[task_id] for task_id in last if task_id in known][-BORDER:]
             self._borders[queue] = min(latest) - timedelta(seconds=OVERTAKEN_S) if latest else None
         return self._borders[queue]
@@ -102,6 +102,6 @@ class Backlog:
         if task_ids:
 
             def work(executor: Executor) -> None:
-                durable.pass_over(executor, task_ids, longest_s=longest_s, are_there=are_there)
+                durable_looks.pass_over(executor, task_ids, longest_s=longest_s, are_there=are_there)
 
             self._runtime.connections.transact("pass-over", work, single=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..store import durable
+from ..store import durable_messages
 from ..store.connection import Connections
 
 
@@ -16,5 +16,5 @@ class DurableSchema:
     def fits(self) -> bool:
         """Tell whether it has what durable tasks need."""
         if not self._fits:
-            self._fits = durable.fits(self._connections)
+            self._fits = durable_messages.fits(self._connections)
         return self._fits

@@ -19,7 +19,7 @@ from ..model import native
 from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
-from ..store import claims, durable, messages, revocation, workers
+from ..store import claims, durable_looks, messages, revocation, workers
 from ..store.connection import OwnExecutor
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
@@ -195,7 +195,7 @@ class Heartbeat:
             # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
             messages.hasten(self._beating(), job_id, run_no)
         if tasks:
-            durable.hasten(self._beating(), tasks)
+            durable_looks.hasten(self._beating(), tasks)
 
     def _beating(self) -> OwnExecutor:
         """Return this worker's own connection: all that its thread does in the store goes over it."""

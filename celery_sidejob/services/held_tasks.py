@@ -8,11 +8,11 @@ from itertools import islice
 from typing import Any
 
 from ..model.crash_points import reach
-from ..model.durable import Address, Key
-from ..operations import durable as operations
-from ..operations import revocation
+from ..model.durable import NOWHERE, Address, Key
+from ..operations import burials, durable_locks, revocation
 from ..operations.runtime import Runtime
-from ..store import durable
+from ..store import durable_looks
+from ..store.durable_locks import held_by
 from ..store.statement import Executor
 from .durable_schema import DurableSchema
 from .runs_here import ENDED, GRACE_S, RELEASED, RunsHere
@@ -48,10 +48,10 @@ class HeldTasks:
 
     def fail(
         self, key: Key, *, reason: str, error: str, traceback: str | None = None, retries: int = 0,
-        address: Address = operations.NOWHERE,
+        address: Address = NOWHERE,
     ) -> None:  # fmt: skip
         """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
-        operations.fail(
+        burials.fail(
             self._runtime, key, by="worker", worker_id=self._worker_id(), reason=reason, error=error,
             traceback=traceback, retries=retries, address=address,
         )  # fmt: skip
@@ -95,12 +95,12 @@ class HeldTasks:
         self._missed.update(self.runs.missed())
         if self._missed and self._schema.fits():
             page = list(islice(self._missed, PAGE))
-            durable.hasten(self._runtime.connections, page)
+            durable_looks.hasten(self._runtime.connections, page)
             self._missed.difference_update(page)
 
     def _send_unlocked_again(self, keys: Sequence[Key]) -> None:
         if keys:
-            durable.send_again(self._runtime.connections, keys)
+            durable_looks.send_again(self._runtime.connections, keys)
 
     def _take(self, rows: Iterable[Any]) -> int:
         plans = ((row, self.runs.plan_of((row.task_id, row.generation))) for row in rows)
@@ -113,7 +113,7 @@ class HeldTasks:
             begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
             fates.setdefault((loss and begun, begun), []).append(row.task_id)
         return sum(
-            operations.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=loss, begun=begun)
+            durable_locks.give_back(self._runtime, ids, worker_id=self._worker_id(), loss=loss, begun=begun)
             for (loss, begun), ids in fates.items()
         )
 
@@ -127,10 +127,10 @@ class HeldTasks:
         return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
 
     def _still_wait(self, executor: Executor, waiting: Iterable[Key], *, wait_s: float) -> int:
-        return durable.still_wait(executor, waiting, wait_s=wait_s) if self._schema.fits() else 0
+        return durable_looks.still_wait(executor, waiting, wait_s=wait_s) if self._schema.fits() else 0
 
     def _held(self, older_than_s: float = 0) -> Sequence[Any]:
-        return durable.held_by(self._runtime.connections, self._worker_id(), older_than_s=older_than_s)
+        return held_by(self._runtime.connections, self._worker_id(), older_than_s=older_than_s)
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._reconciled_at > self._runtime.settings.lease

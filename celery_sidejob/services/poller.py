@@ -16,10 +16,9 @@ from typing import Any, Protocol
 from ..model.buried import Buried, Place
 from ..model.crash_points import reach
 from ..model.durable import Address, Message
-from ..operations import copies
-from ..operations import durable as operations
+from ..operations import burials, copies, durable_locks, publishing
 from ..operations.runtime import Runtime
-from ..store import durable
+from ..store import durable_looks
 from ..store.statement import Executor
 from .backlog import Backlog
 from .durable_schema import DurableSchema
@@ -81,7 +80,7 @@ class Poller:
         self._emptied |= report.broker_emptied  # the broker tells only once
         if not self._schema.fits():
             return
-        report.tasks_taken += operations.take_from_the_dead(self._runtime, BODIES)
+        report.tasks_taken += durable_locks.take_from_the_dead(self._runtime, BODIES)
         if not self._runtime.publisher.ready:
             return
         if self._emptied:
@@ -99,7 +98,7 @@ class Poller:
                 return
 
             def look(executor: Executor, after: str = after) -> str | None:
-                return durable.look_now(executor, after=after, limit=PAGE)
+                return durable_looks.look_now(executor, after=after, limit=PAGE)
 
             after = self._runtime.connections.transact("look-now", look, single=True)
         self._emptied = False
@@ -125,14 +124,14 @@ class Poller:
         stores = self._runtime.stores
         if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime))):
             return False
-        return operations.poison(self._runtime, buried.key)
+        return burials.poison(self._runtime, buried.key)
 
     def _look_at_a_page(self, report: Report) -> bool:
         """Judge a page of rows that are due; False if there is no further one to be looked at now."""
         connections = self._runtime.connections
-        found = durable.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
+        found = durable_looks.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
         if found and self._backlog.pass_over_counted():
-            found = durable.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
+            found = durable_looks.candidates(connections, per_queue=PER_QUEUE, limit=PAGE)
         if not found:
             return False
         due = self._backlog.without_what_waits(found)
@@ -145,24 +144,24 @@ class Poller:
         connections = self._runtime.connections
 
         def reserve(executor: Executor) -> Sequence[Any]:
-            return durable.reserve(executor, task_ids, strike_s=self._runtime.settings.lost_after)
+            return durable_looks.reserve(executor, task_ids, strike_s=self._runtime.settings.lost_after)
 
         rows = connections.transact("reserve", reserve, single=True)
         doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._apart(lambda: self._bury(doomed, report)):
-            durable.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
+            durable_looks.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
     def _publish(self, rows: Sequence[Any], report: Report) -> bool:
         messages = copies.of_rows(self._runtime, rows)
         report.missing += sum(row.missing for row in rows)
         reach("sweep:before-publish")
-        sent = operations.dispatch(self._runtime, messages)
+        sent = publishing.dispatch(self._runtime, messages)
         report.published += sent
         report.unpublished += len(messages) - sent
         if self._runtime.publisher.ready:
             return True  # what was passed over waits for the end of its reservation
-        durable.look_again(self._runtime.connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
+        durable_looks.look_again(self._runtime.connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
         return False
 
     def _bury(self, rows: Sequence[Any], report: Report) -> None:
@@ -189,14 +188,14 @@ class Poller:
         verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.place)
         reach("doom:told")
         if verdict == "bury":
-            buried = operations.fail(
+            buried = burials.fail(
                 self._runtime, key, by="sweeper", worker_id=None, reason=row.fate, error=error, address=address
             )
             if buried and row.fate == "revoked":
                 self._runtime.results.announce_revoked(message)
             return buried
         if verdict == "remove":
-            operations.forget(self._runtime, key)
+            burials.forget(self._runtime, key)
         return False
 
 

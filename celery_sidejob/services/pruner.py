@@ -8,7 +8,7 @@ from typing import Any
 from ..model.status import Status
 from ..operations.deletion import delete_finished
 from ..operations.runtime import Runtime
-from ..store import dead, durable, jobs, twins
+from ..store import burials, dead, durable_messages, jobs, twins
 from ..store.statement import Executor
 
 PRUNE_S = 60.0
@@ -58,11 +58,11 @@ class Pruner:
     def _prune_dead_tasks(self, age_s: float) -> int:
         """Remove entries of ordinary tasks, which have nothing but that; a page of the dead set at a time."""
         connections = self._runtime.connections
-        if not durable.fits(connections):
+        if not durable_messages.fits(connections):
             return 0
 
         def forget(executor: Executor) -> Any:
-            return durable.forget_entries(executor, after=self._entries_after, age_s=age_s, limit=PAGE)
+            return burials.forget_entries(executor, after=self._entries_after, age_s=age_s, limit=PAGE)
 
         page = connections.transact("prune", forget, single=True)
         self._entries_after = page.last or 0

@@ -19,7 +19,7 @@ RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
 # A page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit to.
-# A row is looked up for each key; `durable._MARK` says why.
+# A row is looked up for each key; `durable_messages._MARK` says why.
 _MARK = Statement("""
 WITH free AS MATERIALIZED (
   SELECT found.task_id FROM unnest(%(job_ids)s::bigint[], %(for_runs)s::bigint[]) AS r(job_id, for_run)

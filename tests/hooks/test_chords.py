@@ -16,7 +16,7 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.chords import ChordClaim
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import stores
-from celery_sidejob.operations.durable import ClaimedElsewhereError
+from celery_sidejob.operations.durable_runs import ClaimedElsewhereError
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
 

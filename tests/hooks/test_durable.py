@@ -30,8 +30,8 @@ from celery_sidejob import (
 from celery_sidejob.hooks import durable_task
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
-from celery_sidejob.operations import durable as operations
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations import burials
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm, lost
 from tests.tools.waiting import wait_until
@@ -637,7 +637,7 @@ def test_a_burial_is_told_once_with_its_entry(app: Celery, at: Arm, answer: str)
     task_buried.connect(note)
     try:
         for _ in range(2):
-            operations.fail(runtime, (result.id, 1), by="worker", worker_id=0, reason="failed", error="ValueError: no")
+            burials.fail(runtime, (result.id, 1), by="worker", worker_id=0, reason="failed", error="ValueError: no")
     finally:
         task_buried.disconnect(note)
 
@@ -653,7 +653,7 @@ def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str
     )  # fmt: skip
     SideJob(made)
     made.send_task("shop.mail", ("secret",), task_id="one")
-    operations.fail(
+    burials.fail(
         made.sidejob.runtime, ("one", 1), by="worker", worker_id=0, reason="failed", error="ValueError: secret",
         traceback="in secret",
     )  # fmt: skip

@@ -17,7 +17,8 @@ from kombu.exceptions import OperationalError
 
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.consumer_step import DisconnectionStep
-from celery_sidejob.operations import durable
+from celery_sidejob.model.durable import Message
+from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.services.test_poller import Post, post
@@ -141,11 +142,11 @@ def test_what_runs_goes_on_and_does_not_begin_again(post: Post) -> None:
 
     post.poll()
     assert dead(post) == []  # each is its run's
-    durable.end(post.runtime, runs["ends"])
-    durable.put_back(post.runtime, runs["put back"])
-    message = durable.Message("retried", "post.letter", "post", "{}", b"[]", eta=None)
-    durable.go_on(post.runtime, runs["retried"], message)
-    durable.give_back(post.runtime, ["lost"], worker_id=worker, loss=True)
+    durable_ends.end(post.runtime, runs["ends"])
+    durable_locks.put_back(post.runtime, runs["put back"])
+    message = Message("retried", "post.letter", "post", "{}", b"[]", eta=None)
+    durable_ends.go_on(post.runtime, runs["retried"], message)
+    durable_locks.give_back(post.runtime, ["lost"], worker_id=worker, loss=True)
     assert [post.begin(task_id, worker, generation=number) for task_id, number in
             (("put back", 1), ("retried", 2), ("lost", 1))] == [None, None, None]  # fmt: skip
     assert {row.task_id: (row.doom, row.due) for row in post.sql(

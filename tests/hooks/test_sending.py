@@ -17,7 +17,7 @@ from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
 from celery_sidejob.hooks import publishing
-from celery_sidejob.operations import durable as operations
+from celery_sidejob.operations import keeping
 from celery_sidejob.store.statement import Statement
 from tests.tools.waiting import wait_until
 
@@ -155,7 +155,7 @@ def test_bad_input_changes_nothing(app: Celery, mail: Any, problem: str) -> None
 
 
 def test_many_pages_are_one_commit(app: Celery, mail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operations, "PAGE", 3)
+    monkeypatch.setattr(keeping, "PAGE", 3)
     monkeypatch.setattr(publishing, "TOGETHER", 2)
     results = app.sidejob.send_many(mail.s(number) for number in range(10))
     assert ids(app) == [result.id for result in results]

@@ -13,8 +13,8 @@ from celery import Celery
 
 from celery_sidejob import SideJob
 from celery_sidejob.model.durable import Address
-from celery_sidejob.operations import durable
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations import durable_locks
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.crash_points import Arm, lost
 from tests.tools.pgbouncer import direct
@@ -35,13 +35,15 @@ class Shop:
         self.worker_id = workers.register(self.runtime.connections, f"test:{os.urandom(6).hex()}")
         self.run = Run(("one", 1), "ahead.one", self.worker_id, self.runtime)
 
-    def ahead(self, **address: Any) -> durable.Ahead | None:
+    def ahead(self, **address: Any) -> durable_locks.Ahead | None:
         """Send the lock."""
-        return durable.begin_ahead(self.runtime, ("one", 1), Address(**address), worker_id=self.worker_id, **POLICY)
+        return durable_locks.begin_ahead(
+            self.runtime, ("one", 1), Address(**address), worker_id=self.worker_id, **POLICY
+        )
 
-    def begin(self, ahead: durable.Ahead | None) -> bool:
+    def begin(self, ahead: durable_locks.Ahead | None) -> bool:
         """Begin the run."""
-        return durable.begin(self.runtime, self.run, is_here=False, ahead=ahead, **POLICY)
+        return durable_locks.begin(self.runtime, self.run, is_here=False, ahead=ahead, **POLICY)
 
     def holder(self) -> int | None:
         """Who holds the row."""
@@ -65,7 +67,7 @@ def test_the_run_has_what_was_locked_ahead_of_it(shop: Shop, at: Arm, answer: st
     assert ahead is not None
 
     assert shop.begin(ahead)
-    durable.begin_not(shop.runtime, ("one", 1), ahead)
+    durable_locks.begin_not(shop.runtime, ("one", 1), ahead)
 
     assert shop.holder() == shop.worker_id, "the run has taken it"
     assert not shop.begin(shop.ahead()), "a copy"
@@ -75,7 +77,7 @@ def test_what_does_not_begin_after_all_is_given_back(shop: Shop) -> None:
     ahead = shop.ahead()
     assert ahead is not None
 
-    assert durable.begin_not(shop.runtime, ("one", 1), ahead)
+    assert durable_locks.begin_not(shop.runtime, ("one", 1), ahead)
 
     assert shop.holder() is None
     assert shop.begin(None)
@@ -87,7 +89,7 @@ def test_of_a_lock_that_may_stay_the_worker_is_told(shop: Shop, at: Arm) -> None
     ahead = shop.ahead()
     assert ahead is not None
 
-    assert not durable.begin_not(shop.runtime, ("one", 1), ahead)
+    assert not durable_locks.begin_not(shop.runtime, ("one", 1), ahead)
 
 
 def test_the_lock_of_a_copy_that_does_not_begin_frees_nothing(shop: Shop) -> None:
@@ -95,7 +97,7 @@ def test_the_lock_of_a_copy_that_does_not_begin_frees_nothing(shop: Shop) -> Non
     ahead = shop.ahead()
     assert ahead is not None
 
-    durable.begin_not(shop.runtime, ("one", 1), ahead)
+    durable_locks.begin_not(shop.runtime, ("one", 1), ahead)
 
     assert shop.holder() == shop.worker_id
 

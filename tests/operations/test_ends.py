@@ -13,8 +13,9 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import SideJob, StoreUnavailableError, embedded
-from celery_sidejob.operations import durable
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.model.durable import Message
+from celery_sidejob.operations import durable_ends, durable_locks
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.migrate import upgrade
 from tests.tools.waiting import wait_until
@@ -42,7 +43,7 @@ def begun(app: Celery, task_id: str) -> Run:
     app.send_task("ends.one", task_id=task_id)
     runtime = app.sidejob.runtime
     run = Run((task_id, 1), "ends.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
-    assert durable.begin(runtime, run, pid=os.getpid(), on_lost="dead", max_losses=3, is_here=False)
+    assert durable_locks.begin(runtime, run, pid=os.getpid(), on_lost="dead", max_losses=3, is_here=False)
     return run
 
 
@@ -56,15 +57,15 @@ def test_an_end_that_was_given_up_is_written_once_the_store_is_back(
     app: Celery, mortal: embedded.Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what follows it: a chord's body, which the backend takes for published, is known to this process alone."""
-    monkeypatch.setattr(durable, "_patiently", lambda runtime, once: once())
+    monkeypatch.setattr(durable_ends, "patiently", lambda runtime, once: once())
     runtime = app.sidejob.runtime
     runs = [begun(app, task_id) for task_id in ("one", "two")]
     app.send_task("ends.next", task_id="next")
-    runs[0].follows.append(durable.Message("follows", "ends.one", "celery", "{}", b"[]"))
+    runs[0].follows.append(Message("follows", "ends.one", "celery", "{}", b"[]"))
     mortal.kill()
     for run in runs:
         with pytest.raises(StoreUnavailableError):
-            durable.end(runtime, run)
+            durable_ends.end(runtime, run)
 
     mortal.start()
 
@@ -86,9 +87,9 @@ def test_a_retry_waits_for_a_store_that_is_away_for_a_moment(
         return transact(name, work, **options)
 
     monkeypatch.setattr(runtime.connections, "transact", count)
-    message = durable.Message("one", "ends.one", "celery", "{}", b"[]", generation=2)
+    message = Message("one", "ends.one", "celery", "{}", b"[]", generation=2)
     with ThreadPoolExecutor(1) as threads:
-        retried = threads.submit(durable.go_on, runtime, run, message)
+        retried = threads.submit(durable_ends.go_on, runtime, run, message)
         wait_until(lambda: tries.count("durable-move") >= 2, message="it to be tried again")
         mortal.start()
         retried.result(timeout=20)
@@ -103,9 +104,9 @@ def test_an_end_that_cannot_be_written_keeps_no_other_from_it(
     """A callback with a NUL in its task id, say, which no row can hold."""
     runs = [begun(app, task_id) for task_id in ("bad", "good")]
     for run, task_id in zip(runs, ("with\0nul", "follows"), strict=True):
-        run.follows.append(durable.Message(task_id, "ends.one", "celery", "{}", b"[]"))
+        run.follows.append(Message(task_id, "ends.one", "celery", "{}", b"[]"))
 
-    late = durable._late_ends(app.sidejob.runtime)
+    late = durable_ends._late_ends(app.sidejob.runtime)
     late.add(runs)
     late.write_now()
 

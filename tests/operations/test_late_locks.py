@@ -13,8 +13,8 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import LeaseLostError, SideJob
-from celery_sidejob.operations import durable, late_locks
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations import burials, durable_ends, durable_locks, late_locks
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.operations.late_locks import LateLocks
 from celery_sidejob.store import workers
 from tests.tools.pgbouncer import direct
@@ -43,7 +43,7 @@ class Shop:
     def begun(self, task_id: str = "one") -> Run:
         """A run that has begun, without a lock."""
         run = Run((task_id, 1), "late.one", self.worker_id, self.runtime)
-        assert durable.begin_late(self.runtime, run, max_losses=3)
+        assert durable_locks.begin_late(self.runtime, run, max_losses=3)
         return run
 
     def begun_long_ago(self, task_id: str = "one") -> Run:
@@ -56,7 +56,7 @@ class Shop:
     def copy(self, task_id: str = "one", worker_id: int | None = None) -> Run | None:
         """A run of a copy, which locks at once; None if it was refused."""
         run = Run((task_id, 1), "late.one", worker_id or self.worker(), self.runtime)
-        begun = durable.begin(self.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
+        begun = durable_locks.begin(self.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
         return run if begun else None
 
     def rows(self) -> dict[str, int | None]:
@@ -65,7 +65,7 @@ class Shop:
 
     def bury(self, task_id: str = "one") -> None:
         """Have a task revoked that no run has locked."""
-        assert durable.fail(
+        assert burials.fail(
             self.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="revoked", error="E: revoked"
         )
 
@@ -108,12 +108,12 @@ def test_what_runs_is_locked_and_what_has_ended_is_removed(shop: Shop) -> None:
     running, ended = shop.begun("one"), shop.begun("two")
     assert shop.rows() == {"one": None, "two": None}
 
-    durable.end_late(shop.runtime, ended)
+    durable_ends.end_late(shop.runtime, ended)
     shop.flush()
     assert shop.rows() == {"one": shop.worker_id}
     assert shop.copy() is None
 
-    durable.end_late(shop.runtime, running)
+    durable_ends.end_late(shop.runtime, running)
     shop.flush()
     assert shop.rows() == {}
 
@@ -128,16 +128,16 @@ def test_what_another_has_is_left_to_it(shop: Shop, caplog: pytest.LogCaptureFix
     before = shop.rows()
     assert None not in before.values()
 
-    durable.end_late(shop.runtime, runs["ends"])
-    durable.end_late(shop.runtime, runs["same worker"])
+    durable_ends.end_late(shop.runtime, runs["ends"])
+    durable_ends.end_late(shop.runtime, runs["same worker"])
     shop.flush()
 
     assert shop.rows() == before
     assert caplog.text.count("does not count") == 2
-    assert not durable.has_lock(shop.runtime, runs["goes on"])
+    assert not durable_locks.has_lock(shop.runtime, runs["goes on"])
     for run in copies.values():
         assert run is not None
-        durable.end(shop.runtime, run)
+        durable_ends.end(shop.runtime, run)
     assert shop.rows() == {}
 
 
@@ -148,18 +148,18 @@ def test_a_later_call_of_the_same_id_is_not_touched(shop: Shop, when: str) -> No
     run = shop.begun_long_ago()
     copy = shop.copy()
     assert copy is not None
-    durable.end(shop.runtime, copy)
+    durable_ends.end(shop.runtime, copy)
     shop.called()
 
     if when == "ended":
-        durable.end_late(shop.runtime, run)
+        durable_ends.end_late(shop.runtime, run)
     shop.flush()
 
     assert shop.rows() == {"one": None}
-    assert when == "ended" or not durable.has_lock(shop.runtime, run)
+    assert when == "ended" or not durable_locks.has_lock(shop.runtime, run)
     if when == "runs":
         with pytest.raises(Exception, match="was taken from this run"):
-            durable.end(shop.runtime, run)
+            durable_ends.end(shop.runtime, run)
         assert shop.rows() == {"one": None}
 
 
@@ -173,10 +173,10 @@ def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, 
         for task_id in ("ended", "runs"):
             shop.bury(task_id)
 
-    durable.end_late(shop.runtime, ended)
+    durable_ends.end_late(shop.runtime, ended)
     shop.flush()
-    assert not durable.has_lock(shop.runtime, runs), "its heartbeat says so"
-    durable.end_late(shop.runtime, runs)
+    assert not durable_locks.has_lock(shop.runtime, runs), "its heartbeat says so"
+    durable_ends.end_late(shop.runtime, runs)
     shop.flush()
 
     assert shop.rows() == {}
@@ -193,17 +193,17 @@ def test_another_call_of_the_same_id_stays_dead(shop: Shop, which: str, late: bo
     shop.called()
     run, copy = shop.begun_long_ago(), shop.copy()
     assert copy is not None
-    durable.end(shop.runtime, copy)
+    durable_ends.end(shop.runtime, copy)
     if which == "later":
         shop.called()
         shop.bury()
 
     if late:
-        durable.end_late(shop.runtime, run)
+        durable_ends.end_late(shop.runtime, run)
         shop.flush()
     else:
         with pytest.raises(LeaseLostError):
-            durable.end(shop.runtime, run)
+            durable_ends.end(shop.runtime, run)
 
     assert shop.dead() == ["one"]
 
@@ -216,10 +216,10 @@ def test_what_an_older_version_has_buried_is_taken_back_too(shop: Shop, late: bo
     shop.sql("UPDATE sidejob.dead SET payload = payload::jsonb - 'due_at'")
 
     if late:
-        durable.end_late(shop.runtime, run)
+        durable_ends.end_late(shop.runtime, run)
         shop.flush()
     else:
-        durable.end(shop.runtime, run)
+        durable_ends.end(shop.runtime, run)
 
     assert shop.dead() == []
 
@@ -231,7 +231,7 @@ def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
 
     shop.flush()
 
-    assert (shop.rows(), durable.has_lock(shop.runtime, run)) == ({"one": None}, False)
+    assert (shop.rows(), durable_locks.has_lock(shop.runtime, run)) == ({"one": None}, False)
 
 
 def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -240,21 +240,21 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: p
     for task_id in ("ends", "runs"):
         shop.called(task_id)
     good = {task_id: shop.begun(task_id) for task_id in ("ends", "runs")}
-    durable.end_late(shop.runtime, bad["bad\0"])
-    durable.end_late(shop.runtime, good["ends"])
+    durable_ends.end_late(shop.runtime, bad["bad\0"])
+    durable_ends.end_late(shop.runtime, good["ends"])
 
     shop.flush()
 
     assert shop.rows() == {"runs": shop.worker_id}
     assert {record.args for record in caplog.records} == {("bad\0",), ("worse\0",)}
-    assert [durable.has_lock(shop.runtime, run) for run in (good["runs"], bad["worse\0"])] == [True, False]
+    assert [durable_locks.has_lock(shop.runtime, run) for run in (good["runs"], bad["worse\0"])] == [True, False]
 
 
 def test_a_table_that_is_not_there_is_waited_for(shop: Shop) -> None:
     """Who flushes leaves, and has more to do than this."""
     shop.called("ends")
     shop.called("runs")
-    durable.end_late(shop.runtime, shop.begun("ends"))
+    durable_ends.end_late(shop.runtime, shop.begun("ends"))
     shop.begun("runs")
     with shop.without("messages"):
         shop.flush()
@@ -267,7 +267,7 @@ def test_a_table_that_is_not_there_is_waited_for(shop: Shop) -> None:
 def test_what_was_removed_is_not_looked_for_again(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     for task_id in ("removed", "buried"):
         shop.called(task_id)
-        durable.end_late(shop.runtime, shop.begun(task_id))
+        durable_ends.end_late(shop.runtime, shop.begun(task_id))
     shop.bury("buried")
     with shop.without("dead"):
         shop.flush()
@@ -283,7 +283,7 @@ def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> 
     shop.called()
     run = shop.begun()
     assert late_locks.is_here(shop.runtime, run.key)
-    durable.end_late(shop.runtime, run)
+    durable_ends.end_late(shop.runtime, run)
     assert late_locks.is_here(shop.runtime, run.key)
     shop.flush()
     assert not late_locks.is_here(shop.runtime, run.key)
@@ -299,7 +299,7 @@ def test_while_a_flush_is_not_answered_nothing_more_begins_without_a_lock(shop: 
         flush = threading.Thread(target=shop.flush)
         flush.start()
         wait_until(
-            lambda: not durable.begin_late(shop.runtime, run, max_losses=3) or _dropped(run), message="a refusal"
+            lambda: not durable_locks.begin_late(shop.runtime, run, max_losses=3) or _dropped(run), message="a refusal"
         )
     flush.join(20)
     assert shop.rows()["one"] == shop.worker_id
@@ -327,7 +327,7 @@ def test_one_thread_writes_and_ends_when_nothing_comes(
         if number == 2:
             monkeypatch.setattr(late_locks, "LINGER_S", 0.05)  # from its next rest on
         shop.called(str(number))
-        durable.end_late(shop.runtime, shop.begun(str(number)))
+        durable_ends.end_late(shop.runtime, shop.begun(str(number)))
         first = first or threads()
         assert len(first) == 1
         assert number == 2 or threads() == first

@@ -11,8 +11,8 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import SideJob
-from celery_sidejob.operations import durable
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations import durable_locks, publishing
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.pgbouncer import direct
 
@@ -20,7 +20,7 @@ from tests.tools.pgbouncer import direct
 @pytest.fixture
 def app(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Marks are written when the test says so."""
-    monkeypatch.setattr(durable, "MARK_S", 3600.0)
+    monkeypatch.setattr(publishing, "MARK_S", 3600.0)
     made = Celery("marks", broker=redis_url, set_as_current=False)
     made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["marks.*"])
     SideJob(made)
@@ -34,7 +34,7 @@ def begun(app: Celery) -> Run:
     app.send_task("marks.one", task_id="one")
     runtime = app.sidejob.runtime
     run = Run(("one", 1), "marks.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
-    assert durable.begin(runtime, run, pid=os.getpid(), on_lost="requeue", max_losses=3, is_here=False)
+    assert durable_locks.begin(runtime, run, pid=os.getpid(), on_lost="requeue", max_losses=3, is_here=False)
     return run
 
 
@@ -50,7 +50,7 @@ def row(app: Celery) -> tuple[Any, ...]:
 def test_what_was_given_back_meanwhile_is_not_hidden_by_it(app: Celery, loss: bool) -> None:
     """Neither what was lost nor what a worker that stops has given back."""
     run = begun(app)
-    assert durable.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=loss) == 1
+    assert durable_locks.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=loss) == 1
 
     run.runtime.connections.write_put_off()
 

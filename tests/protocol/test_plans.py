@@ -16,10 +16,13 @@ from celery_sidejob.store import (
     aliases,
     askings,
     asks,
+    burials,
     claims,
     counters,
     dead,
-    durable,
+    durable_locks,
+    durable_looks,
+    durable_messages,
     health,
     jobs,
     kept,
@@ -38,8 +41,8 @@ from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
 MODULES = (
-    aliases, askings, asks, claims, counters, dead, durable, jobs, kept, messages, packets, ports, revocation,
-    served_tasks, state, statistics, twins,
+    aliases, askings, asks, burials, claims, counters, dead, durable_locks, durable_looks, durable_messages, jobs, kept,
+    messages, packets, ports, revocation, served_tasks, state, statistics, twins,
 )  # fmt: skip
 
 READS_ALL = {
@@ -49,7 +52,7 @@ READS_ALL = {
     "jobs._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
-    "durable._LOOK_NOW": "pages through everything after a broker was emptied",
+    "durable_looks._LOOK_NOW": "pages through everything after a broker was emptied",
     "messages._DEPTH": "counts",
     "messages._LOOK_NOW": "pages through everything after a broker was emptied",
     "served_tasks._DUE": "reads what is due; see below",
@@ -237,12 +240,12 @@ def emptied_store(databases: Databases, database_template: str) -> Iterator[psyc
 IDS = {"task_ids": [f"m{n}" for n in range(1, KEYS + 1)], "generations": [1] * KEYS}
 OF_JOBS = {"job_ids": list(range(ROWS + 1, ROWS + KEYS + 1)), "for_runs": [1] * KEYS}
 IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
-    "mark": (durable._MARK, {**IDS, "again": False}),
-    "still wait": (durable._STILL_WAIT, {**IDS, "wait_s": 30.0}),
-    "give back": (durable._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
-    "pass over": (durable._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
+    "mark": (durable_messages._MARK, {**IDS, "again": False}),
+    "still wait": (durable_looks._STILL_WAIT, {**IDS, "wait_s": 30.0}),
+    "give back": (durable_locks._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
+    "pass over": (durable_looks._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
     "reserve": (
-        durable._RESERVE,
+        durable_looks._RESERVE,
         {"task_ids": IDS["task_ids"], "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
     ),
     "mark of jobs": (messages._MARK, OF_JOBS),
@@ -305,7 +308,7 @@ FILL_MESSAGES = """
 INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after)
 SELECT 'm' || n, 'task', 1, 'q', '', '{}', now(), '30 s' FROM generate_series(1, 20000) n"""
 RUN_OFTEN = {
-    "by libpq": (durable._MARK, {"task_ids": ["a"], "generations": [1], "again": False}),
+    "by libpq": (durable_messages._MARK, {"task_ids": ["a"], "generations": [1], "again": False}),
     "by a cursor": (messages._READ, {"job_ids": [1]}),
 }
 

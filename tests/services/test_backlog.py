@@ -16,7 +16,7 @@ from celery_sidejob.services import waiting_runs
 from celery_sidejob.services.poller import PER_QUEUE
 from celery_sidejob.services.runs_here import RunsHere
 from celery_sidejob.services.waiting_runs import WaitingRuns
-from celery_sidejob.store import durable
+from celery_sidejob.store import durable_looks
 from celery_sidejob.store.statement import Statement
 from tests.tools.waiting import wait_until
 
@@ -225,7 +225,7 @@ def test_a_worker_vouches_for_what_it_has_received_and_cannot_begin(
     runs.received(("moved", 2))
     before = shop.rows()
 
-    assert WaitingRuns(shop.sidejob.runtime, runs, durable.still_wait).vouch() == 2
+    assert WaitingRuns(shop.sidejob.runtime, runs, durable_looks.still_wait).vouch() == 2
 
     lease, after = shop.sidejob.settings.lease, shop.rows()
     assert [after[one].look_in_s for one in ("soon", "late")] == [pytest.approx(lease, abs=5)] * 2
@@ -233,7 +233,7 @@ def test_a_worker_vouches_for_what_it_has_received_and_cannot_begin(
     assert shop.missing() == set()
     for one in ("elsewhere", "moved", "unpublished"):
         assert after[one].look_in_s == pytest.approx(before[one].look_in_s, abs=2)
-    assert WaitingRuns(shop.sidejob.runtime, runs, durable.still_wait).vouch() == 0
+    assert WaitingRuns(shop.sidejob.runtime, runs, durable_looks.still_wait).vouch() == 0
 
 
 def test_nobody_vouches_for_what_waits_where_nothing_has_been_running(
@@ -245,7 +245,7 @@ def test_nobody_vouches_for_what_waits_where_nothing_has_been_running(
     runs: RunsHere[tuple[str, int]] = RunsHere()
     runs.received(("swallowed", 1))
     busy = [True]
-    waiting = WaitingRuns(shop.sidejob.runtime, runs, durable.still_wait, lambda: busy[0])
+    waiting = WaitingRuns(shop.sidejob.runtime, runs, durable_looks.still_wait, lambda: busy[0])
     assert waiting.vouch() == 1
 
     busy[0] = False

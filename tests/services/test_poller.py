@@ -15,8 +15,8 @@ from celery import Celery
 
 from celery_sidejob import LeaseLostError, SideJob, task_buried
 from celery_sidejob.model.durable import Message
-from celery_sidejob.operations import durable
-from celery_sidejob.operations.durable import Run
+from celery_sidejob.operations import burials, durable_ends, durable_locks, durable_runs
+from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.services import held_tasks, poller, runs_here
 from celery_sidejob.services.held_tasks import HeldTasks
 from celery_sidejob.services.poller import PER_QUEUE
@@ -106,7 +106,7 @@ class Post:
     def begin(self, task_id: str, worker_id: int, *, generation: int = 1, on_lost: str = "requeue") -> Run | None:
         """Begin the run of a message, as a worker does that was given it."""
         run = Run((task_id, generation), "post.letter", worker_id, self.runtime)
-        return run if durable.begin(self.runtime, run, on_lost=on_lost, is_here=False, **HELD) else None
+        return run if durable_locks.begin(self.runtime, run, on_lost=on_lost, is_here=False, **HELD) else None
 
     def declare_dead(self, worker_id: int) -> None:
         """Declare a worker dead, as the sweeper does when it was suspected and silent for long enough."""
@@ -156,7 +156,7 @@ def test_what_begins_is_missing_no_longer(post: Post) -> None:
     assert post.row("one").missing_at is None
     assert not post.poll(), "what runs is not looked for"
 
-    durable.put_back(post.runtime, run)
+    durable_locks.put_back(post.runtime, run)
     assert (post.poll().missing, post.row("one").missing_at is not None) == (0, True), "the first strike once more"
 
 
@@ -317,8 +317,8 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     first, second = post.worker(), post.worker()
     run = post.begin("one", first)
     assert run is not None
-    with durable.in_body(post.runtime, run):
-        durable.check_hold()
+    with durable_runs.in_body(post.runtime, run):
+        durable_runs.check_hold()
     post.declare_dead(first)
     post.poll()
     assert post.begin("one", first) is None, "it is dead"
@@ -326,20 +326,23 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     assert other is not None
     run.follows.append(Message("next", "post.letter", "post", "{}", b"[]"))
 
-    for act in (lambda: durable.end(post.runtime, run), lambda: durable.go_on(post.runtime, run, a_message("one"))):
+    for act in (
+        lambda: durable_ends.end(post.runtime, run),
+        lambda: durable_ends.go_on(post.runtime, run, a_message("one")),
+    ):
         with pytest.raises(LeaseLostError, match="was taken from this run"):
             act()
-    with durable.in_body(post.runtime, run), pytest.raises(LeaseLostError, match="was taken from this run"):
-        durable.check_hold()
-    durable.put_back(post.runtime, run)
+    with durable_runs.in_body(post.runtime, run), pytest.raises(LeaseLostError, match="was taken from this run"):
+        durable_runs.check_hold()
+    durable_locks.put_back(post.runtime, run)
     key: Any = {"by": "run", "worker_id": first, "reason": "failed", "error": "ValueError: late"}
-    assert not durable.fail(post.runtime, run.key, **key)
-    assert not durable.fail(post.runtime, run.key, **{**key, "by": "sweeper"}), "it runs"
-    assert not durable.give_back(post.runtime, ["one"], worker_id=first, loss=True)
+    assert not burials.fail(post.runtime, run.key, **key)
+    assert not burials.fail(post.runtime, run.key, **{**key, "by": "sweeper"}), "it runs"
+    assert not durable_locks.give_back(post.runtime, ["one"], worker_id=first, loss=True)
 
     assert post.sql("SELECT task_id, locked_by FROM messages") == [("one", second)]
     assert len(post.sidejob.dead) == 0
-    durable.end(post.runtime, other)
+    durable_ends.end(post.runtime, other)
     assert post.sql("SELECT 1 FROM messages") == []
 
 

@@ -13,9 +13,9 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob, task_buried
 from celery_sidejob.hooks import broker_check
 from celery_sidejob.model.buried import Place
-from celery_sidejob.operations import durable
-from celery_sidejob.operations.durable import Run
-from celery_sidejob.store import workers
+from celery_sidejob.operations import burials, durable_locks
+from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.store import durable_messages, workers
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport import dead as dead_list
 from celery_sidejob.transport.dead import DeadList
@@ -106,15 +106,15 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
     worker_id = workers.register(runtime.connections, "test:1")
     runs, is_over = (Run((task_id, 1), "shop.mail", worker_id, runtime) for task_id in ("runs", "is over"))
     for run in (runs, is_over):
-        durable.begin(runtime, run, on_lost="requeue", is_here=False, pid=1, max_losses=3)
-    durable.fail(runtime, is_over.key, by="run", worker_id=worker_id, reason="failed", error="E: e")
-    durable.forget(runtime, ("of another app", 1))
+        durable_locks.begin(runtime, run, on_lost="requeue", is_here=False, pid=1, max_losses=3)
+    burials.fail(runtime, is_over.key, by="run", worker_id=worker_id, reason="failed", error="E: e")
+    burials.forget(runtime, ("of another app", 1))
 
     sweep(app)
 
     assert left(server) == ["of another app"], "no store of this app knows it"
     assert [entry.task_id for entry in app.sidejob.dead.list()] == ["is over"]
-    assert durable.durable.read(runtime.connections, "runs").doom is None
+    assert durable_messages.read(runtime.connections, "runs").doom is None
 
 
 def test_doorbells_go_and_ordinary_messages_stay(

@@ -1,0 +1,109 @@
+"""The end of a durable task that has not ended well: its row moves to the dead set, from which a person may revive it.
+
+Or it is forgotten, where it had ended well after all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..model.crash_points import reach
+from ..model.durable import NOWHERE, Address, Key, Message
+from ..model.errors import IllegalMoveError
+from ..store import burials, durable_messages, twins
+from ..store.connection import OutcomeUnknown
+from ..store.statement import Executor
+from . import copies
+from .endings import storable
+from .patience import patience_s, patiently, repeat
+from .publishing import dispatch
+from .runtime import Aftermath, Runtime
+
+
+def fail(
+    runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
+    traceback: str | None = None, retries: int = 0, patient: bool = False, address: Address = NOWHERE,
+) -> bool:  # fmt: skip
+    """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
+
+    Also if the message has a copy that counts, as far as its `address` tells.
+    """
+    if address.call is not None:
+        row = durable_messages.read(runtime.connections, key[0])
+        if row is None or row.generation != key[1] or copies.gives_way(runtime, key, address, worker_id=worker_id):
+            return False
+    noted = copies.is_to_be_noted(address)
+
+    def work(executor: Executor) -> tuple[int, str] | None:
+        found = burials.bury(
+            executor, key, by=by, worker_id=worker_id, reason=reason, error=storable(error),
+            traceback=None if traceback is None else storable(traceback), retries=retries,
+        )  # fmt: skip
+        if found is not None and noted:
+            twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
+        return None if found is None else (found.id, found.task)
+
+    unknown = False
+
+    def once() -> tuple[int, str] | None:
+        nonlocal unknown
+        try:
+            found = runtime.connections.transact("durable-bury", work, single=not noted, within_s=patience_s(runtime))
+        except OutcomeUnknown:
+            unknown = True
+            raise
+        if found is None and unknown:  # the first try may have done it, and nobody was told
+            row = burials.buried(runtime.connections, key)
+            return None if row is None else (row.id, row.task)
+        return found
+
+    buried = patiently(runtime, once) if patient else repeat(once)
+    if buried is None:
+        return False
+    number, task = buried
+    entry_id = entry_id_of(runtime, number)
+    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, reason)]))
+    return True
+
+
+def poison(runtime: Runtime, key: Key) -> bool:
+    """Doom the row of a message that the broker's transport has given up; False if this store knows nothing of it.
+
+    The sweeper tells of the doom and buries it, as of any other. A row that a run holds lives on.
+    """
+    found = runtime.connections.transact("durable-poison", lambda executor: burials.poison(executor, key), single=True)
+    if found.doomed:
+        reach("poison:doomed")
+    return found.doomed or found.is_kept or burials.buried(runtime.connections, key) is not None
+
+
+def entry_id_of(runtime: Runtime, number: int) -> int | str:
+    """Return by what an entry of the dead set is known: its number, with the store's name before it if that is not
+    the primary.
+    """
+    label = runtime.stores.label_of(runtime)
+    return number if label is None else f"{label}:{number}"
+
+
+def forget(runtime: Runtime, key: Key) -> None:
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
+    runtime.connections.transact("durable-end", lambda executor: durable_messages.forget(executor, key), single=True)
+
+
+def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
+    """Take entries out of the dead set and publish their messages again, in new generations; returns how many."""
+
+    def work(executor: Executor) -> Sequence[Message]:
+        return burials.revive(executor, entry_ids, look_after_s=runtime.settings.lost_after)
+
+    messages = runtime.connections.transact("durable-revive", work, single=True)
+    dispatch(runtime, messages)
+    return len(messages)
+
+
+def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:
+    """Return why an entry that there is did not leave the dead set."""
+    return IllegalMoveError(
+        f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
+        "has just retried it."
+    )

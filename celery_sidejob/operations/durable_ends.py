@@ -1,0 +1,168 @@
+"""The end of a run of a durable task: its row is removed together with the keeping of what follows, or goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ..model.crash_points import reach
+from ..model.durable import Message
+from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..store import durable_locks, durable_messages
+from ..store.connection import OutcomeUnknown
+from ..store.durable_messages import Kept
+from ..store.put_off import PutOff
+from ..store.statement import Executor
+from . import late_locks
+from .durable_locks import has_lock, have_lock
+from .durable_runs import ClaimedElsewhereError, Run, lease_lost
+from .keeping import waits_of
+from .patience import patience_s, patiently
+from .publishing import send
+from .runtime import Aftermath, Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+LATE_END_PATIENCE_S = 3600.0
+"""How long a process goes on with ends that were given up."""
+LATE_END_S = 0.5
+"""How long after it was given up an end is tried again."""
+
+
+def go_on(runtime: Runtime, run: Run, message: Message) -> None:
+    """Turn the row of a run into that of the message by which it goes on, and publish that when it is due.
+
+    A store that is away is tried for a lease: Celery takes a retry that cannot be sent for a failure. Raises
+    LeaseLostError if the row was taken from this run.
+    """
+    have_lock(runtime, run)
+    is_unknown = False
+    began = time.monotonic()
+
+    def work(executor: Executor) -> Kept | None:
+        return durable_messages.move(executor, message, run.key, waits_of(runtime), worker_id=run.worker_id)
+
+    def once() -> Kept | None:
+        nonlocal is_unknown
+        try:
+            return runtime.connections.transact("durable-move", work, single=True, within_s=patience_s(runtime))
+        except OutcomeUnknown:
+            is_unknown = True
+            raise
+
+    kept = patiently(runtime, once)
+    if kept is None and is_unknown:
+        row = durable_messages.read(runtime.connections, run.key[0])
+        if row is not None and row.generation == run.key[1] + 1:
+            kept = Kept(waits=not row.unpublished, generation=row.generation)
+    if kept is None:
+        raise lease_lost(run)
+    run.moved = True
+    if not kept.waits:
+        send(runtime, [replace(message, generation=kept.generation)], since=began)
+
+
+def end(runtime: Runtime, run: Run) -> None:
+    """Remove the row of a run that ended well, and keep what follows it, in one commit; then publish that.
+
+    A run that was called lost meanwhile, because its worker was silent, takes itself back: it leaves the dead set, or
+    does not run again. Raises LeaseLostError if another run has the row or had it since: then nothing that follows
+    this one is published.
+
+    A store that is away is tried for a lease, then StoreUnavailableError is raised, and this process goes on trying
+    beside its other work. By then the worker may have called the run lost, as it does if this process dies.
+    """
+    try:
+        _end(runtime, run, lambda once: patiently(runtime, once))
+    except StoreUnavailableError:
+        _late_ends(runtime).add([run])
+        raise
+
+
+def end_late(runtime: Runtime, run: Run) -> None:
+    """Have the row of such a run removed soon: it has ended well, and nothing follows it."""
+    late_locks.of(runtime).end(run)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _late_ends(runtime: Runtime) -> PutOff[Run]:
+    return runtime.connections.put_off(
+        "ends",
+        lambda: PutOff(
+            "ends of tasks", partial(_end_late, runtime), within_s=LATE_END_S, patience_s=LATE_END_PATIENCE_S
+        ),
+    )
+
+
+def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
+    claimed: ClaimedElsewhereError | None = None
+    for run in runs:
+        if run.has_ended:
+            continue  # of several one has found the store away again
+        try:
+            _end(runtime, run, lambda once: once())
+        except LeaseLostError as error:
+            logger.warning("%s", error)
+        except ClaimedElsewhereError as error:
+            claimed = error
+            continue
+        except StoreUnavailableError:
+            raise
+        except Exception:  # it must not keep the others from their ends; the worker finds what it holds
+            logger.exception("The end of task %s cannot be written", run.key[0])
+        run.has_ended = True
+    if claimed is not None:
+        raise claimed
+
+
+def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:
+    due: list[Message] = []
+    since = 0.0
+
+    def remove(executor: Executor) -> bool:
+        return finish(executor, durable_locks.remove(executor, run.key, worker_id=run.worker_id))
+
+    def take_back(executor: Executor) -> bool:
+        age_s = None if run.late is None else time.monotonic() - run.late.began_at
+        return finish(executor, durable_locks.take_back(executor, run.key, age_s=age_s))
+
+    def finish(executor: Executor, ended: bool) -> bool:
+        nonlocal since
+        due.clear()
+        since = time.monotonic()
+        if not ended:
+            return False
+        for message in run.follows:
+            kept = durable_messages.keep(executor, message, waits_of(runtime))
+            if kept is not None and not kept.waits:
+                due.append(message)
+        return True
+
+    def once(work: Callable[[Executor], bool]) -> bool:
+        if run.claim is not None and not run.claim.hold():
+            run.follows = [message for message in run.follows if message not in run.claim.messages]
+            run.claim = None
+        try:
+            return runtime.connections.transact(
+                "durable-end", work, single=not run.follows, within_s=patience_s(runtime)
+            )
+        except OutcomeUnknown:
+            run.end_is_unknown = True
+            raise
+
+    reach("durable-end:before")
+    # What a run without a lock was refused may be held by another one of the same worker.
+    if not has_lock(runtime, run) or not try_(lambda: once(remove)):
+        if not run.is_revoked and try_(lambda: once(take_back)):
+            runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
+        elif not run.end_is_unknown:
+            raise lease_lost(run)
+    reach("durable-end:after")
+    if run.claim is not None:
+        run.claim.settle()
+    send(runtime, due, since=since)

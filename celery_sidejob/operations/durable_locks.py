@@ -1,0 +1,207 @@
+"""The lock of a run of a durable task: who has the row, from the run's beginning until it ends, or is taken from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ..model.durable import NOWHERE, Address, Key, Message
+from ..model.errors import StoreUnavailableError
+from ..model.protocols import Observer
+from ..store import durable_locks, durable_messages, twins
+from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.sent import Sent
+from ..store.statement import Executor
+from . import copies, late_locks
+from .durable_runs import Run, lease_lost
+from .patience import patience_s, patiently, repeat
+from .runtime import Aftermath, Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+
+@dataclass(eq=False, slots=True)
+class Ahead:
+    """A lock that was sent for a run which begins in this process in a moment; whoever takes it sees to its answer."""
+
+    sent: Sent
+    worker_id: int
+    is_taken: bool = False
+
+
+def begin_ahead(
+    runtime: Runtime, key: Key, address: Address, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+) -> Ahead | None:
+    """Send what `begin` sends, for it to have the answer by then; None where `begin` has to ask itself.
+
+    A run that dies in between counts as begun. Where the message may have a copy, or there are several stores, nothing
+    is sent.
+    """
+    if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime):
+        return None
+    sent = durable_locks.send_begin(
+        runtime.connections, key, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+        within_s=runtime.stores.wait_s,
+    )  # fmt: skip
+    return None if sent is None else Ahead(sent, worker_id)
+
+
+def begin_not(runtime: Runtime, key: Key, ahead: Ahead) -> bool:
+    """Give back what was locked ahead of a run that does not begin after all, unless the run has taken it.
+
+    False if the lock may stay, as the store does not answer: then the worker has to know that it runs nothing.
+    """
+    if ahead.is_taken:
+        return True
+    ahead.is_taken = True
+    within_s = runtime.stores.wait_s
+    try:
+        if runtime.connections.answer(ahead.sent, within_s=within_s):
+            runtime.connections.transact(
+                "durable-unlock", lambda executor: durable_locks.unlock(executor, key, worker_id=ahead.worker_id),
+                single=True, within_s=within_s,
+            )  # fmt: skip
+    except StoreUnavailableError as error:
+        logger.warning("Task %s was not begun, and is perhaps still locked: %s", key[0], error)
+        return False
+    return True
+
+
+def begin(
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool,
+    ahead: Ahead | None = None,
+) -> bool:  # fmt: skip
+    """Lock the row, or wait for the lock that was sent `ahead`; False for a copy, of which nothing is to run.
+
+    `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
+    """
+
+    def work(executor: Executor) -> bool:
+        begun = durable_locks.begin(
+            executor, run.key, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+        )
+        if begun and noted:
+            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+        return begun
+
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
+
+    noted = copies.is_to_be_noted(address)
+    within_s = runtime.stores.wait_s if runtime.stores.several else None
+    try:
+        if ahead is None:
+            begun = once()
+        else:
+            ahead.is_taken = True
+            begun = bool(runtime.connections.answer(ahead.sent))
+    except NoAnswer:
+        raise  # it would say nothing to a second one either
+    except OutcomeUnknown:
+        begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
+    return begun and _counts(runtime, run, address)
+
+
+def begin_late(runtime: Runtime, run: Run, *, max_losses: int) -> bool:
+    """Let a run begin whose lock is written later; False if it has to lock now."""
+    return late_locks.of(runtime).begin(run, max_losses=max_losses)
+
+
+def have_lock(runtime: Runtime, run: Run) -> None:
+    """Have such a run locked now, before it ends in any other way; LeaseLostError if the row is not to be had.
+
+    A store that is away is tried for a lease. Of any other run there is nothing to be done.
+    """
+    if not has_lock(runtime, run):
+        raise lease_lost(run)
+
+
+def has_lock(runtime: Runtime, run: Run) -> bool:
+    """Do the same, and tell whether it is locked; False once it was refused."""
+    return run.late is None or patiently(runtime, lambda: late_locks.of(runtime).take(run))
+
+
+def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
+    """Keep a message that came without a row, locked for its run; False if it has one, or another delivery made one.
+
+    Its publisher had no extension, or no store that answered; in that case one of them may have it after all.
+    """
+    address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
+    noted = copies.is_to_be_noted(address)
+
+    def work(executor: Executor) -> bool:
+        adopted = durable_locks.adopt(
+            executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+            look_after_s=runtime.settings.lost_after,
+        )  # fmt: skip
+        if adopted and noted:
+            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+        return adopted
+
+    def once() -> bool:
+        return runtime.connections.transact("durable-begin", work, single=not noted, within_s=patience_s(runtime))
+
+    return repeat(once) and _counts(runtime, run, address)
+
+
+def put_back(runtime: Runtime, run: Run) -> None:
+    """Give up a run whose message goes back to the broker."""
+    patiently(
+        runtime,
+        lambda: runtime.connections.transact(
+            "durable-unlock",
+            lambda executor: durable_locks.unlock(executor, run.key, worker_id=run.worker_id),
+            single=True,
+        ),
+    )
+
+
+def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
+    """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set.
+
+    Those that were not `begun`, only locked, run again.
+    """
+    ids = list(task_ids)
+
+    def work(executor: Executor) -> Sequence[Any]:
+        return durable_locks.give_back(executor, ids, worker_id=worker_id, loss=loss, begun=begun)
+
+    return _lose(runtime, work)
+
+
+def take_from_the_dead(runtime: Runtime, limit: int) -> int:
+    """Take a page of runs from workers that were declared dead; returns how many."""
+    return _lose(runtime, lambda executor: durable_locks.take_from_the_dead(executor, limit))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
+    row = durable_messages.read(runtime.connections, run.key[0])
+    mine = (run.key[1], run.worker_id, pid)
+    return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
+
+
+def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
+    """Tell whether the copy that was just locked is the one to run; removes it if it is not."""
+    if copies.gives_way(runtime, run.key, address, worker_id=run.worker_id):
+        return False
+    copies.note(runtime, run.key, address)
+    return True
+
+
+def _lose(runtime: Runtime, take: Callable[[Executor], Sequence[Any]]) -> int:
+    """Take runs from whoever held them, and tell of those that were lost."""
+    taken = runtime.connections.transact("durable-lose", take, single=True, within_s=patience_s(runtime))
+    runtime.follow(
+        Aftermath(calls=[partial(_tell_of_loss, task_id=row.task_id, task=row.task) for row in taken if row.loss])
+    )
+    return len(taken)
+
+
+def _tell_of_loss(observer: Observer, *, task_id: str, task: str) -> None:
+    observer.task_lost(task_id, task)

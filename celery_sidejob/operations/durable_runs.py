@@ -1,0 +1,114 @@
+"""A run of an ordinary durable task: what its process knows of it, and whether its row is still its own.
+
+The order is lock (`durable_locks.py`), body, result, then removal together with the rows of what follows it
+(`durable_ends.py`). `docs/durable.md` has what a death in each gap gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..model.durable import Key, Message
+from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..store import durable_messages
+from . import late_locks
+from .late_locks import LateLock
+from .runtime import Runtime
+
+
+class Claim(Protocol):
+    """The right to publish the body of a chord, which the result backend gives to one at a time, for a while."""
+
+    messages: Sequence[Message]
+    """The body, among what follows the run that has it."""
+
+    def hold(self) -> bool:
+        """Have it for a while more; False if somebody else has had it, and the body is known.
+
+        Raises ClaimedElsewhereError while that is open.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Have the backend forget the chord, whose body is kept; never raises. Who dies before leaves it to expire."""
+        ...
+
+
+class ClaimedElsewhereError(StoreUnavailableError):
+    """Somebody else is about to publish the body of a chord, or has died with that: this has to be tried again."""
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """A run of a durable task in this process, from its lock to its end."""
+
+    key: Key
+    task: str
+    worker_id: int
+    runtime: Runtime
+    """Of the store that has the row."""
+    in_body: bool = False
+    body_is_over: bool = False
+    moved: bool = False
+    """The row goes on as another message: a retry, or what replaces this task."""
+    is_lost: bool = False
+    """Its body has left, and the row was given back."""
+    is_revoked: bool = False
+    """Somebody has terminated it, and its worker has buried it; its body, in a thread, goes on."""
+    result_is_stored: bool = False
+    follows: list[Message] = field(default_factory=list)
+    """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
+    claim: Claim | None = None
+    """What is to be held for that commit, if it has the body of a chord."""
+    end_is_unknown: bool = False
+    """An end whose answer was lost may have removed the row."""
+    has_ended: bool = False
+    """Its end, which was given up once, was written later."""
+    traceback: str | None = None
+    late: LateLock | None = None
+    """How it stands with its lock, where that is written later."""
+    stopping: Callable[[], bool] = lambda: False
+    """Whether the worker wants to stop, or has ended this run."""
+
+
+_IN_BODY: ContextVar[tuple[Runtime, Run] | None] = ContextVar("celery_sidejob_durable", default=None)
+
+
+@contextmanager
+def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
+    """Make this the durable task that runs here, also for threads that are given the context."""
+    token = _IN_BODY.set((runtime, run))
+    try:
+        yield
+    finally:
+        _IN_BODY.reset(token)
+
+
+def check_hold() -> None:
+    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; nothing outside of one."""
+    found = _IN_BODY.get()
+    if found is None or found[1].moved:
+        return
+    runtime, run = found
+    if run.late is not None and not late_locks.of(runtime).take(run):
+        raise lease_lost(run)
+    row = durable_messages.read(runtime.connections, run.key[0])
+    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
+        raise lease_lost(run)
+
+
+def is_to_stop() -> bool:
+    """Tell whether the durable task whose body runs here should come to its end; False outside of one."""
+    found = _IN_BODY.get()
+    return found is not None and found[1].stopping()
+
+
+def lease_lost(run: Run) -> LeaseLostError:
+    return LeaseLostError(
+        f"Task {run.key[0]} was taken from this run: its worker was silent for too long. It runs elsewhere or is in "
+        "the dead set."
+    )

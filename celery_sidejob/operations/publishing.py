@@ -1,0 +1,81 @@
+"""Give kept messages to the broker, and note in their rows that it has them; what it has not the sweeper publishes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ..model.durable import Key, Message
+from ..model.errors import StoreUnavailableError
+from ..store import durable_messages
+from ..store.durable_messages import FIRST_LOOK_S
+from ..store.put_off import PutOff
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+MARK_S = FIRST_LOOK_S / 2
+"""How long the mark of a published message may be put off."""
+ALONE_S = FIRST_LOOK_S / 2
+"""For how long after it began to keep a message its publisher is sure that nobody else has published it."""
+
+
+def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: Any = None) -> int:
+    """Publish what was kept `since` then, and return how much the broker was given; one that is down costs a while.
+
+    The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
+    that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
+    before it means one copy more. Who comes after the sweeper publishes what says that it may be a copy: nothing else
+    tells a worker that another one was run and done before it (`late_locks.py`).
+    """
+    if not messages:
+        return 0  # as after most runs
+    if time.monotonic() - since > ALONE_S:
+        messages, ready = [replace(message, again=True) for message in messages], None
+    published = _publish(runtime, messages, ready=ready)
+    marks = runtime.connections.put_off(
+        "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S)
+    )
+    if published:
+        marks.add(published)
+        marks.write_if_late()
+    return len(published)
+
+
+def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
+    """Publish, mark at once what the broker has, and return how many those were."""
+    published = runtime.publisher.confirm(_publish(runtime, messages))
+    if published:
+        try:
+            _mark(runtime, published, again=True)
+        except StoreUnavailableError as error:
+            logger.warning("Published, but could not mark it; it will be published once more: %s", error)
+    return len(published)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _publish(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) -> list[Key]:
+    if runtime.stores.several and messages:
+        try:
+            name = runtime.stores.name_of(runtime)
+        except StoreUnavailableError as error:
+            logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
+            return []
+        messages = [replace(message, store=name) for message in messages]
+    sent = runtime.publisher.publish(messages, ready=ready)
+    return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
+
+
+def _mark(runtime: Runtime, published: Sequence[Key], *, again: bool) -> None:
+    there = runtime.publisher.confirm(published)
+    if there:
+        runtime.connections.transact(
+            "mark", lambda executor: durable_messages.mark_published(executor, there, again=again), single=True,
+            within_s=runtime.stores.wait_s,
+        )  # fmt: skip

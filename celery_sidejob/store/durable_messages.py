@@ -1,0 +1,237 @@
+"""Rows of `messages` that are whole messages of ordinary tasks (`body` is not null).
+
+Such a row waits (published or not), or is held by the worker that runs it, or is doomed: somebody decided that it goes
+to the dead set, and nothing runs it any more (what was revoked while it runs: once that run is over). Every change
+names the generation, and of a held row its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.durable import Key, Message
+from . import revisions
+from .connection import Connections
+from .sent import Sent
+from .statement import Executor, Statement
+
+SINCE = "0003"
+FIRST_LOOK_S = 2.0
+"""When the sweeper looks for a message whose publisher did not say that the broker has it."""
+EARLY_S = 2.0
+"""How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
+
+# By the clock: a transaction that is borrowed may have begun long ago.
+_FIRST_LOOK = """CASE WHEN %(eta)s::timestamptz > now() + make_interval(secs => %(horizon_s)s)
+    THEN %(eta)s::timestamptz - make_interval(secs => %(early_s)s)
+    ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END"""
+_WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
+
+_KEEP = Statement(
+    f"""
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
+  %(expires_at)s::timestamptz, {_FIRST_LOOK}, make_interval(secs => %(look_after_s)s))
+ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """When a message is looked at: so long after its publication; what is due beyond the horizon waits here."""
+
+    look_after_s: float
+    horizon_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A message that was kept. `waits`: not for the broker just now, but in the store for its eta."""
+
+    waits: bool
+    generation: int = 1
+
+
+def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
+    """Keep a message that is about to be published; None if there is one of this task id already."""
+    found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
+    return Kept(found[0].waits) if found else None
+
+
+def send_keep(connections: Connections, message: Message, waits: Waits, *, within_s: float) -> Sent | None:
+    """Send what `keep` sends, and wait for no answer, which has a row if it is kept; None where that cannot be done."""
+    parameters = {"task_id": message.task_id, **_columns(message, waits)}
+    return connections.send("durable-keep", _KEEP, parameters, within_s=within_s, held=True)
+
+
+_KEEP_MANY = Statement(
+    """
+WITH r AS MATERIALIZED (
+  SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
+    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[])
+    AS r(task_id, task, queue, publication, body, eta, expires_at)),
+kept AS (
+  INSERT INTO {messages}
+    (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
+    CASE WHEN r.eta > now() + make_interval(secs => %(horizon_s)s) THEN r.eta - make_interval(secs => %(early_s)s)
+      ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END, make_interval(secs => %(look_after_s)s)
+  FROM r
+  ON CONFLICT (task_id) DO NOTHING
+  RETURNING task_id, coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits)
+SELECT coalesce(array_agg(task_id) FILTER (WHERE waits), ARRAY[]::text[]) AS waiting,
+  (SELECT r.task_id FROM r WHERE r.task_id NOT IN (SELECT k.task_id FROM kept k) LIMIT 1) AS taken
+FROM kept""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+def keep_many(
+    run: Callable[..., Sequence[Any]], messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+) -> tuple[list[str], str | None]:
+    """Keep a page of messages in one statement; returns which of them wait in the store, and a task id that is taken.
+
+    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is that of
+    an executor, or what does something else while the server inserts.
+    """
+    found = run(
+        _KEEP_MANY,
+        task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
+        queues=[message.queue for message in messages], publications=[message.publication for message in messages],
+        bodies=[message.body for message in messages], etas=[message.eta for message in messages],
+        expires=[message.expires_at for message in messages], look_after_s=waits.look_after_s,
+        horizon_s=waits.horizon_s, first_look_s=FIRST_LOOK_S + publishing_takes_s, early_s=EARLY_S,
+    )  # fmt: skip
+    return found[0].waiting, found[0].taken
+
+
+_UNPUBLISHED = Statement(
+    """
+SELECT task_id FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND generation = 1
+  AND published_at IS NULL AND locked_by IS NULL AND doom IS NULL
+  AND due_at <= now() + make_interval(secs => %(horizon_s)s)""",
+    since=SINCE,
+)
+
+
+def unpublished(executor: Executor, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
+    """Read which of these rows are there, not marked as published, and not to wait in the store."""
+    found = executor.run(_UNPUBLISHED, task_ids=list(task_ids), horizon_s=horizon_s)
+    return {row.task_id for row in found}
+
+
+def _columns(message: Message, waits: Waits) -> dict[str, Any]:
+    return {
+        "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
+        "eta": message.eta, "expires_at": message.expires_at, "look_after_s": waits.look_after_s,
+        "horizon_s": waits.horizon_s, "first_look_s": FIRST_LOOK_S, "early_s": EARLY_S,
+    }  # fmt: skip
+
+
+_IS_KEPT = Statement(
+    """
+SELECT body = %(body)s AND publication = %(publication)s AND generation = 1 AS same FROM {messages}
+WHERE task_id = %(task_id)s""",
+    since=SINCE,
+)
+
+
+def is_kept(executor: Executor, message: Message) -> bool:
+    """Tell whether the row of this task id is this very message: its insert was repeated."""
+    found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
+    return bool(found and found[0].same)
+
+
+# What is locked first, here and elsewhere, is a CTE with a row looked up for each key (LATERAL), so that no plan reads
+# the table for each of its rows: where a VACUUM found it empty and could not truncate it, Postgres takes it for empty
+# until the next one, and any order of joins for free. A hundred marks beside a thousand rows took nine seconds so.
+_MARK = Statement(
+    """
+WITH free AS MATERIALIZED (
+  SELECT found.task_id FROM unnest(%(task_ids)s::text[], %(generations)s::int[]) AS r(task_id, generation)
+    CROSS JOIN LATERAL (
+      SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
+      WHERE m2.task_id = r.task_id AND m2.generation = r.generation
+        AND m2.published_at IS NULL AND m2.locked_by IS NULL AND m2.doom IS NULL
+        AND m2.missing_at IS NULL AND (%(again)s::boolean OR m2.on_lost IS NULL)
+      FOR UPDATE OF m2 SKIP LOCKED) found)
+UPDATE {messages} m SET published_at = now(), look_at = greatest(m.due_at, now()) + m.look_after
+FROM free WHERE m.task_id = free.task_id""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+def mark_published(executor: Executor, published: Iterable[Key], *, again: bool) -> None:
+    """Note which messages the broker has; a mark that is lost only means one more copy, so it waits for no disk.
+
+    Not what is missing already: who had received it has died before this mark was written, and it is to be sent again.
+    Nor, unless they were published `again`, by the sweeper, what a run has begun and lost meanwhile (`on_lost` is noted
+    with a lock): the mark is of the message that this run had.
+    """
+    keys = list(published)
+    ids, generations = [task_id for task_id, _ in keys], [generation for _, generation in keys]
+    executor.run(_MARK, task_ids=ids, generations=generations, again=again)
+
+
+_MOVE = Statement(
+    f"""
+UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
+  generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
+  look_at = CASE WHEN doom IS NULL THEN {_FIRST_LOOK} ELSE now() END,
+  look_after = make_interval(secs => %(look_after_s)s),
+  published_at = NULL, missing_at = NULL, locked_by = NULL, locked_at = NULL, locked_pid = NULL, on_lost = NULL,
+  max_losses = NULL, losses = 0
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+RETURNING generation, {_WAITS}""",
+    since=SINCE,
+)
+
+
+def move(executor: Executor, message: Message, key: Key, waits: Waits, *, worker_id: int) -> Kept | None:
+    """Turn the row that a run holds into that of the message by which it goes on: a retry, or what replaces it.
+
+    None if the run does not hold it any more.
+    """
+    found = executor.run(
+        _MOVE, task_id=key[0], generation=key[1], worker_id=worker_id, **_columns(message, waits)
+    )  # fmt: skip
+    return Kept(found[0].waits, found[0].generation) if found else None
+
+
+_READ = Statement(
+    """
+SELECT generation, locked_by, locked_pid, doom,
+  published_at IS NULL AND locked_by IS NULL AND doom IS NULL
+    AND look_at < now() + make_interval(secs => %(first_look_s)s) AS unpublished
+FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""",
+    since=SINCE,
+)
+
+
+def read(executor: Executor, task_id: str) -> Any | None:
+    """Read how the row of a task id stands; None if there is none: it was finished."""
+    found = executor.run(_READ, task_id=task_id, first_look_s=FIRST_LOOK_S)
+    return found[0] if found else None
+
+
+_FORGET = Statement(
+    """
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL""",
+    since=SINCE,
+)
+
+
+def forget(executor: Executor, key: Key) -> None:
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
+    executor.run(_FORGET, task_id=key[0], generation=key[1])
+
+
+def fits(executor: Executor) -> bool:
+    """Tell whether the schema has what durable tasks need."""
+    return (revisions.read(executor) or revisions.FIRST) >= SINCE
