@@ -91,16 +91,22 @@ class Poller:
             pass
 
     def _look_at_all(self) -> None:
-        """Have everything that no run holds published again."""
-        after: str | None = ""
-        while after is not None:
-            if not self._may_go_on():
+        """Have everything published again that no run holds, and that the broker does not have.
+
+        It was emptied, or has not seen a sweeper yet: then all may still be there.
+        """
+        connections = self._runtime.connections
+        after = ""
+        while page := durable_looks.unheld(connections, after=after, limit=PAGE):
+            gone = self._backlog.without_what_waits(page) if self._may_go_on() else None
+            if gone is None:
                 return
 
-            def look(executor: Executor, after: str = after) -> str | None:
-                return durable_looks.look_now(executor, after=after, limit=PAGE)
+            def look(executor: Executor, gone: Sequence[str] = gone) -> None:
+                durable_looks.look_now(executor, gone)
 
-            after = self._runtime.connections.transact("look-now", look, single=True)
+            connections.transact("look-now", look, single=True)
+            after = page[-1].task_id
         self._emptied = False
 
     def _look_at_buried(self) -> None:

@@ -187,28 +187,44 @@ def look_again(executor: Executor, task_ids: Iterable[str], *, wait_s: float) ->
     executor.run(_LOOK_AGAIN, task_ids=list(task_ids), wait_s=wait_s)
 
 
-_LOOK_NOW = Statement(
+_UNHELD = Statement(
     """
-WITH page AS (
-  SELECT task_id FROM {messages}
-  WHERE task_id > %(after)s AND body IS NOT NULL AND (published_at IS NOT NULL OR due_at <= now())
-    AND locked_by IS NULL
-  ORDER BY task_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
- looked AS (UPDATE {messages} m SET published_at = NULL,
-    look_at = CASE WHEN m.published_at IS NULL THEN m.look_at ELSE now() END,
-    missing_at = CASE WHEN m.published_at IS NULL THEN now() ELSE m.missing_at END
-  FROM page WHERE m.task_id = page.task_id)
-SELECT max(task_id) AS last FROM page""",
+SELECT task_id, published_at,
+  CASE WHEN published_at IS NOT NULL AND doom IS NULL AND coalesce(expires_at > now(), true) THEN publication
+    END AS publication
+FROM {messages}
+WHERE task_id > %(after)s AND body IS NOT NULL AND (published_at IS NOT NULL OR due_at <= now()) AND locked_by IS NULL
+ORDER BY task_id LIMIT %(limit)s""",
     since=SINCE,
 )
 
 
-def look_now(executor: Executor, *, after: str, limit: int) -> str | None:
-    """Have a page of rows that no run holds published again; returns the last of it, None at the end.
+def unheld(executor: Executor, *, after: str, limit: int) -> Sequence[Any]:
+    """Read a page of rows that no run holds and that do not wait for their time, as `candidates` returns them."""
+    return executor.run(_UNHELD, after=after, limit=limit)
 
-    This is what follows an emptied broker. What is not marked as published its publisher may be about to publish: a
-    copy now might be run and done before that is there, which then could not be told from the first. So it is looked
-    at when it would have been, in a moment; and not marked any more, as it may have been in the broker already.
+
+_LOOK_NOW = Statement(
     """
-    last: str | None = executor.run(_LOOK_NOW, after=after, limit=limit)[0].last
-    return last
+WITH free AS MATERIALIZED (
+  SELECT found.task_id FROM unnest(%(task_ids)s::text[]) AS r(task_id) CROSS JOIN LATERAL (
+    SELECT m2.task_id FROM {messages} m2
+    WHERE m2.task_id = r.task_id AND m2.body IS NOT NULL AND m2.locked_by IS NULL
+      AND (m2.published_at IS NOT NULL OR m2.due_at <= now())
+    FOR UPDATE SKIP LOCKED) found)
+UPDATE {messages} m SET published_at = NULL,
+  look_at = CASE WHEN m.published_at IS NULL THEN m.look_at ELSE now() END,
+  missing_at = CASE WHEN m.published_at IS NULL THEN now() ELSE m.missing_at END
+FROM free WHERE m.task_id = free.task_id""",
+    since=SINCE,
+)
+
+
+def look_now(executor: Executor, task_ids: Iterable[str]) -> None:
+    """Have rows published again that no run holds: what the broker had of them is gone.
+
+    What is not marked as published its publisher may be about to publish: a copy now might be run and done before that
+    is there, which then could not be told from the first. So it is looked at when it would have been, in a moment; and
+    not marked any more, as it may have been in the broker already.
+    """
+    executor.run(_LOOK_NOW, task_ids=list(task_ids))

@@ -52,7 +52,7 @@ READS_ALL = {
     "jobs._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
-    "durable_looks._LOOK_NOW": "pages through everything after a broker was emptied",
+    "durable_looks._UNHELD": "pages through everything after a broker was emptied",
     "messages._DEPTH": "counts",
     "messages._LOOK_NOW": "pages through everything after a broker was emptied",
     "served_tasks._DUE": "reads what is due; see below",
@@ -244,6 +244,7 @@ IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "still wait": (durable_looks._STILL_WAIT, {**IDS, "wait_s": 30.0}),
     "give back": (durable_locks._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
     "pass over": (durable_looks._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
+    "look now": (durable_looks._LOOK_NOW, {"task_ids": IDS["task_ids"]}),
     "reserve": (
         durable_looks._RESERVE,
         {"task_ids": IDS["task_ids"], "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},

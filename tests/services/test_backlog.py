@@ -184,6 +184,20 @@ def test_an_emptied_redis_has_everything_published_at_once(shop: Shop) -> None:
     assert (report.broker_emptied, report.published, shop.waiting()) == (True, 2, 2)
 
 
+def test_a_redis_that_has_not_seen_a_sweeper_gets_copies_only_of_what_it_lost(shop: Shop) -> None:
+    """A fleet's first worker starts after the first calls, or the marker alone was deleted."""
+    shop.call("waits", "lost", "waits too")
+    (text,) = [text for text in shop.client.lrange("celery", 0, -1) if b'"lost"' in text]
+    shop.client.lrem("celery", 1, text)
+    shop.client.delete(*shop.client.scan_iter("celery_sidejob:marker:*"))
+
+    report = shop.sidejob.poll()
+
+    assert (report.broker_emptied, report.published, shop.waiting()) == (True, 1, 3)
+    assert shop.sidejob.poll().published == 0, "and that is all"
+    assert shop.missing() == set()
+
+
 def test_a_purged_queue_s_tasks_are_published_again(shop: Shop) -> None:
     shop.call("one", "two")
     assert shop.app.control.purge() == 2
