@@ -30,10 +30,10 @@ from ..operations.durable_runs import Run, in_body
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording, without_row
+from .broker_connection import PAUSE_S
 from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
-from .publishing import PAUSE_S
 from .task_options import check_ordinary
 
 logger = logging.getLogger("celery_sidejob")

@@ -15,8 +15,8 @@ from ..model.messages import is_readable
 from ..services.runs_here import ENDED, Key
 from ..services.stopped_runs import end_from_outside
 from .delivered import Delivered
+from .doorbell import HEADER
 from .events import Rested
-from .publishing import HEADER
 
 logger = logging.getLogger("celery_sidejob")
 

@@ -21,7 +21,8 @@ from ..model.messages import Continuation, Outcome
 from ..model.status import Status
 from ..operations.runtime import Runtime
 from . import chords, events, kept_message
-from .publishing import INLINE, publication
+from .continuation import publication
+from .publishing import INLINE
 from .revocation import TaskRevokedError
 
 logger = logging.getLogger("celery_sidejob")

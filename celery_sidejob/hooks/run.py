@@ -43,8 +43,10 @@ from ..scopes import context
 from ..services.stop_flag import worker_is_stopping
 from ..store import askings
 from . import own_process, recording
+from .broker_connection import PAUSE_S
+from .doorbell import HEADER
 from .events import Suspended, Terminated
-from .publishing import HEADER, INLINE, PAUSE_S
+from .publishing import INLINE
 from .revocation import TaskRevokedError as RevokedError
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from ..model.port import PortOptions, parse_ports
 from ..open_unit import active
 from ..running import RetryRun, RunningJob
 from .calls import check_arguments
+from .doorbell import HEADER
 from .eager import apply_eagerly
-from .publishing import HEADER
 from .run import adopt_delivery, run_delivery
 from .task_options import OWN_OPTIONS, check_options, given
 

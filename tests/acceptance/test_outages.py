@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_sidejob import Job, embedded
-from celery_sidejob.hooks.publishing import PAUSE_S
+from celery_sidejob.hooks.broker_connection import PAUSE_S
 from tests.acceptance.outage_site import Site, site_of
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob.hooks import publishing
+from celery_sidejob.hooks import doorbell
 from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
@@ -177,7 +177,7 @@ def test_a_message_of_a_newer_version_is_left_alone_and_comes_again(
 ) -> None:
     worker = scene.worker(concurrency=1, **QUICK)
     with monkeypatch.context() as newer:
-        newer.setattr(publishing, "FORMAT", 2)
+        newer.setattr(doorbell, "FORMAT", 2)
         job = scene.enqueue("adder")
     job.input("a").write(1)
     job.input("b").write(2)

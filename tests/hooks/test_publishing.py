@@ -57,13 +57,13 @@ def test_a_broker_that_is_away_is_said_to_be_so_once_a_minute(
 
     def tries(count: int) -> int:
         for _ in range(count):
-            publisher._paused_until = float("-inf")  # the pause is over
+            publisher._connection._paused_until = float("-inf")  # the pause is over
             assert publisher.publish([bell]) == []
             assert not publisher.ready
         return sum(record.levelname == "WARNING" for record in caplog.records)
 
     assert tries(5) == 1
-    monkeypatch.setattr("celery_sidejob.hooks.publishing.WARN_S", 0.0)
+    monkeypatch.setattr("celery_sidejob.hooks.broker_connection.WARN_S", 0.0)
     assert tries(2) == 3
     app.close()
 
@@ -118,7 +118,7 @@ def test_what_redis_has_refused_once_is_confirmed_when_it_takes_it(
     publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would be published again and again by the process that remembers."""
-    monkeypatch.setattr("celery_sidejob.hooks.publishing.PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr("celery_sidejob.hooks.broker_connection.PAUSE_S", (0.0, 0.0))
     watcher.set("odd", "no list")
     one = message(0, "odd")
     assert publisher.publish([one]) == [one]
