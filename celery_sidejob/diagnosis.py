@@ -26,7 +26,8 @@ from .store import (
     statistics,
     workers,
 )
-from .store.connection import Connections, LacksRights
+from .store.connection import Connections
+from .store.errors import LacksRights
 from .store.statement import Executor
 
 T = TypeVar("T")

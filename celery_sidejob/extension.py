@@ -49,8 +49,9 @@ from .scopes import context, current_context, port_options
 from .services.heartbeat import Heartbeat
 from .services.sweeper import PollReport, Sweeper
 from .store import jobs, ports, registry, schema_check, twins, two_urls
-from .store.connection import Connections, connection_parameters
+from .store.connection import Connections
 from .store.measured import MeasuredConnections
+from .store.parameters import connection_parameters
 
 logger = logging.getLogger("celery_sidejob")
 

@@ -32,7 +32,7 @@ from celery_sidejob import (
 from celery_sidejob.model import crash_points, values
 from celery_sidejob.model.status import ASKABLE, MOVES
 from celery_sidejob.operations import recovery
-from celery_sidejob.store import connection
+from celery_sidejob.store import own_executor
 from tests.tools.in_process import Stage
 
 ALL = tuple(Status)
@@ -67,7 +67,7 @@ def test_a_new_job_is_queued_and_shows_what_it_was_made_of(stage: Stage) -> None
 
 def lose_answers(monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
     """Have this process lose the answers at these crash points, each once."""
-    monkeypatch.setattr(connection, "reach", crash_points._armed(dict.fromkeys(points, ("lost", 1)), None))
+    monkeypatch.setattr(own_executor, "reach", crash_points._armed(dict.fromkeys(points, ("lost", 1)), None))
 
 
 @pytest.mark.parametrize(

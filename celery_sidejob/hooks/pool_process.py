@@ -7,8 +7,8 @@ from typing import Any
 from billiard import current_process
 from celery import signals
 
-from ..store.connection import share_one
 from ..store.put_off import write_all_now
+from ..store.turns import share_one
 
 
 def install() -> None:

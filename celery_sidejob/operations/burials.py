@@ -11,7 +11,7 @@ from ..model.crash_points import reach
 from ..model.durable import NOWHERE, Address, Key, Message
 from ..model.errors import IllegalMoveError
 from ..store import burials, durable_messages, twins
-from ..store.connection import OutcomeUnknown
+from ..store.errors import OutcomeUnknown
 from ..store.statement import Executor
 from . import copies
 from .endings import storable

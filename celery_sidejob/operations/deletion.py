@@ -7,7 +7,7 @@ from collections.abc import Set
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
 from ..store import askings, jobs, messages
-from ..store.connection import Moved, RowsLocked
+from ..store.errors import Moved, RowsLocked
 from ..store.statement import Executor
 from .runtime import Runtime
 

@@ -12,8 +12,8 @@ from ..model.crash_points import reach
 from ..model.durable import Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import durable_locks, durable_messages
-from ..store.connection import OutcomeUnknown
 from ..store.durable_messages import Kept
+from ..store.errors import OutcomeUnknown
 from ..store.put_off import PutOff
 from ..store.statement import Executor
 from . import late_locks

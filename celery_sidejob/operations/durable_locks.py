@@ -12,7 +12,7 @@ from ..model.durable import NOWHERE, Address, Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Observer
 from ..store import durable_locks, durable_messages, twins
-from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.sent import Sent
 from ..store.statement import Executor
 from . import copies, late_locks

@@ -13,7 +13,7 @@ from ..model.errors import JobNotFoundError
 from ..model.messages import FORMAT, Outcome
 from ..model.status import ASKABLE, Status
 from ..store import askings, asks, claims, dead, jobs, messages, packets
-from ..store.connection import Moved
+from ..store.errors import Moved
 from ..store.statement import Executor
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .noted_asks import apply_noted_asks

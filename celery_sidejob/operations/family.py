@@ -19,7 +19,7 @@ from ..model.errors import (
 from ..model.messages import Doorbell
 from ..model.status import Status
 from ..store import aliases, jobs, ports, state
-from ..store.connection import Moved
+from ..store.errors import Moved
 from ..store.statement import Executor, violated
 from .mailboxes import port_row
 from .runtime import Aftermath, Move, Runtime

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import claims
-from ..store.connection import OutcomeUnknown
+from ..store.errors import OutcomeUnknown
 from ..store.statement import Executor
 from .runtime import Runtime
 

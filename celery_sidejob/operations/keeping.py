@@ -16,8 +16,9 @@ from ..model.durable import Message
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import durable_messages, twins
 from ..store.borrowed import Borrowed
-from ..store.connection import NoAnswer, OutcomeUnknown, OwnExecutor
 from ..store.durable_messages import Kept, Waits
+from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
 from .patience import patience_s, patiently, repeat
 from .publishing import send

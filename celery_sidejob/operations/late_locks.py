@@ -26,8 +26,9 @@ from ..model.durable import Key
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.protocols import Observer
 from ..store import durable_locks, put_off
-from ..store.connection import OutcomeUnknown, OwnExecutor
 from ..store.durable_locks import Late
+from ..store.errors import OutcomeUnknown
+from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
 from .runtime import Aftermath, Runtime
 

@@ -11,7 +11,7 @@ from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, PortRow, Pu
 from ..model.errors import PortNotFoundError
 from ..model.port import WILDCARD
 from ..store import packets, ports
-from ..store.connection import Moved
+from ..store.errors import Moved
 from ..store.statement import Executor
 from .runtime import Aftermath
 from .touched import FAN_OUT, Touched

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..model.errors import StoreUnavailableError
-from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.errors import NoAnswer, OutcomeUnknown
 from .hold import PAUSE_S
 from .runtime import Runtime
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..store import revocation
-from ..store.connection import NoAnswer, OutcomeUnknown
+from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Executor
 from .runtime import Runtime
 

@@ -13,7 +13,7 @@ from ..model.changes import Adopt, Change, Disown
 from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
 from ..store import claims, jobs, packets
 from ..store.borrowed import Borrowed, transaction_id
-from ..store.connection import OutcomeUnknown
+from ..store.errors import OutcomeUnknown
 from ..store.statement import Executor
 from .hold import PAUSE_S, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of

@@ -28,7 +28,7 @@ from ..model.changes import (
 )
 from ..model.errors import JobNotFoundError
 from ..store import jobs, ports
-from ..store.connection import Moved
+from ..store.errors import Moved
 from ..store.statement import Executor
 
 FAN_OUT = 64

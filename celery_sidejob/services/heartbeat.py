@@ -20,7 +20,7 @@ from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
 from ..store import claims, durable_looks, messages, revocation, workers
-from ..store.connection import OwnExecutor
+from ..store.own_executor import OwnExecutor
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
 from .held_runs import HeldRuns

@@ -23,8 +23,9 @@ from ..operations import recovery
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.runtime import Runtime
 from ..store import askings, asks, claims, messages, workers
-from ..store.connection import RowsLocked, take_turns
+from ..store.errors import RowsLocked
 from ..store.statement import Executor
+from ..store.turns import take_turns
 from .backlog import LOOK_PAGE, Backlog
 from .loop import Turn
 from .poller import Poller

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.measures import TIMED, Measures
 from . import counters
-from .connection import Connections, OutcomeUnknown, OwnExecutor
+from .connection import Connections
+from .errors import OutcomeUnknown
+from .own_executor import OwnExecutor
 from .statement import Executor
 
 T = TypeVar("T")

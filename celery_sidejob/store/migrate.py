@@ -27,7 +27,9 @@ from sqlalchemy.pool import NullPool
 
 from ..model.errors import SchemaError
 from . import messages, registry, workers
-from .connection import Connections, OwnExecutor, connection_parameters
+from .connection import Connections
+from .own_executor import OwnExecutor
+from .parameters import connection_parameters
 from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00

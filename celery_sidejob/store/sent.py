@@ -16,7 +16,7 @@ from ..model.crash_points import AnswerLost, reach
 from .bounded import Overdue
 
 if TYPE_CHECKING:
-    from .connection import OwnExecutor
+    from .own_executor import OwnExecutor
 
 
 class Sent:

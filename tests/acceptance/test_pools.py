@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from celery_sidejob.store.connection import GREENLETS_SHARE, IDLE_S
+from celery_sidejob.store.idle import IDLE_S
+from celery_sidejob.store.turns import GREENLETS_SHARE
 from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.pgbouncer import client_ports
 from tests.tools.waiting import wait_until

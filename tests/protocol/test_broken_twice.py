@@ -18,8 +18,7 @@ from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
 from celery_sidejob.operations import touched
 from celery_sidejob.services import sweeper
 from celery_sidejob.services.pruner import Pruner
-from celery_sidejob.store import connection as connections
-from celery_sidejob.store import ports
+from celery_sidejob.store import own_executor, ports
 from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
@@ -71,7 +70,7 @@ def test_what_a_thread_asks_while_its_run_commits_is_in_one_unit_or_the_other(
             stage.sidejob.get(job.id).output("o").write("late")
 
         job.output("o").write("early")
-        monkeypatch.setattr(connections, "reach", strike)
+        monkeypatch.setattr(own_executor, "reach", strike)
         job.checkpoint()
         threads[0].join()
 
@@ -138,14 +137,14 @@ def test_a_commit_that_goes_on_behind_a_broken_connection_is_waited_for(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[Any] = []
-    real = connections.OwnExecutor.in_transaction
+    real = own_executor.OwnExecutor.in_transaction
 
     def in_transaction(self: Any, name: str, *args: Any, **options: Any) -> Any:
         if name == "checkpoint":
             used.append(self)
         return real(self, name, *args, **options)
 
-    monkeypatch.setattr(connections.OwnExecutor, "in_transaction", in_transaction)
+    monkeypatch.setattr(own_executor.OwnExecutor, "in_transaction", in_transaction)
 
     def body(job: RunningJob) -> None:
         job.set(x=1)
@@ -265,7 +264,7 @@ def test_a_soft_time_limit_in_the_middle_of_a_checkpoint_is_the_bodys_to_handle(
         if name == "checkpoint:after-commit":
             raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(connections, "reach", strike)
+    monkeypatch.setattr(own_executor, "reach", strike)
 
     def body(job: RunningJob) -> None:
         job.output("o").write("once")

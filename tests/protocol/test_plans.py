@@ -35,7 +35,8 @@ from celery_sidejob.store import (
     statistics,
     twins,
 )
-from celery_sidejob.store.connection import PREPARE_AFTER, Connections, OwnExecutor
+from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until

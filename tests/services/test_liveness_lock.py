@@ -14,7 +14,8 @@ from celery_sidejob.services.heartbeat import Heartbeat
 from celery_sidejob.services.liveness_lock import LivenessLock
 from celery_sidejob.services.sweeper import Sweeper
 from celery_sidejob.store import workers
-from celery_sidejob.store.connection import Connections, OwnExecutor
+from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.own_executor import OwnExecutor
 from tests.tools.databases import Databases
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import PgBouncer

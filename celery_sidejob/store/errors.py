@@ -1,0 +1,63 @@
+"""What the store raises of its own, and what an error of Postgres' is to whoever asked."""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors as pg
+
+from ..model.errors import SchemaError, StoreUnavailableError
+from .bounded import Overdue
+
+UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
+
+
+class OutcomeUnknown(StoreUnavailableError):
+    """The connection broke while a commit was on its way: it may have been applied."""
+
+
+class LacksRights(SchemaError):
+    """The user may not do in the schema what is wanted."""
+
+
+class NoAnswer(OutcomeUnknown):
+    """The store took a statement and has not answered within the time that there was."""
+
+
+class RowsLocked(StoreUnavailableError):
+    """Somebody has had a row locked for longer than this process may wait: nothing was changed."""
+
+
+class Moved(Exception):
+    """What a transaction had read before it locked has changed: repeat it whole."""
+
+
+REFUSED = (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn)
+"""By which Postgres refuses a statement: a right or a table is missing, or a row is locked. Nothing was changed."""
+
+
+def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> SchemaError | StoreUnavailableError:
+    """Return what to raise for one of those; `setting` is where the URL comes from."""
+    if isinstance(error, pg.InsufficientPrivilege):
+        return LacksRights(
+            f"The user in {setting} lacks a right that {name!r} needs in schema {schema!r} "
+            f"({first_line(error)}). Workers and clients need what "
+            "`celery -A <app> sidejob db grants <user>` prints; an upgrade is run by the schema's owner."
+        )
+    if isinstance(error, pg.LockNotAvailable):
+        return RowsLocked(
+            f"A row that {name!r} needs has been locked for too long ({first_line(error)}). Nothing was "
+            "changed; try again."
+        )
+    return SchemaError(f"Schema {schema!r} is missing or incomplete ({first_line(error)}). {UPGRADE}")
+
+
+def unknown(error: BaseException, when: str) -> OutcomeUnknown:
+    """Return what to raise where a commit was on its way; `when` says of what."""
+    if isinstance(error, Overdue):
+        return NoAnswer(f"The store did not answer in time {when}: it may or may not have been applied.")
+    return OutcomeUnknown(f"The connection broke {when}: it may or may not have been applied.")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its name."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

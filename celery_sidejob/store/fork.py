@@ -1,0 +1,58 @@
+"""What a forked child does with its parent's connections to stores: nothing is ever said on them there."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from contextlib import suppress
+from typing import Any, Protocol
+
+import psycopg
+
+
+class Forgets(Protocol):
+    """What knows of connections."""
+
+    def forget(self) -> None:
+        """After a fork: the parent's connections are the parent's. Their sockets were detached before this."""
+        ...
+
+
+def register(one: Forgets) -> None:
+    """Have it forget in every child."""
+    _forgetting.add(one)
+
+
+def note_open(connection: psycopg.Connection[Any]) -> None:
+    """Have a connection left alone by every child."""
+    _open.add(connection)
+
+
+def note_closed(connection: psycopg.Connection[Any]) -> None:
+    """Think no more of a connection: it is about to be closed."""
+    _open.discard(connection)
+
+
+_open: weakref.WeakSet[psycopg.Connection[Any]] = weakref.WeakSet()
+_forgetting: weakref.WeakSet[Forgets] = weakref.WeakSet()
+_inherited: list[Any] = []
+
+
+def _after_fork() -> None:
+    """In a forked child: let go of the parent's sockets without a word to the server.
+
+    A child that kept a copy would keep the parent's advisory lock alive after the parent's death, and one that
+    closed it through libpq would say goodbye in the parent's name. So the descriptor is pointed at /dev/null.
+    """
+    null = os.open(os.devnull, os.O_RDWR)
+    for connection in list(_open):
+        with suppress(psycopg.Error, OSError):  # it may be closed already
+            os.dup2(null, connection.fileno())
+        _inherited.append(connection)  # never collected: its destructor would write to the descriptor
+    os.close(null)
+    _open.clear()
+    for one in list(_forgetting):
+        one.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,88 @@
+"""Connections to a store that nobody uses just now."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from ..model import native
+from ..model.errors import StoreUnavailableError
+from .bounded import Overdue
+from .own_executor import OwnExecutor
+
+IDLE_S = 5.0
+
+
+class Idle:
+    """Keeps them for whoever is next, and closes each that was idle for `IDLE_S`."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork: what is idle is the parent's."""
+        self._lock = native.lock()
+        self._idle: list[tuple[float, OwnExecutor]] = []
+        self._reaper: threading.Thread | None = None
+
+    def take(self, deadline: float | None) -> OwnExecutor | None:
+        """Take a connection that nobody uses, if there is one; whose answer was not waited for has it by then.
+
+        Raises StoreUnavailableError if that answer is not there at the deadline.
+        """
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                free = (place for place in reversed(range(len(self._idle))) if self._idle[place][1].owes is None)
+                executor = self._idle.pop(next(free, -1))[1]
+            try:
+                executor.settle(deadline)
+            except BaseException as error:
+                self.give_back(executor)
+                if isinstance(error, Overdue):
+                    raise StoreUnavailableError(
+                        "The store has not answered in time what it was sent before."
+                    ) from error
+                raise
+            if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
+                executor.close()
+                if deadline is not None and time.monotonic() > deadline:
+                    raise StoreUnavailableError("The store has not answered in time what it was sent before.")
+                continue
+            executor.used = True
+            return executor
+
+    def give_back(self, executor: OwnExecutor) -> None:
+        """Keep a connection that was used, unless it is fit for no other use."""
+        if not executor.lay_down():
+            return
+        with self._lock:
+            self._idle.append((time.monotonic(), executor))
+            if self._reaper is not None:
+                return
+            self._reaper = reaper = threading.Thread(target=self._reap, name="sidejob-idle-connections", daemon=True)
+        reaper.start()  # not under the lock: with gevent the start waits
+
+    def close(self) -> None:
+        """Close all."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for _, executor in idle:
+            executor.close()
+
+    def _reap(self) -> None:
+        """Close connections idle for `IDLE_S`; end when none is left."""
+        while True:
+            with self._lock:
+                now = time.monotonic()
+                old = [executor for since, executor in self._idle if now - since >= IDLE_S]
+                self._idle = [(since, executor) for since, executor in self._idle if now - since < IDLE_S]
+                if not self._idle:
+                    self._reaper = None
+                wait = IDLE_S - (now - self._idle[0][0]) if self._idle else None
+            for executor in old:
+                executor.close()
+            if wait is None:
+                return
+            time.sleep(wait)

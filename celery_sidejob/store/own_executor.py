@@ -1,0 +1,237 @@
+"""A connection of our own as what runs statements: alone, in a transaction, or sent ahead of their answer."""
+
+from __future__ import annotations
+
+import math
+import select
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from ..model import native
+from ..model.crash_points import AnswerLost, reach
+from ..model.errors import StoreUnavailableError
+from . import fork
+from .bounded import BoundedConnection
+from .errors import first_line, unknown
+from .libpq import Exchange
+from .sent import Sent
+from .statement import Statement, rows
+from .turns import LONGEST_TURN_S
+
+T = TypeVar("T")
+
+PREPARE_AFTER = 5
+"""How often a statement is run on a connection before it is prepared there, where that is allowed."""
+
+PLANS_LIVE_S, PLANS_SERVE = 2.0, 20
+"""A connection of ours keeps the plans of its prepared statements so long, and for so many transactions.
+
+A plan that was made while its tables were empty reads them whole, and Postgres keeps it, however they grow, until
+autovacuum has looked at them: a minute, in which each statement of a burst costs a hundred times its share. What
+runs seldom need not be planned more often than it runs.
+"""
+
+_BACKEND = Statement("SELECT pg_backend_pid() AS pid")
+_BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
+# A process that is stopped or cut off in the middle would else keep its jobs locked, and all who ask them waiting.
+_PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
+# Statements with arrays look cheaper to Postgres with the values known, and it plans them anew each time; to plan a
+# join it looks at the ends of the indexes, past whatever vacuum has not removed there: that took three times as long as
+# to execute them. Their plans do not depend on values (tests/protocol/test_plans.py looks at the generic ones).
+_PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
+
+
+class OwnExecutor:
+    """Runs statements on a connection of ours."""
+
+    def __init__(self, connection: BoundedConnection, schema: str, *, longest_pause_s: float | None = None) -> None:
+        self.connection = connection
+        self.used = False
+        self._begin = _PLANNED_ONCE
+        if longest_pause_s is not None:
+            self._begin += _PAUSES.format(round(longest_pause_s * 1000))
+        self._schema = schema
+        self._cursor = connection.cursor()
+        self._exchange: Exchange | None = None
+        self._hung_up: Any = None
+        self._plans_end = math.inf
+        self._planned_for = 0
+        self._pgconn = connection.pgconn
+        self.owes: Sent | None = None
+        """What was sent over this connection and has not been answered yet."""
+        self.is_given_up = False
+        """It was to be closed while a thread waited for an answer: that thread closes it."""
+
+    def allow_prepared(self) -> None:
+        """Have statements prepared that are run again and again: no proxy stands between."""
+        self.connection.prepare_threshold = PREPARE_AFTER
+        self._plans_end = time.monotonic() + PLANS_LIVE_S
+
+    def _renew_plans(self) -> None:
+        """Before a transaction: have Postgres plan anew what it next executes, if it is time."""
+        self._planned_for += 1
+        if self._planned_for > PLANS_SERVE and time.monotonic() >= self._plans_end:
+            self._plans_end = time.monotonic() + PLANS_LIVE_S
+            self._planned_for = 1
+            self._cursor.execute("DISCARD PLANS", prepare=False)
+
+    def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
+        """Run one statement and return its rows."""
+        try:
+            if statement.frequent and not native.is_patched():  # greenlets wait as psycopg knows to
+                return self._exchanging().run(statement, parameters)
+            self._cursor.execute(statement.render(self._schema), parameters or None)
+        except pg.ReadOnlySqlTransaction as error:
+            raise self._takes_no_writes(error) from error
+        return rows(self._cursor)
+
+    def run_beside(self, work: Callable[[], object], statement: Statement, /, **parameters: Any) -> list[Any]:
+        """Run one statement and return its rows; do `work`, which takes no time of others', while the server does."""
+        if native.is_patched():
+            work()
+            return self.run(statement, **parameters)
+        exchange = self._exchanging()
+        exchange.send(statement, parameters)
+        try:
+            work()
+        finally:
+            try:
+                found = exchange.receive()
+            except pg.ReadOnlySqlTransaction as error:
+                raise self._takes_no_writes(error) from error
+        return found
+
+    def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
+        self.close()  # after a failover another connection may lead to a store that takes them
+        return StoreUnavailableError(f"The store takes no writes just now ({first_line(error)}).")
+
+    def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
+        """Send one statement, of which `settle` receives the answer."""
+        self._renew_plans()
+        self._exchanging().send(statement, parameters)
+        self.owes = sent = Sent(name, self)
+        return sent
+
+    def receive(self) -> list[Any]:
+        """Wait for the answer to what was sent."""
+        return self._exchanging().receive()
+
+    def settle(self, deadline: float | None) -> None:
+        """Wait for the answer that is still owed, which is whoever's has sent it."""
+        owed = self.owes
+        if owed is not None:
+            owed.settle(deadline)
+
+    def _exchanging(self) -> Exchange:
+        if self._exchange is None:
+            prepare_after = self.connection.prepare_threshold
+            self._exchange = Exchange(self.connection, self._schema, prepare_after=prepare_after)
+        return self._exchange
+
+    def in_transaction(
+        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
+    ) -> T:
+        """Run `work` between BEGIN and COMMIT, or as the `single` statement it is; roll back on any error.
+
+        With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
+        """
+        self._renew_plans()
+        if single:
+            return self._as_one_statement(name, work)
+        begin = self._begin + _BOUNDED if bounded else self._begin
+        self._cursor.execute(begin, prepare=False)
+        try:
+            result = work(self)
+            reach(f"{name}:before-commit")
+        except AnswerLost as lost:  # the connection broke before the commit was sent: nothing happened
+            self.close()
+            raise StoreUnavailableError(str(lost)) from lost
+        except BaseException:
+            if not self.broken and not self.busy:
+                self._cursor.execute("ROLLBACK")
+            raise
+        try:
+            self._cursor.execute("COMMIT")
+            reach(f"{name}:after-commit")
+        except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
+            if isinstance(error, psycopg.Error) and not self.broken:
+                raise  # Postgres answered: the commit failed and was rolled back
+            raise unknown(error, f"while {name!r} was being committed") from error
+        return result
+
+    def _as_one_statement(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+        try:
+            reach(f"{name}:before-commit")
+        except AnswerLost as lost:
+            self.close()
+            raise StoreUnavailableError(str(lost)) from lost
+        try:
+            result = work(self)
+            reach(f"{name}:after-commit")
+        except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
+            if isinstance(error, psycopg.Error) and not self.broken:
+                raise  # Postgres answered: it failed
+            raise unknown(error, f"during {name!r}") from error
+        return result
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a proxy stands between: the process that answers is not the one that the connect was told of.
+
+        PgBouncer and its like make up the numbers that they tell their clients. Then two statements may meet two
+        sessions, and a lock taken for the session's life would be left with a session that is anybody's.
+        """
+        return bool(self.run(_BACKEND)[0].pid != self.connection.info.backend_pid)
+
+    def dropped_within(self, timeout_s: float) -> bool:
+        """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
+        try:
+            if self._hung_up is None:
+                self._hung_up = native.poll()  # not select(): a process may have more than a thousand files open
+                self._hung_up.register(self.connection.fileno(), select.POLLIN)
+            return bool(self._hung_up.poll(timeout_s * 1000))
+        except (psycopg.Error, OSError, ValueError):
+            return True
+
+    @property
+    def broken(self) -> bool:
+        """Tell whether this connection can no longer be used."""
+        return self._pgconn.status == ConnStatus.BAD  # which a closed one has too
+
+    @property
+    def busy(self) -> bool:
+        """Tell whether a statement is under way: a signal's handler raised in the middle of it, as time limits do."""
+        return self._pgconn.transaction_status == TransactionStatus.ACTIVE
+
+    @property
+    def rests(self) -> bool:
+        """Tell whether no transaction is open: one stays failed where even its BEGIN or its ROLLBACK was cancelled."""
+        return self._pgconn.transaction_status == TransactionStatus.IDLE
+
+    def lay_down(self) -> bool:
+        """End a use of it, and with that its deadline; False if it is fit for no other use, and closed."""
+        if self.owes is None:  # else the deadline is that of whoever waits for the answer
+            self.connection.deadline = None
+        if self.broken or (self.owes is None and not self.rests):
+            self.close()
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the connection; never raises."""
+        owed = self.owes
+        if owed is not None and not owed.abandon():
+            self.is_given_up = True
+            return
+        fork.note_closed(self.connection)
+        if not self.broken and self.busy:
+            with suppress(psycopg.Error):  # else the server finishes the statement for nobody
+                self.connection.cancel_safe(timeout=1.0)
+        with suppress(psycopg.Error):  # it is gone either way
+            self.connection.close()

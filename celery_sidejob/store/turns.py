@@ -1,0 +1,79 @@
+"""Who of a process waits for whom before using a connection: threads that share one, greenlets that share some."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from ..model import native
+from .places import Places
+
+GREENLETS_SHARE = 10
+"""How many connections the greenlets of one process use at once, however many bodies they run."""
+
+LONGEST_TURN_S = 1.0
+"""How long a service waits for a row that somebody has locked, before the other services have their turn."""
+
+
+class Turns:
+    """The turns on the connections to one store."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._places = Places(GREENLETS_SHARE) if native.is_patched() else None
+
+    def one(self) -> AbstractContextManager[Any]:
+        """Return what this thread or greenlet holds while it uses a connection; to enter it may mean to wait."""
+        if _thread.takes_turns or _process.shares_one:
+            return self._lock
+        return self._places.one() if self._places is not None else nullcontext()
+
+    def forget(self) -> None:
+        """After a fork: whose turn it was is the parent's concern."""
+        self._lock = threading.RLock()
+
+
+def share_one() -> None:
+    """Have all threads of this process, and of none that it forks, take turns on one connection to each store."""
+    _process.shares_one = True
+
+
+def take_turns() -> None:
+    """Have this thread's transactions wait for those of all others that called this: they need one connection.
+
+    In a turn nobody waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError tells to try again.
+    """
+    _thread.takes_turns = True
+
+
+def shares_one() -> bool:
+    """Tell whether `share_one` was called in this process."""
+    return _process.shares_one
+
+
+def takes_turns() -> bool:
+    """Tell whether this thread has called `take_turns`."""
+    return _thread.takes_turns
+
+
+class _Thread(threading.local):
+    takes_turns = False
+
+
+_thread = _Thread()
+
+
+class _Process:
+    shares_one = False
+
+
+_process = _Process()
+
+
+def _after_fork() -> None:
+    _process.shares_one = False
+
+
+os.register_at_fork(after_in_child=_after_fork)
