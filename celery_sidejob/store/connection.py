@@ -29,7 +29,7 @@ from ..model.settings import NO_STORE
 from . import fork
 from .borrowed import Address, Borrowed, borrow, check
 from .bounded import BoundedConnection, Overdue
-from .errors import REFUSED, UPGRADE, Moved, NoAnswer, OutcomeUnknown, first_line, refusal, unknown
+from .errors import REFUSED, UPGRADE, LacksRights, Moved, NoAnswer, OutcomeUnknown, first_line, refusal, unknown
 from .identity import Database, cluster, look
 from .idle import Idle
 from .own_executor import OwnExecutor
@@ -307,7 +307,7 @@ class Connections:
             own = self.transact(READ, lambda executor: look(executor, self.schema))
             if own is None:
                 raise SchemaError(f"Schema {self.schema!r} is missing. {UPGRADE}")
-            with suppress(psycopg.errors.InsufficientPrivilege):
+            with suppress(LacksRights):
                 own = replace(own, cluster=self.transact(READ, cluster, single=True))
             self._database = own
         return self._database

@@ -113,3 +113,17 @@ def test_a_role_with_a_name_that_must_be_quoted(database_url: str) -> None:
     grants.write_grants("a schema", 'the "role"', written)
 
     assert 'ON "a schema"."jobs" TO "the ""role""";' in written.getvalue()
+
+
+def test_who_may_not_ask_for_the_cluster_lends_a_transaction_all_the_same(
+    database_url: str, role: tuple[str, str]
+) -> None:
+    """Which then is told from that of another cluster by the schema's name and the database's number alone."""
+    with psycopg.connect(direct(database_url), autocommit=True) as owner:
+        owner.execute("REVOKE EXECUTE ON FUNCTION pg_catalog.pg_control_system() FROM PUBLIC")
+    connections = Connections(role[1], SCHEMA)
+    try:
+        with psycopg.connect(role[1]) as lent:
+            assert connections.borrow(lent).run(Statement("SELECT 7 AS seven"))[0].seven == 7
+    finally:
+        connections.close()
