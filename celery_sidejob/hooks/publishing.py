@@ -213,7 +213,8 @@ class CeleryPublisher:
                 connection.mind_strike(error)
                 connection.pause(error)
                 return False
-        # The first look of a process finds no marker on a fresh broker: publishing everything once more is harmless.
+        # A fresh broker has no marker either: what is found there gets no copy, and where nothing can be found out one
+        # that is harmless.
         return not there
 
     def ready_messages(self, queue: str) -> int | None:
