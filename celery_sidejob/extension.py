@@ -21,6 +21,7 @@ from .hooks import (
     durable_request,
     durable_task,
     keeping,
+    lent,
     logs,
     pool_process,
     recording,
@@ -101,6 +102,7 @@ class SideJob:
         durable_task.install()
         durable_task.mind_tasks(app)
         durable_request.install()
+        lent.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)

@@ -23,7 +23,7 @@ from celery.exceptions import Ignore, InvalidTaskError, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
-from ..model.errors import LeaseLostError, SchemaError, SettingsError, StoreUnavailableError
+from ..model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ..operations import burials, durable_ends, durable_locks, late_locks, revocation
 from ..operations.durable_locks import Ahead
 from ..operations.durable_runs import Run, in_body
@@ -34,6 +34,7 @@ from .broker_connection import PAUSE_S
 from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
 from .not_begun import Copy, Left, SentBack
+from .on_commit import OnCommit, made_early
 from .task_options import check_ordinary
 
 logger = logging.getLogger("celery_sidejob")
@@ -42,7 +43,7 @@ RUNS: dict[str, Run] = {}
 """The durable tasks that run in this process, by task id."""
 
 
-class DurableTask(Task):
+class DurableTask(OnCommit):
     """A marker base of ordinary tasks whose messages are kept until they are done.
 
     The class that is built from it is (marker, the task's own class). `on_lost`: what becomes of a run whose worker
@@ -81,27 +82,6 @@ class DurableTask(Task):
                 raise  # Celery tells of it and drops the message
 
         return take_or_bury
-
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the task in Django's transaction: `apply_async_on_commit`, for Celery's task of Django."""
-        return self.apply_async_on_commit(args, kwargs)
-
-    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Call the task as part of Django's transaction, if that is in the store's database; returns its result.
-
-        Where Django's default database is another one, it is called just after the commit, as Celery does.
-        """
-        above = super()
-        if not hasattr(above, "apply_async_on_commit"):
-            raise AttributeError(
-                f"{self.name}.apply_async_on_commit() is for tasks of Django; use apply_async(transaction=...)."
-            )
-        from django.db import connection
-
-        if connection.vendor == "postgresql" and not self._get_app().conf.task_always_eager:
-            with suppress(SchemaError):
-                return self.apply_async(args, kwargs, transaction=connection, **options)
-        return above.apply_async_on_commit(args, kwargs, **options)
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         """Lock the task's row; a copy of what runs or was finished goes no further than this."""
@@ -180,7 +160,8 @@ def _mark_if_final(app: Celery, task: Any) -> Any:
         _check(app, task)
         if is_durable(app, task.name):
             _mark(app, task)
-    return task
+        return task
+    return made_early(task)
 
 
 def _check(app: Celery, task: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -12,13 +11,15 @@ from celery.app.task import Task
 from celery.exceptions import MaxRetriesExceededError
 
 from ..job import Job, enqueue
-from ..model.errors import IllegalMoveError, SchemaError, SettingsError
+from ..model.errors import IllegalMoveError, SettingsError
 from ..model.port import PortOptions, parse_ports
 from ..open_unit import active
 from ..running import RetryRun, RunningJob
 from .calls import check_arguments
 from .doorbell import HEADER
 from .eager import apply_eagerly
+from .lent import transaction_of
+from .on_commit import OnCommit
 from .run import adopt_delivery, run_delivery
 from .task_options import OWN_OPTIONS, check_options, given
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ..operations.runtime import Runtime
 
 
-class SideJobTask(Task):
+class SideJobTask(OnCommit):
     """A marker base: the class that is built from it is (marker, the app's own Task), so the project's stays in place.
 
     Subclass it for a task that is a class: ``name``, ``inports``, ``outports``, ``startup``, ``run``, ``shutdown``.
@@ -107,7 +108,7 @@ class SideJobTask(Task):
             return apply_eagerly(self, args or (), kwargs, options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
-        transaction = options.pop("transaction", None)
+        transaction = transaction_of(options)
         repeated = self._repeated(options.get("task_id"))
         job = repeated or enqueue(self._runtime, self, args or (), kwargs, transaction=transaction, **options)
         result = self.AsyncResult(options.get("task_id") or job.task_id)
@@ -121,27 +122,6 @@ class SideJobTask(Task):
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         """Make a job with these arguments; the short form of `apply_async`."""
         return self.apply_async(args, kwargs)
-
-    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a job in Django's transaction: `delay` with ``transaction="default"``, for Celery's task of Django."""
-        return self.apply_async_on_commit(args, kwargs)
-
-    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        """Make a job that is there when Django's transaction commits: as part of it, if it is in the store's database.
-
-        Where Django's default database is another one, the job is made just after the commit, as Celery does.
-        """
-        above = super()
-        if not hasattr(above, "apply_async_on_commit"):
-            raise AttributeError(
-                f"{self.name}.apply_async_on_commit() is for tasks of Django; use apply_async(transaction=...)."
-            )
-        from django.db import connection
-
-        if connection.vendor == "postgresql" and not self._get_app().conf.task_always_eager:
-            with suppress(SchemaError):
-                return self.apply_async(args, kwargs, transaction=connection, **options)
-        return above.apply_async_on_commit(args, kwargs, **options)
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise TypeError for arguments the body does not take; the running job is not among them."""

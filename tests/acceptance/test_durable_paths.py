@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from celery import Celery, chain, chord, group
 
 from tests.acceptance.durable_site import APP, PROCESSES, SEVERAL, TIMEOUT_S
 from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
+from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 from tests.tools.workers import WorkerProcess
 
@@ -93,6 +95,17 @@ def test_a_run_holds_its_row_and_a_poll_leaves_it_alone(site: Site) -> None:
     assert result.get(timeout=TIMEOUT_S) == 1
     site.nothing_died(result)
     assert len(site.ran(result)) == 1
+
+
+def test_a_chord_in_a_transaction_runs_once_that_is_committed(site: Site) -> None:
+    with psycopg.connect(direct(site.database_url)) as transaction:
+        parts = [site.s("noted", 1), site.s("noted", 2)]
+        result = chord(parts, site.s("plus")).apply_async(transaction=transaction)
+        assert site.call("noted", 3).get(timeout=TIMEOUT_S) == 3
+        assert [site.ran(part) for part in result.parent] == [[], []]
+
+    assert result.get(timeout=TIMEOUT_S) == 4
+    site.nothing_died(result, *result.parent)
 
 
 @SEVERAL

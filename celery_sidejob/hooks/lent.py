@@ -1,0 +1,50 @@
+"""The transaction of a chord: `chord(...).apply_async(transaction=...)`, or that of a group with something after it.
+
+Celery copies the options of such a call for the chord's body, and a transaction cannot be copied. So it is kept from
+Celery, and what the call sends takes it from here; the body is a part of those messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+from celery.canvas import _chord
+
+_lent: ContextVar[Any] = ContextVar("celery_sidejob_lent", default=None)
+
+
+def transaction_of(options: dict[str, Any]) -> Any:
+    """Take the transaction of a call out of its options; else return that of the chord that makes the call, if any."""
+    own = options.pop("transaction", None)
+    return _lent.get() if own is None else own
+
+
+def install() -> None:
+    """Have all chords of this process call their tasks so; those of an app without SideJob are as they were."""
+    if not hasattr(_chord.apply_async, "_keeps_transaction"):
+        _chord.apply_async = _keeping_transaction(_chord.apply_async)
+
+
+def _keeping_transaction(apply_async: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(apply_async)
+    def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        if options.get("transaction") is None or getattr(self._get_app(), "sidejob", None) is None:
+            return apply_async(self, args, kwargs, *more, **options)
+        with _lending(options.pop("transaction")):
+            return apply_async(self, args, kwargs, *more, **options)
+
+    apply._keeps_transaction = True  # type: ignore[attr-defined]
+    return apply
+
+
+@contextmanager
+def _lending(transaction: Any) -> Iterator[None]:
+    token = _lent.set(transaction)
+    try:
+        yield
+    finally:
+        _lent.reset(token)

@@ -1,0 +1,69 @@
+"""`delay_on_commit` and `apply_async_on_commit`, which Celery's task for Django has, of jobs and durable tasks.
+
+Theirs are called after the commit: a process that dies just then has lost the call. Ours are a part of the transaction.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from celery.app.task import Task
+
+from ..model.errors import SchemaError
+
+
+class OnCommit(Task):
+    """A part of the marker bases of our tasks, before the project's own class."""
+
+    abstract = True
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task in Django's transaction: `apply_async_on_commit`, for Celery's task of Django."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Call the task as part of Django's transaction, if that is in the store's database; returns its result.
+
+        Where Django's default database is another one, it is called just after the commit, as Celery does.
+        """
+        above = super()
+        if not hasattr(above, "apply_async_on_commit"):
+            raise AttributeError(
+                f"{self.name}.apply_async_on_commit() is for tasks of Django; use apply_async(transaction=...)."
+            )
+        from django.db import connection
+
+        if connection.vendor == "postgresql" and not self._get_app().conf.task_always_eager:
+            with suppress(SchemaError):
+                return self.apply_async(args, kwargs, transaction=connection, **options)
+        return above.apply_async_on_commit(args, kwargs, **options)
+
+
+class MadeEarly(Task):
+    """Put before the class of a task for Django that is made before its app is finalized: it may be durable by then.
+
+    A call in Django's transaction, which Celery would not finalize the app for, finds that out first.
+    """
+
+    abstract = True
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the task as `apply_async_on_commit` does."""
+        return self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """Call the task in or after Django's transaction."""
+        if not isinstance(self, OnCommit):
+            self._get_app().finalize(auto=True)
+            if isinstance(self, OnCommit):
+                return self.apply_async_on_commit(args, kwargs, **options)
+        return super().apply_async_on_commit(args, kwargs, **options)
+
+
+def made_early(task: Any) -> Any:
+    """Return a task that was made before its app is finalized, and finds out what it is before its first such call."""
+    if hasattr(task, "apply_async_on_commit") and not isinstance(task, OnCommit | MadeEarly):
+        cls = type(task)
+        task.__class__ = type(cls.__name__, (MadeEarly, cls), {"__module__": cls.__module__, "abstract": True})
+    return task
