@@ -78,8 +78,12 @@ class SignalObserver:
         self._measures.count("tasks_lost")
         task_lost.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
 
+    def task_rescued(self, task_id: str, task: str) -> None:
+        """Send `task_recovered` for an ordinary task that runs again."""
+        task_recovered.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
+
     def task_recovered(self, task_id: str, task: str) -> None:
-        """Send `task_recovered` for an ordinary task."""
+        """Send `task_recovered` for an ordinary task that has ended well after all."""
         logger.warning("Task %s (%s) was called lost while its worker was silent; it has ended well", task_id, task)
         self._measures.count("tasks_recovered")
         task_recovered.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)

@@ -142,6 +142,10 @@ class Observer(Protocol):
         """The worker of an ordinary durable task died while it ran."""
         ...
 
+    def task_rescued(self, task_id: str, task: str) -> None:
+        """A lost run of an ordinary durable task was rescued: it waits to run again."""
+        ...
+
     def task_recovered(self, task_id: str, task: str) -> None:
         """An ordinary durable task that was called lost has ended well after all."""
         ...

@@ -198,10 +198,18 @@ def _lose(runtime: Runtime, take: Callable[[Executor], Sequence[Any]]) -> int:
     """Take runs from whoever held them, and tell of those that were lost."""
     taken = runtime.connections.transact("durable-lose", take, single=True, within_s=patience_s(runtime))
     runtime.follow(
-        Aftermath(calls=[partial(_tell_of_loss, task_id=row.task_id, task=row.task) for row in taken if row.loss])
+        Aftermath(
+            calls=[
+                partial(_tell_of_loss, task_id=row.task_id, task=row.task, goes_on=row.goes_on)
+                for row in taken
+                if row.loss
+            ]
+        )
     )
     return len(taken)
 
 
-def _tell_of_loss(observer: Observer, *, task_id: str, task: str) -> None:
+def _tell_of_loss(observer: Observer, *, task_id: str, task: str, goes_on: bool) -> None:
     observer.task_lost(task_id, task)
+    if goes_on:
+        observer.task_rescued(task_id, task)

@@ -251,7 +251,7 @@ WITH held AS MATERIALIZED (
     WHERE m2.task_id = r.task_id AND m2.locked_by = %(worker_id)s AND m2.body IS NOT NULL
     FOR UPDATE SKIP LOCKED) found)
 UPDATE {{messages}} m SET {_LOST}
-FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
+FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss, m.doom IS NULL AS goes_on""",
     since=SINCE,
 )
 
@@ -271,7 +271,7 @@ WITH held AS MATERIALIZED (
   WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
   ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)
 UPDATE {{messages}} m SET {_LOST}
-FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss""",
+FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss, m.doom IS NULL AS goes_on""",
     since=SINCE,
 )
 

@@ -14,7 +14,7 @@ from celery import Celery, group
 from celery.exceptions import Ignore, Reject
 from celery.signals import task_revoked
 
-from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost
+from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost, task_recovered
 from celery_sidejob.operations import late_locks, stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
@@ -64,6 +64,12 @@ def buried(task_id: str, reason: str, entry_id: int, **_: Any) -> None:
 def lost(task_id: str, **_: Any) -> None:
     """Write down what was lost with its worker."""
     Record.from_env().note("lost", id=task_id)
+
+
+@task_recovered.connect(weak=False)
+def recovered(task_id: str, **_: Any) -> None:
+    """Write down what of that runs again, or has ended well after all."""
+    Record.from_env().note("recovered", id=task_id)
 
 
 @task_revoked.connect(weak=False)

@@ -233,6 +233,8 @@ def test_a_killed_pool_process_counts_once(site: Site) -> None:
     assert [(entry.task_id, entry.reason) for entry in site.dead()] == [(once.id, "lost")]
     assert once.state == "FAILURE"
     assert worker.alive
+    told = {what: [line["id"] for line in site.record.of(what)] for what in ("lost", "recovered", "buried")}
+    assert told == {"lost": [repeated.id, once.id], "recovered": [repeated.id], "buried": [once.id]}
 
 
 @PROCESSES
@@ -281,6 +283,7 @@ def test_what_a_silent_worker_ends_well_after_all_leaves_the_dead_set(site: Site
     assert site.dead() == []
     assert (result.state, result.result, len(site.ran(result))) == ("SUCCESS", 1, 1)
     first.wait_for_log("ended well", TIMEOUT_S)
+    site.record.wait_for("recovered", timeout=TIMEOUT_S, id=result.id)
     assert watching.alive
 
 
