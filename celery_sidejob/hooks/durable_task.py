@@ -241,9 +241,14 @@ def _begin(task: DurableTask, request: Context) -> None:
     if LATE in request.__dict__ and key is not None and len(places) == 1:
         store, worker_id = places[0]
         run = Run(key, task.name, worker_id, store)
-        if durable_locks.begin_late(store, run, max_losses=policy["max_losses"]):
-            _is_begun(task, request, run)
-            return
+        try:
+            if durable_locks.begin_late(store, run, max_losses=policy["max_losses"]):
+                _is_begun(task, request, run)
+                return
+        except BaseException:  # a time limit strikes
+            if run_of(task) is None and run.late is not None:
+                late_locks.of(store).drop(run)  # or the next delivery is taken for a copy of it
+            raise
     failure: StoreUnavailableError | None = None
     for store, worker_id in places:
         run = Run(key or (request.id, 1), task.name, worker_id, store)
@@ -274,10 +279,10 @@ def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.place)
     for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
-    RUNS[request.id] = run
     if request.chord:
         chords.mind(task.app, task.backend)
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
+    RUNS[request.id] = run
 
 
 def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
@@ -414,6 +419,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         burials.fail(
             runtime, run.key, by="run", worker_id=run.worker_id, reason="failed", retries=request.retries or 0,
             error=_shown(error, state), traceback=run.traceback or _trace(error), patient=True,
+            unknown=run.end_is_unknown,
         )  # fmt: skip
 
 

@@ -31,12 +31,11 @@ from ..model.errors import InvalidValueError, SettingsError, StoreUnavailableErr
 from ..operations import durable_ends, keeping
 from ..operations.durable_runs import Run
 from ..operations.runtime import Runtime
-from . import wanted_results
+from . import lent, wanted_results
 from .call_options import check_call
 from .durable import is_durable
 from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .later_producer import LaterProducer
-from .lent import transaction_of
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -75,11 +74,11 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
 
     Celery asks before, and then a Redis that is away fails the call after twenty seconds.
     """
-    transaction = transaction_of(options)
-    if transaction is not None:
-        options["transaction"] = transaction
+    if lent.is_lending():
+        with lent.handed_over(options):
+            return _send_task(app, send, name, *args, **options)
     if not is_durable(app, name):
-        if transaction is not None and not getattr(app._tasks.get(name), "sidejob", False):
+        if options.get("transaction") is not None and not getattr(app._tasks.get(name), "sidejob", False):
             raise InvalidValueError(
                 f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True "
                 "or sidejob_durable_tasks, or leave transaction= out."

@@ -17,10 +17,17 @@ from celery.canvas import _chord
 _lent: ContextVar[Any] = ContextVar("celery_sidejob_lent", default=None)
 
 
-def transaction_of(options: dict[str, Any]) -> Any:
-    """Take the transaction of a call out of its options; else return that of the chord that makes the call, if any."""
-    own = options.pop("transaction", None)
-    return _lent.get() if own is None else own
+def is_lending() -> bool:
+    """Tell whether a chord that has a transaction makes this call."""
+    return _lent.get() is not None
+
+
+@contextmanager
+def handed_over(options: dict[str, Any]) -> Iterator[None]:
+    """Put the transaction into the options of a call of the chord; what is called within the block has none of it."""
+    options.setdefault("transaction", _lent.get())
+    with _lending(None):
+        yield
 
 
 def install() -> None:

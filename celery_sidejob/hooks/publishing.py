@@ -147,6 +147,8 @@ class CeleryPublisher:
         connection = self._connection
         sent: list[Publication] = []
         for first in range(0, len(messages), TOGETHER):
+            if not connection.ready:  # another thread has found out meanwhile
+                break
             whole = messages[first : first + TOGETHER]
             page = [message for message in whole if not connection.passes_over(message.queue)]
             made = ready.part(first, TOGETHER) if ready is not None and len(page) == len(whole) else None
@@ -213,8 +215,8 @@ class CeleryPublisher:
                 connection.mind_strike(error)
                 connection.pause(error)
                 return False
-        # A fresh broker has no marker either: what is found there gets no copy, and where nothing can be found out one
-        # that is harmless.
+        # A fresh broker has no marker either: durable tasks that are found there get no copy, and other copies are
+        # harmless.
         return not there
 
     def ready_messages(self, queue: str) -> int | None:

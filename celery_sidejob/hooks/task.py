@@ -15,10 +15,10 @@ from ..model.errors import IllegalMoveError, SettingsError
 from ..model.port import PortOptions, parse_ports
 from ..open_unit import active
 from ..running import RetryRun, RunningJob
+from . import lent
 from .calls import check_arguments
 from .doorbell import HEADER
 from .eager import apply_eagerly
-from .lent import transaction_of
 from .on_commit import OnCommit
 from .run import adopt_delivery, run_delivery
 from .task_options import OWN_OPTIONS, check_options, given
@@ -104,11 +104,14 @@ class SideJobTask(OnCommit):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and return a Celery result of its first asking, with the job as ``.job``."""
+        if lent.is_lending():
+            with lent.handed_over(options):
+                return self.apply_async(args, kwargs, **options)
         if self._get_app().conf.task_always_eager and active() is None:  # in a run it belongs to the unit
             return apply_eagerly(self, args or (), kwargs, options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
-        transaction = transaction_of(options)
+        transaction = options.pop("transaction", None)
         repeated = self._repeated(options.get("task_id"))
         job = repeated or enqueue(self._runtime, self, args or (), kwargs, transaction=transaction, **options)
         result = self.AsyncResult(options.get("task_id") or job.task_id)

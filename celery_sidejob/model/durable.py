@@ -17,7 +17,7 @@ that another store may have a copy of: those in ``"t"``, or any (``"u"``), as it
 CALL = "sidejob_call"
 """The header of a message that is published without a row, as all stores are away: some may have a copy of it."""
 REPUBLISHED = "sidejob_republished"
-"""A header of copies: the store published it again, because the first was not heard of."""
+"""A header of copies: the store published it again, because the first was not heard of; or may have, before it."""
 WORKER = "sidejob_worker"
 """The request's key for the identity under which the worker claims; set by the parent for each delivery."""
 ADOPTED = "sidejob_adopted"

@@ -22,7 +22,8 @@ from .runtime import Aftermath, Runtime
 
 def fail(
     runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
-    traceback: str | None = None, retries: int = 0, patient: bool = False, address: Address = NOWHERE,
+    traceback: str | None = None, retries: int = 0, patient: bool = False, unknown: bool = False,
+    address: Address = NOWHERE,
 ) -> bool:  # fmt: skip
     """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
 
@@ -42,8 +43,6 @@ def fail(
         if found is not None and noted:
             twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
         return None if found is None else (found.id, found.task)
-
-    unknown = False
 
     def once() -> tuple[int, str] | None:
         nonlocal unknown

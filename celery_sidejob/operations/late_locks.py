@@ -139,18 +139,22 @@ class LateLocks:
         """
         late = self._of(run)
         while True:
-            with self._lock:
-                if late.state == WAITS:
-                    late.state = WRITING
+            ours = False
+            try:
+                with self._lock:
+                    if late.state == WAITS:
+                        ours = True
+                        late.state = WRITING
+                    elif late.state != WRITING:
+                        return late.state == HELD
+                if ours:
+                    self._write_locks([late])
                     break
-                if late.state != WRITING:
-                    return late.state == HELD
+            finally:
+                if ours:  # whatever strikes: it would be being written for ever
+                    with self._lock:
+                        self._go_on_with([late])
             time.sleep(POLL_S)  # and not on a lock, with which greenlets would wait for the flush
-        try:
-            self._write_locks([late])
-        finally:
-            with self._lock:
-                self._go_on_with([late])
         return late.state == HELD
 
     # -- writing -------------------------------------------------------------------------------------------------

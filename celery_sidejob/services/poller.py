@@ -96,14 +96,16 @@ class Poller:
         It was emptied, or has not seen a sweeper yet: then all may still be there.
         """
         connections = self._runtime.connections
-        after = ""
+        self._backlog.begin_turn()  # what was seen before says nothing of what is read now
+        after, seen_at = "", None
         while page := durable_looks.unheld(connections, after=after, limit=PAGE):
+            seen_at = seen_at or page[0].read_at
             gone = self._backlog.without_what_waits(page) if self._may_go_on() else None
             if gone is None:
                 return
 
-            def look(executor: Executor, gone: Sequence[str] = gone) -> None:
-                durable_looks.look_now(executor, gone)
+            def look(executor: Executor, gone: Sequence[str] = gone, seen_at: Any = seen_at) -> None:
+                durable_looks.look_now(executor, gone, seen_at=seen_at)
 
             connections.transact("look-now", look, single=True)
             after = page[-1].task_id

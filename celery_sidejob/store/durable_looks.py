@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from ..model.durable import Key
-from .durable_messages import SINCE
+from .durable_messages import FIRST_LOOK_S, SINCE
 from .messages import LONGEST_LOOK_S, OLDEST, QUEUES, RESERVE_S
 from .statement import Executor, Statement
 
@@ -189,7 +189,7 @@ def look_again(executor: Executor, task_ids: Iterable[str], *, wait_s: float) ->
 
 _UNHELD = Statement(
     """
-SELECT task_id, published_at,
+SELECT task_id, published_at, now() AS read_at,
   CASE WHEN published_at IS NOT NULL AND doom IS NULL AND coalesce(expires_at > now(), true) THEN publication
     END AS publication
 FROM {messages}
@@ -200,7 +200,10 @@ ORDER BY task_id LIMIT %(limit)s""",
 
 
 def unheld(executor: Executor, *, after: str, limit: int) -> Sequence[Any]:
-    """Read a page of rows that no run holds and that do not wait for their time, as `candidates` returns them."""
+    """Read a page of rows that no run holds and that do not wait for their time, as `candidates` returns them.
+
+    And when it was read, by Postgres' clock.
+    """
     return executor.run(_UNHELD, after=after, limit=limit)
 
 
@@ -212,19 +215,22 @@ WITH free AS MATERIALIZED (
     WHERE m2.task_id = r.task_id AND m2.body IS NOT NULL AND m2.locked_by IS NULL
       AND (m2.published_at IS NOT NULL OR m2.due_at <= now())
     FOR UPDATE SKIP LOCKED) found)
-UPDATE {messages} m SET published_at = NULL,
-  look_at = CASE WHEN m.published_at IS NULL THEN m.look_at ELSE now() END,
-  missing_at = CASE WHEN m.published_at IS NULL THEN now() ELSE m.missing_at END
+UPDATE {messages} m SET
+  published_at = CASE WHEN m.published_at >= %(seen_at)s::timestamptz THEN m.published_at END,
+  look_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN now()
+    WHEN m.published_at IS NULL THEN m.look_at ELSE now() + make_interval(secs => %(first_look_s)s) END,
+  missing_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN m.missing_at ELSE now() END
 FROM free WHERE m.task_id = free.task_id""",
     since=SINCE,
 )
 
 
-def look_now(executor: Executor, task_ids: Iterable[str]) -> None:
-    """Have rows published again that no run holds: what the broker had of them is gone.
+def look_now(executor: Executor, task_ids: Iterable[str], *, seen_at: datetime) -> None:
+    """Have rows published again that no run holds: what the broker had of them then is gone.
 
     What is not marked as published its publisher may be about to publish: a copy now might be run and done before that
     is there, which then could not be told from the first. So it is looked at when it would have been, in a moment; and
-    not marked any more, as it may have been in the broker already.
+    not marked any more, as it may have been in the broker already. What was marked since may be there, or not: it is
+    looked for once more as soon, and is missing if it is not found.
     """
-    executor.run(_LOOK_NOW, task_ids=list(task_ids))
+    executor.run(_LOOK_NOW, task_ids=list(task_ids), seen_at=seen_at, first_look_s=FIRST_LOOK_S)

@@ -222,15 +222,15 @@ class Channel(redis.Channel):
         except self.ResponseError:
             self._asked = None
             raise
-        else:
-            self._asked = None
         finally:
             self._in_poll = None
             self._flush_brpop_reauth()
         self._is_idle = False
         if asked is not Asked.FETCH:
+            self._asked = None
             raise Empty
-        with self._retiring_if_struck():
+        with self._retiring_if_struck():  # until here it counts as not answered, which comes to the same
+            self._asked = None
             assert self._polled is not None
             taken = self._taken(self._polled, answer)
             self._turn_page(bool(taken))
@@ -453,22 +453,18 @@ class Channel(redis.Channel):
             rest = deque(self._decoded(taken))
         try:
             while rest:
-                payload, one = rest.popleft()
+                payload, one = rest[0]
                 if one.tag is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
                     left.append(one.tag)
-                    continue
-                try:
-                    self.connection._deliver(payload, one.queue)
-                except NotAMessageError as error:
-                    self._bury(one, error)
-                except BaseException:
-                    if one.tag is not None and one.tag not in self.qos._delivered:
-                        left.append(one.tag)
-                    raise
                 else:
-                    delivered = True
+                    try:
+                        self.connection._deliver(payload, one.queue)
+                        delivered = True
+                    except NotAMessageError as error:
+                        self._bury(one, error)
+                rest.popleft()
         finally:
-            left += [one.tag for _, one in rest if one.tag is not None]
+            left += [one.tag for _, one in rest if one.tag is not None and one.tag not in self.qos._delivered]
             if left:
                 consumer, _ = _parted(left[0])
                 with self._retiring_if_struck():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chain, chord, group
+from celery import chain, chord, group, signals
 
 from celery_sidejob import InvalidValueError
 from tests.acceptance.borrowing_shop import Rolled, Shop
@@ -104,6 +104,27 @@ def test_a_chord_shares_the_fate_of_its_transaction(shop: Shop, name: str, form:
             shop.sidejob.poll()
         parts = wait_until(lambda: parts_in(shop, 2), timeout=TIMEOUT_S, message="the messages to be published")
     assert (result.parent if form == "chain of a chord" else result).id in parts
+
+
+def test_what_a_receiver_calls_while_a_chord_is_called_has_no_part_in_its_transaction(shop: Shop) -> None:
+    mail = durable(shop)
+
+    @shop.app.task(name="shop.audit", shared=False)
+    def audit(what: str) -> None:
+        pass
+
+    def publishing(sender: Any = None, **_: Any) -> None:
+        if sender == "shop.mail":
+            audit.delay("mail")
+
+    signals.before_task_publish.connect(publishing)
+    try:
+        with LENDERS["connection-psycopg"](shop.url) as lender:
+            CHORDS["chord"](mail).apply_async(transaction=lender.transaction)
+            lender.rollback()
+    finally:
+        signals.before_task_publish.disconnect(publishing)
+    assert (shop.count("messages"), shop.rung()) == (0, 2), "an audit of each part"
 
 
 def test_a_chord_whose_backend_has_it_unlocked_by_a_task_names_that_task_durable_too(

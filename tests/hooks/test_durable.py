@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery, signals
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 from kombu import Exchange, Queue
 from kombu.serialization import register, unregister
 
@@ -27,10 +28,11 @@ from celery_sidejob import (
     SideJob,
     task_buried,
 )
-from celery_sidejob.hooks import durable_task
+from celery_sidejob.hooks import chords, durable_task
 from celery_sidejob.hooks.durable import is_durable
 from celery_sidejob.hooks.durable_task import mark
-from celery_sidejob.operations import burials
+from celery_sidejob.model.durable import LATE, WORKER
+from celery_sidejob.operations import burials, late_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm, lost
@@ -672,3 +674,40 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     for run, left in ((first, {"one": second}), (second, {})):
         durable_task._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
         assert left == durable_task.RUNS
+
+
+def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of_it(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the message, which goes back to the broker, would be a copy of what runs in this process."""
+
+    @app.task(name="shop.late", locks_late=True, on_lost="requeue", shared=False)
+    def late() -> None:
+        pass
+
+    app.finalize()
+    task = app.tasks["shop.late"]
+    task.apply_async(task_id="one")
+    (message,) = published(app)
+    known = {**message["headers"], WORKER: 1, LATE: True, "chord": {"task": "shop.body"}, "called_directly": False}
+
+    def strike(*_: Any) -> None:
+        raise SoftTimeLimitExceeded
+
+    with monkeypatch.context() as limited:
+        limited.setattr(chords, "mind", strike)
+        task.push_request(**known)
+        with pytest.raises(Reject, match="time limit"):
+            task.before_start("one", (), {})
+        task.pop_request()
+    assert not late_locks.is_here(app.sidejob.runtime, ("one", 1))
+    assert "one" not in durable_task.RUNS
+
+    task.push_request(**known)
+    task.before_start("one", (), {})
+    run = durable_task.run_of(task)
+    task.pop_request()
+    assert run is not None
+    assert late_locks.is_here(app.sidejob.runtime, ("one", 1))
+    late_locks.of(app.sidejob.runtime).drop(run)
+    del durable_task.RUNS["one"]

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -245,7 +246,10 @@ IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
     "still wait": (durable_looks._STILL_WAIT, {**IDS, "wait_s": 30.0}),
     "give back": (durable_locks._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
     "pass over": (durable_looks._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
-    "look now": (durable_looks._LOOK_NOW, {"task_ids": IDS["task_ids"]}),
+    "look now": (
+        durable_looks._LOOK_NOW,
+        {"task_ids": IDS["task_ids"], "seen_at": datetime.now(UTC), "first_look_s": 2.0},
+    ),
     "reserve": (
         durable_looks._RESERVE,
         {"task_ids": IDS["task_ids"], "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},

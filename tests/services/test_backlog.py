@@ -12,7 +12,8 @@ from kombu import Connection
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks import redis_look
-from celery_sidejob.services import waiting_runs
+from celery_sidejob.services import poller, waiting_runs
+from celery_sidejob.services.backlog import Backlog
 from celery_sidejob.services.poller import PER_QUEUE
 from celery_sidejob.services.runs_here import RunsHere
 from celery_sidejob.services.waiting_runs import WaitingRuns
@@ -196,6 +197,28 @@ def test_a_redis_that_has_not_seen_a_sweeper_gets_copies_only_of_what_it_lost(sh
     assert (report.broker_emptied, report.published, shop.waiting()) == (True, 1, 3)
     assert shop.sidejob.poll().published == 0, "and that is all"
     assert shop.missing() == set()
+
+
+def test_what_is_called_during_such_a_look_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list is read once, before its message is there."""
+    shop.call("a")
+    shop.client.delete(*shop.client.scan_iter("celery_sidejob:marker:*"))
+    monkeypatch.setattr(poller, "PAGE", 1)
+    look = Backlog.without_what_waits
+
+    def look_and_call(backlog: Backlog, rows: Any) -> Any:
+        found = look(backlog, rows)
+        if [row.task_id for row in rows] == ["a"] and "b" not in shop.rows():
+            shop.call("b")
+        return found
+
+    monkeypatch.setattr(Backlog, "without_what_waits", look_and_call)
+
+    report = shop.sidejob.poll()
+
+    assert (report.broker_emptied, report.published, shop.waiting()) == (True, 0, 2)
+    assert shop.missing() == {"b"}, "it is looked for again in a moment"
+    assert (shop.poll(), shop.missing(), shop.waiting()) == (0, set(), 2)
 
 
 def test_a_purged_queue_s_tasks_are_published_again(shop: Shop) -> None:
