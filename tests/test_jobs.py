@@ -847,6 +847,12 @@ def test_retries_are_used_up(stage: Stage) -> None:
     assert isinstance(stage.raised[job.id], ValueError)
     (entry,) = stage.sidejob.dead
     assert (entry.job_id, entry.reason, entry.task_id) == (job.id, "failed", job.task_id)
+    assert entry.retries == 2
+
+    stage.sidejob.dead.retry(entry.id)
+    assert stage.drain() == 3
+    (again,) = stage.sidejob.dead
+    assert again.retries == 2, "it had begun to count anew"
 
 
 def test_current_job_is_the_running_one(stage: Stage) -> None:

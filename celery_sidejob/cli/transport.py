@@ -157,7 +157,10 @@ def _told(released: Released) -> str:
     lines = [f"Given back: {released.messages} messages of {released.consumers} workers."]
     if released.alive:
         names = ", ".join(map(printable, released.alive))
-        lines.append(f"{len(released.alive)} are alive and keep what they hold: {names}. Stop them, and do this again.")
+        lines.append(
+            f"{len(released.alive)} are alive and keep what they hold: {names}. Stop them, and do this again; one that "
+            "was killed counts as alive for a few seconds more (consumer_timeout)."
+        )
     if released.dead:
         lines.append(f"{released.dead} messages stay in the dead list: `celery -A <app> sidejob transport dead list`.")
     return with_app("\n".join(lines))

@@ -203,7 +203,7 @@ def _settle_message(
         asks.drop_runs(executor, job.id)
     if row.status == Status.FAILED:
         bury(executor, job, reason=ending.reason, error=ending.error, traceback=ending.traceback,
-             task_id=closed, retries=row.retries, aftermath=aftermath)  # fmt: skip
+             task_id=closed, retries=hold.row.retries, aftermath=aftermath)  # fmt: skip
 
 
 def _announce(hold: Hold, status: str, ending: Ending, retry: bool, applied: Applied) -> None:

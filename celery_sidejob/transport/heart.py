@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from logging import INFO, WARNING
 from time import monotonic
 from typing import Any
 
@@ -109,7 +110,7 @@ class Heart:
         except Exception:  # those of the others must not wait for it
             logger.exception("What %s had could not be recovered", consumer)
             return 0
-        logger.warning("Recovered %d messages of %s, which is dead", count, consumer)
+        logger.log(WARNING if count else INFO, "Recovered %d messages of %s, which is dead", count, consumer)
         return count
 
     def _beat_if_due(self) -> None:
