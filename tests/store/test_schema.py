@@ -93,7 +93,7 @@ def test_every_statement_fits_the_revision_before_or_says_since_when(databases: 
     }
 
 
-TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen"}
+TOLD = {"eta", "etas", "expires", "expires_at", "due_at", "since", "seen", "seen_at"}
 """Times that a statement is told: what users have named, where a page goes on, what was read from the store before."""
 
 
