@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .model import channel as channels_of
 from .model import values
@@ -19,6 +19,8 @@ from .store import packets, ports
 
 if TYPE_CHECKING:
     from .job import Job
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +98,18 @@ class Port:
     def peek(self, limit: int = READ_AHEAD) -> list[Packet]:
         """Return the next packets without reading them."""
         unit = active()
-        port_id = self._id()
         if unit is not None:
-            return [_packet(found) for found in unit.peek(self._key, port_id, limit)]
-        if port_id is None:
-            return []
-        rows = packets.read_ahead(self._runtime.connections, port_id, seen=(), limit=limit)
-        return [_packet(Written.of_row(row)) for row in rows]
+            return [_packet(found) for found in unit.peek(self._key, self._id(), limit)]
+        connections = self._runtime.connections
+        rows = self._ask(lambda port_id: packets.read_ahead(connections, port_id, seen=(), limit=limit))
+        return [_packet(Written.of_row(row)) for row in rows or ()]
 
     def __len__(self) -> int:
         """Return how many packets wait; a default does not count."""
         unit = active()
-        port_id = self._id()
         if unit is not None:
-            return unit.count(self._key, port_id)
-        return packets.count(self._runtime.connections, port_id) if port_id is not None else 0
+            return unit.count(self._key, self._id())
+        return self._ask(lambda port_id: packets.count(self._runtime.connections, port_id)) or 0
 
     def __bool__(self) -> bool:
         """A port is true, also an empty one."""
@@ -171,13 +170,25 @@ class Port:
 
     def _next(self, *, many: bool) -> Written | None:
         unit = active()
-        port_id = self._id()
         if unit is not None:
-            return unit.next_packet(self._key, port_id, many=many)
-        if port_id is None:
-            return None
-        row = self._runtime.connections.transact("read", lambda executor: packets.pop(executor, port_id))
+            return unit.next_packet(self._key, self._id(), many=many)
+        connections = self._runtime.connections
+        row = self._ask(lambda port_id: connections.transact("read", lambda executor: packets.pop(executor, port_id)))
         return None if row is None else Written.of_row(row)
+
+    def _ask(self, ask: Callable[[int], T]) -> T | None:
+        """Ask the store about the port; None for one that is not stored yet.
+
+        One without packets may have been taken away since this handle found it, and perhaps made anew.
+        """
+        before = self._id()
+        found = ask(before) if before is not None else None
+        if not found:
+            self._row = self._find()
+            port_id = self._id()
+            if port_id not in (None, before):
+                return ask(port_id)
+        return found
 
     def _rows(self, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         unit = active()

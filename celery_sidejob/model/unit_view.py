@@ -23,6 +23,7 @@ from .changes import (
     UnsetState,
     Write,
 )
+from .port import WILDCARD
 from .status import Status
 
 
@@ -146,12 +147,13 @@ def _over(row: Any, job_id: int, port: PortRow) -> PortView:
 
 def _amend(known: dict[Any, Any], direction: str, name: str, job_id: int, **changed: Any) -> None:
     row = known.get((direction, name))
+    made_as = row or known.get((direction, WILDCARD))
     view = PortView(
         row.id if row else None,
         job_id,
         direction,
         name,
-        row.default_value if row else None,
+        made_as.default_value if made_as else None,
         row.channels if row else (),
     )
     if "default" in changed:

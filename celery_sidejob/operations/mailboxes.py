@@ -33,6 +33,7 @@ class Mailboxes:
         self._aftermath = aftermath
         self._noting = noting
         self._rows: list[PacketRow] = []
+        self._written: list[Any] = []
 
     def configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the packets of those that stay are kept."""
@@ -43,10 +44,14 @@ class Mailboxes:
 
     def set_channels(self, change: SetChannels) -> None:
         """Set the channels of one port."""
-        row = self._port((change.job_id, change.direction, change.port))
-        port = PortRow(change.direction, change.port, row.default_value, change.channels)
-        (row,) = ports.put(self._executor, [port_row(change.job_id, port)])
-        self._touched.ports[row.job_id, row.direction, row.name] = row
+        port = self._port((change.job_id, change.direction, change.port))
+        self._changed(ports.set_channels(self._executor, port.id, change.channels))
+
+    def set_default(self, change: SetDefault | Write) -> None:
+        """Set the default of one port; to the last value that was written, where that is what a write is to do."""
+        port = self._port((change.job_id, change.direction, change.port))
+        value = change.packets[-1][0] if isinstance(change, Write) else change.value
+        self._changed(ports.set_default(self._executor, port.id, value))
 
     def subscribe_new_ports(self, changes: Sequence[Change]) -> None:
         """Have what is published here also reach the ports that these very changes subscribe."""
@@ -61,31 +66,35 @@ class Mailboxes:
                 raise Moved(f"somebody subscribed to {name!r} before the subscribers were locked")
             self._touched.subscribers[name] = found
 
-    def write(self, change: Write | SetDefault | Publish) -> None:
+    def write(self, change: Write | Publish) -> None:
         """Collect the packets of a change and tell their readers; `flush` stores them."""
         match change:
             case Write(as_default=True):
-                port = self._port((change.job_id, change.direction, change.port))
-                ports.set_default(self._executor, port.id, change.packets[-1][0])
                 self._notify(change)
             case Write():
                 port = self._port((change.job_id, change.direction, change.port))
                 self._rows += [(port.id, *packet) for packet in change.packets]
+                self._written.append(port)
                 self._notify(change)
-                for name in self._touched.channels_of(change) if change.direction == "out" else ():
+                for name in port.channels if change.direction == "out" else ():
                     for value, context, _ in change.packets:
                         self._publish(name, value, context)
-            case SetDefault():
-                port = self._port((change.job_id, change.direction, change.port))
-                ports.set_default(self._executor, port.id, change.value)
             case Publish():
                 self._publish(change.channel, change.value, change.context)
 
     def flush(self) -> None:
-        """Store the packets, in the order in which they were written."""
-        rows, self._rows = self._rows, []
-        if rows:
-            packets.write(self._executor, rows)
+        """Store the packets, in the order in which they were written.
+
+        Nobody is told of a port that went, whose packets would be lost, or that has other channels by now: then all is
+        done again. A subscriber that went is passed over.
+        """
+        if not self._rows:
+            return
+        found = packets.write(self._executor, self._rows)
+        for port in self._written:
+            if port.id not in found or (port.direction == "out" and found[port.id] != port.channels):
+                raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
+        self._rows, self._written = [], []
 
     def _port(self, key: PortKey) -> Any:
         """Return the port's row; one that the task allows by `"*"` is created by its first use."""
@@ -98,14 +107,21 @@ class Mailboxes:
                 f"Job {job_id} has no {direction}put port {name!r}. Give it when the job is made ({direction}ports=), "
                 f'or let the task allow further ports with "*".'
             )
-        port = PortRow(direction, name, pattern.default_value)
-        self._touched.ports[key] = ports.put(self._executor, [port_row(job_id, port)])[0]
-        return self._touched.ports[key]
+        return self._changed(ports.make(self._executor, pattern.id, name))
+
+    def _changed(self, row: Any | None) -> Any:
+        """Know a port as it now is; raises Moved if another client has made, taken away or replaced it meanwhile."""
+        if row is None:
+            raise Moved("a port was made or taken away before its job was locked")
+        self._touched.ports[row.job_id, row.direction, row.name] = row
+        return row
 
     def _publish(self, name: str, value: str, context: str | None) -> None:
         self._aftermath.published.append((name, value))
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
-        found = self._touched.subscribers[name]
+        found = self._touched.subscribers.get(name)
+        if found is None:
+            raise Moved(f"a port was given the channel {name!r} before it was locked")
         for row in found:
             if len(found) > FAN_OUT:
                 self._wakes.note(row.job_id)

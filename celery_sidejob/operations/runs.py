@@ -128,7 +128,8 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
             f"adopt() and disown() of job {hold.job_id} cannot be part of job.unit(transaction=): they would lock "
             "other jobs until your commit. Do them before or after the block."
         )
-    with borrowed.atomic():
+
+    def work() -> tuple[int, Applied]:
         jobs_locked = jobs.lock(borrowed, [hold.job_id])
         check_fence(hold, jobs_locked.get(hold.job_id))
         applied = Applied(runtime, borrowed, unit.changes, noting=True, own=hold.job_id)
@@ -137,7 +138,9 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         applied.apply()
         if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
             raise lease_lost(hold)
-        number = transaction_id(borrowed)
+        return transaction_id(borrowed), applied
+
+    number, applied = borrowed.apply(work)
     follow = follow_commit_of(runtime, borrowed, applied.aftermath)
     return number, follow
 

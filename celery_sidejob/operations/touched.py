@@ -42,8 +42,6 @@ class _Found:
     everything: set[int]
     named: list[int]
     """Those that the changes name, as opposed to those that come with them."""
-    above_trees: set[int]
-    trees: set[int]
 
 
 class Touched:
@@ -94,8 +92,6 @@ class Touched:
                 raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
             if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
                 raise Moved(f"job {job_id} has another parent than before it was locked")
-        if found.above_trees and {row.id for row in jobs.subtree(self._executor, found.above_trees)} != found.trees:
-            raise Moved("children came or went before the subtree was locked")
 
     def look(self) -> None:
         """In a borrowed transaction: read without locks what a lock would have shown, and judge by it for now."""
@@ -134,7 +130,7 @@ class Touched:
         everything = set(named) | trees
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
         everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
-        return _Found(everything - self.new.keys(), named, downward, trees)
+        return _Found(everything - self.new.keys(), named)
 
     def _lock_rows(self, ids: set[int], exclusive: bool) -> dict[int, Any]:
         if not ids:

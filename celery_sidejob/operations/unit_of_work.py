@@ -46,13 +46,7 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
     if transaction is not None:
         return _lend(runtime, changes, transaction)
 
-    def work(executor: Executor) -> Applied:
-        applied = Applied(runtime, executor, changes)
-        applied.lock()
-        applied.apply()
-        return applied
-
-    applied = runtime.connections.transact(name, work)
+    applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
     runtime.follow(applied.aftermath)
     apply_noted_asks(runtime, applied.aftermath.noted)
     return applied
@@ -61,10 +55,7 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
 def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Applied:
     """Write changes into the caller's transaction: asks are only noted, no job is locked but for its state."""
     borrowed: Borrowed = runtime.connections.borrow(transaction)
-    applied = Applied(runtime, borrowed, changes, noting=True)
-    with borrowed.atomic():
-        applied.lock()
-        applied.apply()
+    applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
     follow_commit_of(runtime, borrowed, applied.aftermath)
     return applied
 
@@ -94,6 +85,12 @@ class Applied:
         self._family = Family(runtime, executor, self.touched, self.aftermath, own=own)
         self._mailboxes = Mailboxes(executor, self.touched, self.wakes, self.aftermath, noting=noting)
 
+    def done(self) -> Applied:
+        """Lock what is touched, and apply everything."""
+        self.lock()
+        self.apply()
+        return self
+
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every job that is touched, `also` those, and these `parents`; when noting, only look at them."""
         if self._noting:
@@ -118,6 +115,8 @@ class Applied:
                     self._mailboxes.configure(change)
                 case SetChannels():
                     self._mailboxes.set_channels(change)
+                case SetDefault() | Write(as_default=True):
+                    self._mailboxes.set_default(change)
                 case RememberInputs():
                     jobs.remember_inputs(self._executor, change.job_id, change.memo)
                 case _:
@@ -126,7 +125,7 @@ class Applied:
         self._write_state()
         for change in self._changes:
             match change:
-                case Write() | SetDefault() | Publish():
+                case Write() | Publish():
                     self._mailboxes.write(change)
                 case Ask() | Terminate():
                     self.wakes.add(change)

@@ -125,8 +125,8 @@ class Wakes:
         elif kind == "terminate_tree":
             below = [row.id for row in jobs.subtree(self._executor, ids)]
             unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
-            if unlocked:  # adopted in this very transaction
-                asks.note(self._executor, unlocked, "terminate")
+            if unlocked:  # adopted in this very transaction, or since the tree was looked at
+                asks.note(self._executor, unlocked, "terminate_tree")
                 self._aftermath.noted += unlocked
             self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
         else:

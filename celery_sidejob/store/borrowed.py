@@ -11,16 +11,22 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 
 from ..model.errors import InvalidValueError, SchemaError
+from .errors import ATTEMPTS, Moved, in_the_way
 from .identity import Database, cluster, look
 from .statement import Executor, Statement, rows
 
 SAVEPOINT = "celery_sidejob"
+
+FOREIGN_KEY_VIOLATION = "23503"
+"""Postgres' code for a row that went before another was written that refers to it."""
+
+T = TypeVar("T")
 
 
 class Borrowed:
@@ -56,6 +62,21 @@ class Borrowed:
                     self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
             raise
         self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
+
+    def apply(self, work: Callable[[], T]) -> T:
+        """Have all that `work` writes be there or nothing of it, and return what it returns.
+
+        It is done again when a row that it had read without a lock changed, or went, before it wrote.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                with self.atomic():
+                    return work()
+            except Exception as error:
+                if not isinstance(error, Moved) and _code(error) != FOREIGN_KEY_VIOLATION:
+                    raise
+                last = error
+        raise in_the_way("transaction=", last) from last
 
     @property
     def autocommit(self) -> bool:
@@ -108,11 +129,16 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, its own
-        why = _UNFIT.get(getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or "")
+        why = _UNFIT.get(_code(error))
         if why is None:
             raise
         raise InvalidValueError(f"The transaction in transaction= {why}") from error
+
+
+def _code(error: Exception) -> str:
+    """Return Postgres' code for an error of the caller's driver, or nothing."""
+    driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, its own
+    return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or ""
 
 
 Address = tuple[str, int, str]

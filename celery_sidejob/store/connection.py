@@ -29,7 +29,19 @@ from ..model.settings import NO_STORE
 from . import fork
 from .borrowed import Address, Borrowed, borrow, check
 from .bounded import BoundedConnection, Overdue
-from .errors import REFUSED, UPGRADE, LacksRights, Moved, NoAnswer, OutcomeUnknown, first_line, refusal, unknown
+from .errors import (
+    ATTEMPTS,
+    REFUSED,
+    UPGRADE,
+    LacksRights,
+    Moved,
+    NoAnswer,
+    OutcomeUnknown,
+    first_line,
+    in_the_way,
+    refusal,
+    unknown,
+)
 from .identity import Database, cluster, look
 from .idle import Idle
 from .own_executor import OwnExecutor
@@ -41,9 +53,6 @@ from .turns import Turns, shares_one, takes_turns
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Late)
-
-ATTEMPTS = 5
-"""How often a transaction that Postgres itself asked to repeat (deadlock, serialization) is tried."""
 
 REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, pg.InvalidSqlStatementName)
 """What a transaction is repeated for; the last is a prepared statement that psycopg dropped after a rollback."""
@@ -140,10 +149,7 @@ class Connections:
             except (*REPEATED, Moved) as error:
                 self._release(executor)
                 if attempt == ATTEMPTS:
-                    raise StoreUnavailableError(
-                        f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time "
-                        f"({first_line(error)}). Nothing was changed; try again."
-                    ) from error
+                    raise in_the_way(name, error) from error
             except pg.UniqueViolation as error:
                 self._release(executor)
                 if attempt == ATTEMPTS or error.diag.constraint_name != MESSAGES_KEY:

@@ -31,6 +31,18 @@ class Moved(Exception):
     """What a transaction had read before it locked has changed: repeat it whole."""
 
 
+ATTEMPTS = 5
+"""How often a transaction is done that others are in the way of."""
+
+
+def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:
+    """Return what to raise after so many attempts."""
+    return StoreUnavailableError(
+        f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time ({first_line(error)}). Nothing was "
+        "changed; try again."
+    )
+
+
 REFUSED = (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn)
 """By which Postgres refuses a statement: a right or a table is missing, or a row is locked. Nothing was changed."""
 

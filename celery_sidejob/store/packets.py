@@ -13,23 +13,27 @@ from typing import Any
 from .statement import Executor, Statement
 
 _INSERT = Statement("""
-INSERT INTO {packets} (port_id, value, context, options)
-SELECT r.port_id, r.value::json, r.context::json, r.options::json
-FROM json_to_recordset(%(rows)s::json) AS r(n int, port_id bigint, value text, context text, options text)
-JOIN {ports} p ON p.id = r.port_id ORDER BY r.n""")
+WITH r AS (
+  SELECT * FROM json_to_recordset(%(rows)s::json)
+    AS r(n int, port_id bigint, value text, context text, options text)),
+written AS (
+  INSERT INTO {packets} (port_id, value, context, options)
+  SELECT r.port_id, r.value::json, r.context::json, r.options::json FROM r JOIN {ports} p ON p.id = r.port_id
+  ORDER BY r.n)
+SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""")
 
 
-def write(executor: Executor, rows: Iterable[tuple[int, str, str | None, str | None]]) -> None:
+def write(executor: Executor, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
     """Append packets (port id, value, context, options), in this order; a port that is gone is passed over.
 
-    The port's job is locked, or the packets are a borrowed transaction's: identity order is then commit order per
-    port, or per writer.
+    Returns the channels that each of the other ports has, {port id: channels}. The port's job is locked, or the packets
+    are a borrowed transaction's: identity order is then commit order per port, or per writer.
     """
     records = [
         {"n": n, "port_id": port_id, "value": value, "context": context, "options": options}
         for n, (port_id, value, context, options) in enumerate(rows)
     ]
-    executor.run(_INSERT, rows=json.dumps(records))
+    return {row.id: row.channels for row in executor.run(_INSERT, rows=json.dumps(records))}
 
 
 _FREE = """(p.taken_by IS NULL OR NOT EXISTS (

@@ -51,12 +51,52 @@ def keep_only(executor: Executor, job_id: int, ids: Iterable[int]) -> None:
     executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
 
 
-_SET_DEFAULT = Statement("UPDATE {ports} SET default_value = %(value)s::json WHERE id = %(id)s")
+_SET_DEFAULT = Statement("""
+UPDATE {ports} SET default_value = %(value)s::json WHERE id = %(id)s
+RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
 
 
-def set_default(executor: Executor, port_id: int, value: str | None) -> None:
-    """Set what a read of the empty port returns; None clears it, the text `null` is a value."""
-    executor.run(_SET_DEFAULT, id=port_id, value=value)
+def set_default(executor: Executor, port_id: int, value: str | None) -> Any | None:
+    """Set what a read of the empty port returns; None clears it, the text `null` is a value. None for a port that went.
+
+    Returns the port as it now is.
+    """
+    found = executor.run(_SET_DEFAULT, id=port_id, value=value)
+    return found[0] if found else None
+
+
+_SET_CHANNELS = Statement("""
+WITH p AS (
+  UPDATE {ports} SET channels = %(channels)s::text[] WHERE id = %(id)s
+  RETURNING id, job_id, direction, name, default_value, channels),
+gone AS (
+  DELETE FROM {subscriptions} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
+s AS (
+  INSERT INTO {subscriptions} (channel, port_id)
+  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
+SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
+
+
+def set_channels(executor: Executor, port_id: int, channels: Iterable[str]) -> Any | None:
+    """Set a port's channels, and with them what an input port subscribes to. None for a port that went.
+
+    Returns the port as it now is.
+    """
+    found = executor.run(_SET_CHANNELS, id=port_id, channels=list(channels))
+    return found[0] if found else None
+
+
+_MAKE = Statement("""
+INSERT INTO {ports} (job_id, direction, name, default_value)
+SELECT job_id, direction, %(name)s, default_value FROM {ports} WHERE id = %(pattern_id)s
+ON CONFLICT (job_id, direction, name) DO NOTHING
+RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
+
+
+def make(executor: Executor, pattern_id: int, name: str) -> Any | None:
+    """Make a port by the pattern that allows it, and return it; None if it is there already, or the pattern went."""
+    found = executor.run(_MAKE, pattern_id=pattern_id, name=name)
+    return found[0] if found else None
 
 
 _SUBSCRIBERS = Statement("""
