@@ -19,14 +19,14 @@ from typing import Any, NoReturn, cast
 
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
-from celery.exceptions import Ignore, InvalidTaskError, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
 from ..model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ..operations import burials, durable_ends, durable_locks, late_locks, revocation
 from ..operations.durable_locks import Ahead
-from ..operations.durable_runs import Run, in_body
+from ..operations.durable_runs import Run, in_body, lease_lost
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import chords, own_process, recording, without_row
@@ -107,11 +107,12 @@ class DurableTask(OnCommit):
         except BaseException as error:
             if own_process.is_left(self.app, run.key, error, place=run.runtime.place):
                 _lose(run, error)
+            if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
+                _check_that_it_counts(run, error)
             raise
         run.body_is_over = True
-        if run.late is not None and (self.request.callbacks or self.request.chain or self.request.chord):
-            with suppress(StoreUnavailableError):  # the end of the run asks again
-                durable_locks.has_lock(run.runtime, run)  # before Celery sends what follows
+        if _is_awaited(self, run):
+            _check_that_it_counts(run)
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
@@ -363,6 +364,34 @@ def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
 # -- the end ---------------------------------------------------------------------------------------------------------
 
 
+def _is_awaited(task: Any, run: Run) -> bool:
+    """Tell whether anybody hears that the body has ended well: what follows it, or who waits for its result.
+
+    A result alone is told before a lock that is written late.
+    """
+    request = task.request
+    if request.callbacks or request.chain or request.chord:
+        return True
+    if run.late is not None and not late_locks.of(run.runtime).is_written(run):
+        return False
+    return run.runtime.results.wanted(task.name, {"ignore_result": request.ignore_result})
+
+
+def _check_that_it_counts(run: Run, error: Exception | None = None) -> None:
+    """Let nobody hear of a run whose row was taken from it: backends keep the first success that they are told of."""
+    ended_well = error is None
+    if run.moved:
+        return
+    try:
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
+    except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
+    if not counts:
+        run.is_lost = True
+        logger.warning("%s%s", lease_lost(run), "" if ended_well else f" It raised {error!r}.")
+        raise Ignore(f"task {run.key[0]} was taken from this run") from None
+
+
 def _succeeded(sender: Any = None, **_: Any) -> None:
     run = run_of(sender)
     if run is not None:
@@ -418,7 +447,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         error = retval if isinstance(retval, BaseException) else None
         burials.fail(
             runtime, run.key, by="run", worker_id=run.worker_id, reason="failed", retries=request.retries or 0,
-            error=_shown(error, state), traceback=run.traceback or _trace(error), patient=True,
+            error=_shown(error, state), traceback=run.traceback or _trace(error), patient=not run.has_waited,
             unknown=run.end_is_unknown,
         )  # fmt: skip
 

@@ -65,6 +65,40 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
         send(runtime, [replace(message, generation=kept.generation)], since=began)
 
 
+def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
+    """Tell, before anybody is told what a run has come to, whether it counts: not if its row was taken from it.
+
+    A run that was called lost and has ended well counts if no other run has begun since. From here on none begins: a
+    process that dies before `end` leaves a row that is buried as lost. A store that is away is tried for a lease; then
+    the run is taken to count, as nobody knows better.
+    """
+    if run.is_revoked:
+        return False
+
+    def hold(executor: Executor) -> bool:
+        return durable_locks.holds(executor, run.key, worker_id=run.worker_id)
+
+    def keep_from_others(executor: Executor) -> bool:
+        age_s = None if run.late is None else time.monotonic() - run.late.began_at
+        return durable_locks.keep_from_others(executor, run.key, age_s=age_s, for_s=runtime.settings.lease)
+
+    def ask(name: str, work: Callable[[Executor], bool]) -> bool:
+        return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
+
+    def once() -> bool:
+        is_locked = run.late is None or late_locks.of(runtime).take(run)
+        return (is_locked and ask("durable-holds", hold)) or (
+            ended_well and ask("durable-keep-from-others", keep_from_others)
+        )
+
+    try:
+        return patiently(runtime, once)
+    except StoreUnavailableError as error:
+        logger.warning("Whether the run of task %s counts is not known, and it is taken to: %s", run.key[0], error)
+        run.has_waited = True
+        return True
+
+
 def end(runtime: Runtime, run: Run) -> None:
     """Remove the row of a run that ended well, and keep what follows it, in one commit; then publish that.
 
@@ -76,7 +110,7 @@ def end(runtime: Runtime, run: Run) -> None:
     beside its other work. By then the worker may have called the run lost, as it does if this process dies.
     """
     try:
-        _end(runtime, run, lambda once: patiently(runtime, once))
+        _end(runtime, run, lambda once: patiently(runtime, once) if not run.has_waited else once())
     except StoreUnavailableError:
         _late_ends(runtime).add([run])
         raise

@@ -56,7 +56,7 @@ class Run:
     moved: bool = False
     """The row goes on as another message: a retry, or what replaces this task."""
     is_lost: bool = False
-    """Its body has left, and the row was given back."""
+    """It does not count: its body has left and the row was given back, or the row was taken from it."""
     is_revoked: bool = False
     """Somebody has terminated it, and its worker has buried it; its body, in a thread, goes on."""
     result_is_stored: bool = False
@@ -64,6 +64,8 @@ class Run:
     """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
     claim: Claim | None = None
     """What is to be held for that commit, if it has the body of a chord."""
+    has_waited: bool = False
+    """Its end has waited for a store that is away as long as an end does."""
     end_is_unknown: bool = False
     """An end whose answer was lost may have removed the row."""
     has_ended: bool = False

@@ -108,6 +108,10 @@ class LateLocks:
         """Tell whether this process runs such a task, or has not removed it yet: it needs no copy."""
         return key in self._runs
 
+    def is_written(self, run: Run) -> bool:
+        """Tell whether it is known already who has the row."""
+        return self._of(run).state in (HELD, REFUSED)
+
     def end(self, run: Run) -> None:
         """Have the row of a run removed that has ended well, with nothing that follows it.
 

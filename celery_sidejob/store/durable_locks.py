@@ -180,20 +180,22 @@ def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
     return bool(executor.run(_REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id))
 
 
-_TAKE_BACK = Statement(
-    f"""
-WITH row AS (
-  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
-    AND locked_by IS NULL
-    AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s)) RETURNING task_id),
- entry AS (
-  DELETE FROM {{dead}} WHERE id = (
+_FREE = """body IS NOT NULL AND locked_by IS NULL
+    AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s))"""
+
+_ENTRY = f"""
     SELECT d.id FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d,
       (SELECT %(age_s)s::double precision AS age_s) r
     WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
       AND (d.payload->>'generation')::int = %(generation)s
       AND (r.age_s IS NULL OR {_WAS_THE_SAME})
-    ORDER BY d.id DESC LIMIT 1) RETURNING task_id)
+    ORDER BY d.id DESC LIMIT 1"""
+
+_TAKE_BACK = Statement(
+    f"""
+WITH row AS (
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id),
+ entry AS (DELETE FROM {{dead}} WHERE id = ({_ENTRY}) RETURNING task_id)
 SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
     since=SINCE,
 )
@@ -207,6 +209,44 @@ def take_back(executor: Executor, key: Key, *, age_s: float | None = None) -> bo
     run began, if that was without a lock: of another call of this task id nothing is taken then.
     """
     return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], age_s=age_s, newest=NEWEST))
+
+
+_HOLDS = Statement(
+    """
+SELECT task_id FROM {messages}
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""",
+    since=SINCE,
+    frequent=True,
+)
+
+
+def holds(executor: Executor, key: Key, *, worker_id: int) -> bool:
+    """Tell whether a run holds its row still."""
+    return bool(executor.run(_HOLDS, task_id=key[0], generation=key[1], worker_id=worker_id))
+
+
+_KEEP_FROM_OTHERS = Statement(
+    f"""
+WITH row AS (
+  UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, missing_at = NULL,
+    look_at = now() + make_interval(secs => %(for_s)s)
+  WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id)
+SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = ({_ENTRY})""",
+    since=SINCE,
+)
+
+
+def keep_from_others(executor: Executor, key: Key, *, age_s: float | None, for_s: float) -> bool:
+    """Doom what became of a run that was called lost and has ended well after all, so that no other run begins.
+
+    `take_back` removes it afterwards. If that does not come, the sweeper buries it after `for_s` seconds. False where
+    `take_back` would come too late.
+    """
+    return bool(
+        executor.run(
+            _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], age_s=age_s, for_s=for_s, newest=NEWEST
+        )
+    )  # fmt: skip
 
 
 _UNLOCK = Statement(

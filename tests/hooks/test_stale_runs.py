@@ -1,0 +1,242 @@
+"""A run of a durable task that was taken for lost: what it comes to is told to nobody, once another run has the row."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from celery import Celery, chord, states
+from celery.app.trace import build_tracer
+
+from celery_sidejob import SideJob
+from celery_sidejob.hooks import durable_task
+from celery_sidejob.model.durable import HEADER, LATE, WORKER, Address
+from celery_sidejob.operations import burials, durable_locks, late_locks
+from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.store import workers
+from tests.tools.databases import SCHEMA
+from tests.tools.pgbouncer import direct
+
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
+
+REPEATABLE: dict[str, Any] = {"acks_late": True, "reject_on_worker_lost": True, "shared": False}
+
+
+class Shop:
+    """An app whose durable tasks run in the test's process, by Celery's own tracer, for one worker after the other."""
+
+    def __init__(self, database_url: str, redis_url: str) -> None:
+        self._url = direct(database_url)
+        self.app = Celery("stale", broker=redis_url, backend=redis_url, set_as_current=False)
+        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["stale.*"])
+        SideJob(self.app)
+        self.meanwhile: Callable[[], Any] = lambda: None
+        """What happens while the body runs."""
+        self.outcome: Any = None
+        """What the body raises, or returns."""
+        self.told: list[str] = []
+        """Of which tasks an errback was told."""
+        self.args: tuple[Any, ...] = ()
+        """With what a body was called last."""
+
+        def body() -> Callable[[], Any]:
+            def work(*args: Any) -> Any:
+                self.args = args
+                self.meanwhile()
+                if self.outcome is ValueError:
+                    raise ValueError("in vain")
+                return self.outcome
+
+            return work
+
+        def errback(request: Any, error: Any, trace: Any) -> None:
+            self.told.append(request.id)
+
+        self.work = self.app.task(body(), name="stale.work", **REPEATABLE)
+        self.once = self.app.task(body(), name="stale.once", shared=False)
+        self.late = self.app.task(body(), name="stale.late", locks_late=True, **REPEATABLE)
+        self.body = self.app.task(body(), name="stale.body", shared=False)
+        self.errback = self.app.task(errback, name="stale.errback", shared=False)
+        self.runtime = self.app.sidejob.runtime
+
+    def run(self, task: Any, task_id: str, *, late: bool = False) -> None:
+        """Deliver the first message of a task to a new worker, and have it run here."""
+        ((publication, content),) = self.sql("SELECT publication, body FROM messages WHERE task_id = %s", task_id)
+        args, kwargs, embedded = json.loads(bytes(content))
+        request = json.loads(json.loads(publication)["about"])["headers"]
+        request.update(embedded, headers=dict(request), delivery_info={}, is_eager=False)
+        request[HEADER] = {"v": 1, "n": 1}
+        request[WORKER] = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
+        if late:
+            request[LATE] = True
+        build_tracer(task.name, self.app.tasks[task.name], app=self.app)(task_id, args, kwargs, request)
+
+    def lose(self) -> None:
+        """Take all rows from their runs, as from workers that were silent for too long."""
+        self.sql("UPDATE workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now()")
+        assert durable_locks.take_from_the_dead(self.runtime, 10) == 1
+
+    def begin_elsewhere(self, task_id: str) -> bool:
+        """Have another worker begin the task, if it may."""
+        worker_id = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
+        run = Run((task_id, 1), "stale.work", worker_id, self.runtime)
+        return durable_locks.begin(self.runtime, run, Address(), pid=1, on_lost="requeue", max_losses=3, is_here=False)
+
+    def bury(self, task_id: str) -> None:
+        """Bury what is doomed, as the sweeper does."""
+        assert burials.fail(self.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="lost", error="Lost: it")
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return (whether it is held, why it is doomed) of each row."""
+        return self.sql("SELECT locked_by IS NOT NULL, doom FROM messages ORDER BY task_id")
+
+    def buried(self) -> list[str]:
+        """Return why each entry is in the dead set."""
+        return [reason for (reason,) in self.sql("SELECT reason FROM dead ORDER BY id")]
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Look into the store, on a connection of the test's own."""
+        with closing(psycopg.connect(self._url, autocommit=True, options=f"-c search_path={SCHEMA}")) as looking:
+            cursor = looking.execute(statement, parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+
+@pytest.fixture
+def shop(database_url: str, redis_url: str) -> Iterator[Shop]:
+    made = Shop(database_url, redis_url)
+    yield made
+    made.app.sidejob.close()
+    made.app.close()
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError])
+def test_what_a_stale_run_comes_to_is_told_to_nobody(shop: Shop, outcome: Any) -> None:
+    result = shop.work.apply_async(link_error=shop.errback.s())
+
+    def meanwhile() -> None:
+        shop.lose()
+        assert shop.begin_elsewhere(result.id)
+
+    shop.outcome, shop.meanwhile = outcome, meanwhile
+    shop.run(shop.work, result.id)
+
+    assert (result.state, shop.told) == (states.PENDING, [])
+    assert (shop.rows(), shop.buried()) == ([(True, None)], [])
+
+
+def test_a_stale_success_does_not_hide_that_the_counting_run_has_failed(shop: Shop) -> None:
+    result = shop.work.apply_async(link_error=shop.errback.s())
+
+    def meanwhile() -> None:
+        shop.lose()
+        shop.outcome, shop.meanwhile = ValueError, lambda: None
+        shop.run(shop.work, result.id)
+        shop.outcome = 7
+
+    shop.meanwhile = meanwhile
+    shop.run(shop.work, result.id)
+
+    assert (result.state, shop.told) == (states.FAILURE, [result.id])
+    assert (shop.rows(), shop.buried()) == ([], ["failed"])
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError])
+def test_a_chord_gets_the_value_of_the_run_that_counts(shop: Shop, outcome: Any) -> None:
+    value = chord([shop.work.s()], shop.body.s()).apply_async(link_error=shop.errback.s())
+    (part,) = value.parent.results
+    after: list[Any] = []
+
+    def meanwhile() -> None:
+        shop.lose()
+        shop.outcome, shop.meanwhile = 8, lambda: None
+        shop.run(shop.work, part.id)
+        after.append(shop.rows())
+        shop.outcome = outcome
+
+    shop.meanwhile = meanwhile
+    shop.run(shop.work, part.id)
+    assert shop.rows() == after[0] == [(False, None)], "the chord's body"
+
+    shop.outcome, shop.meanwhile = 9, lambda: None
+    shop.run(shop.body, value.id)
+    assert (part.get(timeout=5), value.get(timeout=5), shop.args, shop.told) == (8, 9, ([8],), [])
+
+
+def test_nobody_begins_with_what_a_run_that_was_called_lost_has_ended_well(shop: Shop, monkeypatch: Any) -> None:
+    result = shop.work.apply_async(link=shop.body.s())
+    seen: list[Any] = []
+    store = shop.app.backend.store_result
+
+    def store_and_look(*args: Any, **options: Any) -> Any:
+        assert not shop.begin_elsewhere(result.id)
+        seen.extend(shop.sql("SELECT doom, look_at > now() + interval '1 s' FROM messages"))
+        return store(*args, **options)
+
+    monkeypatch.setattr(shop.app.backend, "store_result", store_and_look)
+    shop.outcome, shop.meanwhile = 7, shop.lose
+    shop.run(shop.work, result.id)
+
+    assert seen == [("lost", True)], "if this process had died here, it would have been in the dead set"
+    assert (result.state, shop.buried()) == (states.SUCCESS, [])
+    assert shop.sql("SELECT task FROM messages") == [("stale.body",)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "buried"), [(7, states.SUCCESS, []), (ValueError, states.PENDING, ["lost"])]
+)
+def test_what_is_in_the_dead_set_leaves_it_if_it_has_ended_well(
+    shop: Shop, outcome: Any, state: str, buried: list[str]
+) -> None:
+    result = shop.once.apply_async(link_error=shop.errback.s())
+
+    def meanwhile() -> None:
+        shop.lose()
+        shop.bury(result.id)
+
+    shop.outcome, shop.meanwhile = outcome, meanwhile
+    shop.run(shop.once, result.id)
+
+    assert (result.state, shop.told) == (state, [])
+    assert (shop.rows(), shop.buried()) == ([], buried)
+
+
+@pytest.mark.parametrize("outcome", [7, ValueError])
+def test_a_late_lock_that_was_refused_is_of_a_run_that_does_not_count(shop: Shop, outcome: Any) -> None:
+    result = shop.late.apply_async(link_error=shop.errback.s())
+
+    def meanwhile() -> None:
+        assert shop.begin_elsewhere(result.id)
+        late_locks.write_now(shop.runtime)
+
+    shop.outcome, shop.meanwhile = outcome, meanwhile
+    shop.run(shop.late, result.id, late=True)
+
+    assert (result.state, shop.told) == (states.PENDING, [])
+    assert (shop.rows(), shop.buried()) == ([(True, None)], [])
+
+
+def test_a_late_lock_with_something_to_follow_is_asked_first(shop: Shop) -> None:
+    result = shop.late.apply_async(link=shop.body.s())
+    shop.outcome, shop.meanwhile = 7, lambda: shop.begin_elsewhere(result.id)
+
+    shop.run(shop.late, result.id, late=True)
+
+    assert result.state == states.PENDING
+    assert shop.rows() == [(True, None)]
+
+
+def test_what_was_revoked_in_its_thread_is_no_success(shop: Shop) -> None:
+    result = shop.work.apply_async()
+
+    def meanwhile() -> None:
+        durable_task.RUNS[result.id].is_revoked = True
+
+    shop.outcome, shop.meanwhile = 7, meanwhile
+    shop.run(shop.work, result.id)
+
+    assert result.state == states.PENDING
