@@ -234,6 +234,8 @@ class SideJob:
 
     def for_task_id(self, task_id: str) -> Job | None:
         """Return the job one of whose askings has this Celery task id."""
+        if "\0" in str(task_id):
+            return None  # Postgres could not even be asked
         row = jobs.find_by_task_id(self.runtime.connections, str(task_id))
         return None if row is None else Job(row.id, runtime=self.runtime, row=row)
 

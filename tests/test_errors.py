@@ -17,7 +17,7 @@ from celery import Celery, group
 from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job
-from celery_sidejob.hooks import durable_task, pool_kind
+from celery_sidejob.hooks import carried, durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.settings import read_settings
@@ -140,7 +140,15 @@ UNWRITTEN: dict[str, Case] = {
     "a durable task's call with an `eta` or `expires` that is no time": lambda s: durable(s).apply_async(
         expires="soon"
     ),
-    "a durable task's call with a priority that is no number": lambda s: durable(s).apply_async(priority="high"),
+    "a durable task's call with a priority out of range": lambda s: durable(s).apply_async(priority=300),
+    "a call whose `headers` are no mapping": lambda s: durable(s).apply_async(headers=5),
+    "a call whose `headers` would say what the message is": lambda s: durable(s).apply_async(headers={"task": "other"}),
+    "a call with `task_id=`, `queue=`, `routing_key=` or `exchange=` that cannot be sent": lambda s: s.stage.job(
+        queue=""
+    ),
+    "a call whose headers or properties RabbitMQ cannot carry": lambda s: carried.check_call(
+        "The call of mail", "amqp", {"n": 2**70}, {}
+    ),
     "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),
     "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
     "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),
@@ -154,7 +162,7 @@ UNWRITTEN: dict[str, Case] = {
     ),
     "one task id twice in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(task_id="one")] * 2),
     "an item of `enqueue_many` that makes no job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
-    "`created_by=` or `queue=` cannot be kept": lambda s: s.stage.job(queue=""),
+    "`created_by=` cannot be kept": lambda s: s.stage.job(created_by="x" * 300),
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),
     "searching by something that is no id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
     "counting by something else": lambda s: s.sidejob.count_jobs(by="args"),

@@ -10,6 +10,7 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from datetime import datetime
+from math import isfinite
 from numbers import Real
 from typing import Any
 
@@ -29,6 +30,10 @@ KNOWN = PROPERTIES.union(
 """What a call may be given, as far as it has a meaning to Celery, to kombu or to us."""
 
 
+HIGHEST = 255
+"""The largest priority for which a message has room."""
+
+
 def check_call(task: str, options: Mapping[str, Any]) -> None:
     """Raise InvalidValueError for an option with a slip in its name, and for what is no time or no priority.
 
@@ -41,10 +46,16 @@ def check_call(task: str, options: Mapping[str, Any]) -> None:
             if near:
                 raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near[0]!r}?")
     countdown, priority = options.get("countdown"), options.get("priority")
-    if countdown is not None and not isinstance(countdown, Real):
+    if countdown is not None and (not isinstance(countdown, Real) or not isfinite(countdown)):
         raise InvalidValueError(f"countdown is a number of seconds, not {countdown!r} (a call of {task}).")
-    if priority is not None and not isinstance(priority, int):
-        raise InvalidValueError(f"priority is a whole number, not {priority!r} (a call of {task}).")
+    if priority is not None and (not isinstance(priority, int) or not 0 <= priority <= HIGHEST):
+        raise InvalidValueError(f"priority is a whole number from 0 to {HIGHEST}, not {priority!r} (a call of {task}).")
+    headers = options.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise InvalidValueError(f"headers is a mapping, not {headers!r} (a call of {task}).")
+    for name, own in (("task", task), ("id", options.get("task_id"))):
+        if headers.get(name, own) != own:  # a retry brings along those of its message
+            raise InvalidValueError(f"headers hold {name!r}, which is Celery's own: give it another name ({task}).")
     for name in ("eta", "expires"):
         given = options.get(name)
         if given is not None and not _is_time(given, or_seconds=name == "expires"):

@@ -21,6 +21,7 @@ from ..model.errors import InvalidValueError, UnknownTaskError
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..store import registry
 from ..store.connection import Connections
+from .carried import check_headers, check_names
 from .propagation import propagated
 
 KEPT = frozenset(
@@ -31,6 +32,9 @@ KEPT = frozenset(
     }
 )  # fmt: skip
 """Options that belong to an asking and are kept with it."""
+
+IN_HEADERS = ("shadow", "root_id", "parent_id", "time_limit", "soft_time_limit")
+"""Options that a job's message has among its headers."""
 
 PASSED_OVER = frozenset(
     {
@@ -131,7 +135,11 @@ class CeleryTasks:
         """Give the asking its task id, and keep the headers that tracing libraries put on a message of it."""
         asking["task_id"] = str(asking["task_id"] or uuid())
         options = asking["options"]
+        check_names(task, task_id=asking["task_id"], queue=queue)
+        check_headers(task, options.get("headers"))
         headers = propagated(task, asking["task_id"], args, kwargs, queue=queue, options=options)
+        shown = {name: options.get(name) for name in IN_HEADERS}
+        self._app.sidejob.runtime.publisher.check_call(f"The call of {task}", {**(headers or {}), **shown}, {})
         return {**asking, "options": {**options, "headers": headers} if headers else options}
 
     def _asking(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:

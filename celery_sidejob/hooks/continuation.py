@@ -10,6 +10,7 @@ from celery.canvas import maybe_signature
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
+from ..model.errors import InvalidValueError
 from ..model.messages import FORMAT, Continuation
 
 
@@ -24,6 +25,9 @@ def send(app: Celery, continuation: Continuation, **how: Any) -> None:
 
     Its task id was fixed when the asking ended, so that a repetition is recognised as one.
     """
-    kept = kombu_loads(continuation.publication)
-    signature = maybe_signature(kept["signature"], app=app)
-    signature.apply_async(tuple(kept["args"]), task_id=continuation.task_id, **how, **kept["options"])
+    try:
+        kept = kombu_loads(continuation.publication)
+        signature, args, options = maybe_signature(kept["signature"], app=app), tuple(kept["args"]), kept["options"]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+    signature.apply_async(args, task_id=continuation.task_id, **how, **options)

@@ -8,6 +8,7 @@ from celery import Celery
 
 from ..model.messages import FORMAT, Doorbell
 from . import events
+from .carried import CELERYS
 
 HEADER = "sidejob"
 
@@ -32,7 +33,8 @@ def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout:
         parent_id=options.get("parent_id"),
         origin="celery_sidejob",
     )
-    headers.update(options.get("headers") or {})
+    users = options.get("headers") or {}
+    headers.update((name, value) for name, value in users.items() if name not in CELERYS)
     headers[HEADER] = header
     queue = amqp.queues[bell.queue]
     exchange, routing_key = queue.exchange.name, queue.routing_key

@@ -33,6 +33,7 @@ from ..operations.durable_runs import Run
 from ..operations.runtime import Runtime
 from . import lent, wanted_results
 from .call_options import check_call
+from .carried import check_names
 from .durable import is_durable
 from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .later_producer import LaterProducer
@@ -247,6 +248,7 @@ class KeepingProducer:
         task_id = headers.get("id")
         if task_id is None:
             raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
+        check_names(self._task, task_id=task_id)
         if task_id.startswith(RESERVED):
             raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
         content_type, content_encoding, data = dumps(body, serializer=serializer)
@@ -264,6 +266,8 @@ class KeepingProducer:
             "properties": properties, "exchange": exchange, "routing_key": routing_key, "delivery_mode": delivery_mode,
             "declare": declare,
         }  # fmt: skip
+        check_names(self._task, queue=str(queue), routing_key=routing_key or None, exchange=exchange or None)
+        self._runtime.publisher.check_call(f"The call of {self._task}", headers, properties)
         return Message(
             task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
             expires_at=time_of(headers.get("expires")), about={**about, "deaths": deaths}, call=call,

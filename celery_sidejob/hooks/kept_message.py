@@ -23,6 +23,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from ..model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Message, header_of
 from ..model.errors import InvalidValueError
+from .carried import NewerFormatError
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -41,8 +42,8 @@ RESERVED = "continuation:"
 def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:
     """Give a message to the broker, the bytes and headers that it was kept with; no signal is sent.
 
-    `declared` are queues that its connection has declared, and grows with those of this message. Raises ValueError for
-    a row of a newer format: it is left to newer workers.
+    `declared` are queues that its connection has declared, and grows with those of this message. Raises
+    NewerFormatError, and InvalidValueError for a row that nobody can read.
     """
     about = message.about or _about(message)
     headers = {**about["headers"], HEADER: header_of(message)}
@@ -93,7 +94,11 @@ def route_of(publication: str) -> Route | None:
 
 def request_of(app: Celery, message: Message) -> Context:
     """Return the request of a kept message, as far as it can be read here: backends look at it."""
-    about = _about(message)
+    try:
+        about = _about(message)
+    except InvalidValueError as error:
+        logger.warning("%s", error)
+        about = {"headers": {"id": message.task_id}, "properties": {}, "content_type": None, "content_encoding": None}
     headers = about["headers"]
     body = message.body
     embed: Mapping[str, Any] = {}
@@ -151,13 +156,18 @@ def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | Non
 
 def _about(message: Message) -> dict[str, Any]:
     """Return what goes around the body: content type, headers, properties, routing."""
-    kept = json.loads(message.publication)
-    if kept.get("v") != FORMAT:
-        raise ValueError(f"message {message.task_id} is of format {kept.get('v')}, which this version does not read")
-    about: dict[str, Any] = {**kombu_loads(kept.get("about", "{}")), "deaths": kept.get("deaths")}
-    missing = ABOUT - about.keys()
+    try:
+        kept = json.loads(message.publication)
+        if kept["v"] != FORMAT:
+            raise NewerFormatError(
+                f"message {message.task_id} is of format {kept['v']}, which this version does not read"
+            )
+        about: dict[str, Any] = {**kombu_loads(kept["about"]), "deaths": kept.get("deaths")}
+        missing = ABOUT - about.keys()
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
     if missing:
-        raise ValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
+        raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
     return about
 
 

@@ -8,7 +8,8 @@ queue has it (`hooks/rabbitmq.py`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +23,11 @@ from ..model.crash_points import reach
 from ..model.durable import Key, Message
 from ..model.errors import SettingsError
 from ..model.messages import Continuation, Doorbell
-from ..model.protocols import Publication
+from ..model.protocols import Publication, Refused
 from ..model.sight import Look
 from . import continuation, doorbell, kept_message, rabbitmq, redis_dead
 from .broker_connection import ATTEMPT_S, BrokerConnection
+from .carried import check_call, is_of_the_message, is_unsendable
 from .marker import Markers
 from .redis_client import NotAlone, Packed, Pushes
 from .redis_look import RedisLook
@@ -68,10 +70,12 @@ class CeleryPublisher:
         """Whether the pause after the last failure is over."""
         return self._connection.ready
 
-    def publish(self, messages: Sequence[Publication], *, ready: Ready | None = None) -> Sequence[Publication]:
+    def publish(
+        self, messages: Sequence[Publication], *, ready: Ready | None = None, refused: Refused | None = None
+    ) -> Sequence[Publication]:
         """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
 
-        `ready` is what `make_ready` has made of these messages.
+        `ready` is what `make_ready` has made of these messages. `refused` is given those that no queue will ever take.
         """
         connection = self._connection
         connection.mind_fork()
@@ -83,8 +87,8 @@ class CeleryPublisher:
             return sent
         with connection.lock:
             if len(ordinary) == len(messages) > 1:
-                return sent + self._publish_together(ordinary, ready)
-            return sent + self._publish_each(messages, ready)
+                return sent + self._publish_together(ordinary, ready, refused)
+            return sent + self._publish_each(messages, ready, refused)
 
     def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
         """Run here what eager mode runs here; returns what is left for workers, and what was continued here."""
@@ -102,6 +106,11 @@ class CeleryPublisher:
             continued += self._continue_here([message for message in messages if isinstance(message, Continuation)])
             messages = [message for message in messages if isinstance(message, Message)]
         return messages, continued
+
+    def check_call(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+        """Raise InvalidValueError for headers and properties that the app's broker cannot carry."""
+        with suppress(SettingsError):  # a URL that cannot be read, of which others tell
+            check_call(what, self._connection.family, headers, properties)
 
     def make_ready(self, messages: Sequence[Message]) -> Ready | None:
         """Make what is to be sent of messages to Redis, and send none: their rows are written meanwhile.
@@ -139,7 +148,9 @@ class CeleryPublisher:
                 connection.pause(error)
             return connection.taken(published)
 
-    def _publish_together(self, messages: Sequence[Message], ready: Ready | None) -> list[Publication]:
+    def _publish_together(
+        self, messages: Sequence[Message], ready: Ready | None, refused: Refused | None
+    ) -> list[Publication]:
         """Give the broker messages of ordinary tasks, those of a page at once.
 
         A page that it did not take so is given one by one, to find out which it does not want: copies do no harm.
@@ -156,7 +167,7 @@ class CeleryPublisher:
             try:
                 reach("publish-together:before")
                 if not self._send_together(page, made):
-                    sent += self._publish_each(page)
+                    sent += self._publish_each(page, None, refused)
                     continue
                 reach("publish-together:after")
                 sent += page
@@ -167,10 +178,12 @@ class CeleryPublisher:
                     connection.pause(error)
                     break
                 connection.drop()
-                sent += self._publish_each(page)
+                sent += self._publish_each(page, None, refused)
         return sent
 
-    def _publish_each(self, messages: Sequence[Publication], ready: Ready | None = None) -> list[Publication]:
+    def _publish_each(
+        self, messages: Sequence[Publication], ready: Ready | None, refused: Refused | None
+    ) -> list[Publication]:
         connection = self._connection
         sent: list[Publication] = []
         for message in messages:
@@ -187,13 +200,22 @@ class CeleryPublisher:
                 connection.mind_strike(error)
                 if connection.broke_with(error):
                     connection.pause(error)
-                elif isinstance(message, Continuation) or _is_its_own(message, error):
+                elif is_unsendable(message, error):
+                    self._refuse(message, error, refused)
+                elif is_of_the_message(message, error):
                     logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
                 else:
                     connection.pass_over(message.queue, error)
             else:
                 sent.append(message)
         return sent
+
+    def _refuse(self, message: Publication, error: BaseException, refused: Refused | None) -> None:
+        if self._connection.family == "amqp":
+            self._connection.drop()  # RabbitMQ closes the channel with such an answer
+        logger.warning("No queue takes the message of %s: %s", message.task_id, error)
+        if refused is not None:
+            refused.append((message, error))
 
     def close(self) -> None:
         """Let go of the connection; the next publish opens another."""
@@ -346,8 +368,3 @@ class CeleryPublisher:
             else:
                 done.append(one)
         return done
-
-
-def _is_its_own(message: Publication, error: BaseException) -> bool:
-    """Tell whether an error is that of one durable task's message, and not of its queue."""
-    return isinstance(message, Message) and isinstance(error, ValueError | TypeError)

@@ -12,6 +12,7 @@ from amqp.exceptions import AccessRefused, ConsumerCancelled, MessageNacked, Not
 from kombu import Producer, Queue
 
 from ..model.messages import GONE
+from .carried import check_amqp, check_route
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -92,6 +93,19 @@ class ConfirmedProducer(Producer):
         """Close the connection without a word: the broker may be silent."""
         self._connection.collect()
         self._connection.client.collect()
+
+    def _publish(
+        self, body: Any, priority: Any, content_type: Any, content_encoding: Any, headers: Any, properties: Any,
+        routing_key: Any, mandatory: Any, immediate: Any, exchange: Any, *more: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Refuse what RabbitMQ would answer by closing the connection, before a byte of it is written."""
+        around = {"priority": priority, "content_type": content_type, "content_encoding": content_encoding}
+        check_amqp(headers or {}, {**around, **(properties or {})}, frame_bytes=self._connection.frame_max)
+        check_route(exchange, routing_key)
+        return super()._publish(
+            body, priority, content_type, content_encoding, headers, properties, routing_key, mandatory, immediate,
+            exchange, *more, **options,
+        )  # fmt: skip
 
     def _publish_once(self, body: Any, options: dict[str, Any]) -> Any:
         self._came_back.clear()

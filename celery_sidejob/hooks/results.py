@@ -17,6 +17,7 @@ from kombu.utils.uuid import uuid
 
 from ..model import values
 from ..model.durable import Message
+from ..model.errors import InvalidValueError
 from ..model.messages import Continuation, Outcome
 from ..model.status import Status
 from ..operations.runtime import Runtime
@@ -107,6 +108,23 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait"
 
+    def fail_continuation(self, continuation: Continuation, error: str) -> None:
+        """Store FAILURE for a callback or the rest of a chain that will not be sent, and call its errbacks."""
+        backend, errbacks = self._app.backend, None
+        try:
+            kept = kombu_loads(continuation.publication)
+            errbacks = kept["signature"]["options"].get("link_error")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            pass  # it cannot be read, which may be why it is not sent
+        request = Context({"id": continuation.task_id, "task": continuation.task, "errbacks": errbacks})
+        try:
+            backend.mark_as_failure(
+                continuation.task_id, InvalidValueError(error.partition(": ")[2]), None, request,
+                not isinstance(backend, DisabledBackend),
+            )  # fmt: skip
+        except Exception as problem:
+            logger.warning("The end of %s could not be stored: %s", continuation.task_id, problem)
+
     def announce_revoked(self, message: Message) -> None:
         """Send Celery's event and signal of a task that was revoked before it ran; who dies before has told nobody."""
         try:
@@ -127,7 +145,8 @@ class CeleryResults:
         if reason in ("expired", "revoked"):
             backend.mark_as_revoked(message.task_id, reason, request, stores)
         else:
-            backend.mark_as_failure(message.task_id, WorkerLostError(text), None, request, stores)
+            failure = InvalidValueError(text) if reason == "unsendable" else WorkerLostError(text)
+            backend.mark_as_failure(message.task_id, failure, None, request, stores)
         return "bury"
 
     def _store(self, outcome: Outcome) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .errors import InvalidValueError
+
 FORMAT = 1
 """The version of what we put into rows and messages."""
 
@@ -23,7 +25,8 @@ def is_readable(document: Mapping[str, Any]) -> bool:
     return int(document.get("v", 1)) <= FORMAT
 
 
-_KEY = "continuation:"
+CONTINUATION = "continuation:"
+"""How the key of a continuation's row begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +71,25 @@ class Continuation:
     @property
     def key(self) -> str:
         """The key of its row: the task id itself is wanted by the message of the job that this may become."""
-        return _KEY + self.task_id
+        return CONTINUATION + self.task_id
+
+    @property
+    def task(self) -> str:
+        """The name of the task that it calls, as far as that can be read."""
+        try:
+            return str(json.loads(self.publication)["signature"]["task"])
+        except (ValueError, TypeError, LookupError):
+            return "?"
 
     @classmethod
     def of_row(cls, key: str, queue: str, publication: str) -> Continuation | None:
-        """Make the continuation of a row; None if a newer version wrote it."""
-        if not is_readable(json.loads(publication)):
-            return None
-        return cls(key.removeprefix(_KEY), queue, publication)
+        """Make the continuation of a row; None if a newer version wrote it. InvalidValueError if nobody can read it."""
+        try:
+            if not is_readable(json.loads(publication)):
+                return None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+        return cls(key.removeprefix(CONTINUATION), queue, publication)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,18 @@ def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
     return None
 
 
+def why_not_name(name: object) -> str | None:
+    """Say why a task id or the name of a queue cannot be kept and sent, or return None; AMQP counts bytes."""
+    if not isinstance(name, str):
+        return f"it is a string, not a {type(name).__name__}"
+    if not name:
+        return "it is empty"
+    problem = why_not_storable(name)
+    if problem is None and (size := len(name.encode())) > MAX_LENGTH:
+        return f"it takes {size} bytes in UTF-8; {MAX_LENGTH} are allowed"
+    return problem
+
+
 def _is_uuid(name: str) -> bool:
     try:
         UUID(name)

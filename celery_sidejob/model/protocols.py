@@ -14,17 +14,26 @@ from .port import PortOptions
 from .sight import Look
 
 Publication = Doorbell | Continuation | Message
+Refused = list[tuple[Publication, BaseException]]
+"""Messages that no queue will ever take, each with the reason."""
 
 
 class Publisher(Protocol):
     """Gives messages to the broker."""
 
-    def publish(self, messages: Sequence[Publication], *, ready: Any = None) -> Sequence[Publication]:
+    def publish(
+        self, messages: Sequence[Publication], *, ready: Any = None, refused: Refused | None = None
+    ) -> Sequence[Publication]:
         """Publish as many as possible, in order, within a bounded time, and return those the broker was given.
 
         Of messages of ordinary tasks `confirm` tells whether it has them. Raises nothing for a broker that is down:
-        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of them.
+        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of them. What no queue
+        will ever take is added to `refused`.
         """
+        ...
+
+    def check_call(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+        """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
         ...
 
     def make_ready(self, messages: Sequence[Message]) -> Any:
@@ -100,6 +109,10 @@ class Results(Protocol):
 
     def show(self, outcome: Outcome) -> bool:
         """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
+        ...
+
+    def fail_continuation(self, continuation: Continuation, error: str) -> None:
+        """Store FAILURE for what followed an asking and will not be sent. Never raises."""
         ...
 
     def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:

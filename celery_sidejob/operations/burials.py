@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from ..model.crash_points import reach
 from ..model.durable import NOWHERE, Address, Key, Message
 from ..model.errors import IllegalMoveError
+from ..model.messages import CONTINUATION, Continuation
 from ..store import burials, durable_messages, twins
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Executor
@@ -65,6 +66,26 @@ def fail(
     return True
 
 
+def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
+    """Move what follows an asking to the dead set, and tell of it once; False if it is gone."""
+    shown = storable(error)
+
+    def work(executor: Executor) -> int | None:
+        return burials.bury_continuation(
+            executor, continuation.key, task_id=continuation.task_id, task=storable(continuation.task), reason=reason,
+            error=shown,
+        )  # fmt: skip
+
+    number = repeat(lambda: runtime.connections.transact("continuation-bury", work, single=True))
+    if number is None:
+        return False
+    entry_id = entry_id_of(runtime, number)
+    task_id, task = continuation.task_id, continuation.task
+    runtime.results.fail_continuation(continuation, error)
+    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, task_id, task, reason)]))
+    return True
+
+
 def poison(runtime: Runtime, key: Key) -> bool:
     """Doom the row of a message that the broker's transport has given up; False if this store knows nothing of it.
 
@@ -97,7 +118,11 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
 
     messages = runtime.connections.transact("durable-revive", work, single=True)
     dispatch(runtime, messages)
-    return len(messages)
+    if len(messages) == len(entry_ids):
+        return len(messages)
+    return len(messages) + burials.revive_continuations(
+        runtime.connections, entry_ids, prefix=CONTINUATION, look_after_s=runtime.settings.lost_after
+    )
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:

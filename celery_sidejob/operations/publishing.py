@@ -11,6 +11,7 @@ from typing import Any
 
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
+from ..model.protocols import Refused
 from ..store import durable_messages
 from ..store.durable_messages import FIRST_LOOK_S
 from ..store.put_off import PutOff
@@ -46,9 +47,9 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
     return len(published)
 
 
-def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
-    """Publish, mark at once what the broker has, and return how many those were."""
-    published = runtime.publisher.confirm(_publish(runtime, messages))
+def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
+    """Publish, mark at once what the broker has, and return how many those were; as `Runtime.dispatch` does."""
+    published = runtime.publisher.confirm(_publish(runtime, messages, refused=refused))
     if published:
         try:
             _mark(runtime, published, again=True)
@@ -60,7 +61,9 @@ def dispatch(runtime: Runtime, messages: Sequence[Message]) -> int:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _publish(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None) -> list[Key]:
+def _publish(
+    runtime: Runtime, messages: Sequence[Message], *, ready: Any = None, refused: Refused | None = None
+) -> list[Key]:
     if runtime.stores.several and messages:
         try:
             name = runtime.stores.name_of(runtime)
@@ -68,7 +71,7 @@ def _publish(runtime: Runtime, messages: Sequence[Message], *, ready: Any = None
             logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
             return []
         messages = [replace(message, store=name) for message in messages]
-    sent = runtime.publisher.publish(messages, ready=ready)
+    sent = runtime.publisher.publish(messages, ready=ready, refused=refused)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 

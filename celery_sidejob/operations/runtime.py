@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Continuation, Doorbell, Outcome
-from ..model.protocols import Observer, Publication, Publisher, Results, Tasks
+from ..model.protocols import Observer, Publication, Publisher, Refused, Results, Tasks
 from ..model.settings import Settings
 from ..store import askings, messages
 from ..store.connection import Connections
@@ -92,15 +92,18 @@ class Runtime:
             self.observer.published(channel, message)
         self.settle(aftermath.outcomes)
 
-    def dispatch(self, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = ()) -> int:
-        """Publish, mark what the broker has, and return how many those were.
+    def dispatch(
+        self, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
+        refused: Refused | None = None,
+    ) -> int:  # fmt: skip
+        """Publish, mark what the broker has, and return how many those were; `refused` is given what no queue takes.
 
         Dying before the mark only means that the sweeper publishes once more; the claim drops the copy.
         """
         waiting: list[Publication] = [*continuations, *doorbells]
         if not waiting:
             return 0
-        sent = self.publisher.publish(waiting)
+        sent = self.publisher.publish(waiting, refused=refused)
         rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
         continued = [message.key for message in sent if isinstance(message, Continuation)]
         try:

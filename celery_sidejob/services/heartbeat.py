@@ -21,6 +21,7 @@ from ..operations import recovery
 from ..operations.runtime import Runtime
 from ..store import claims, durable_looks, messages, revocation, workers
 from ..store.own_executor import OwnExecutor
+from .duties import Duties
 from .errands import Errands
 from .heartbeat_file import HeartbeatFile
 from .held_runs import HeldRuns
@@ -79,6 +80,13 @@ class Heartbeat:
         self._beat_at = float("-inf")
         self._sweep_at = float("-inf")
         self._leaves = False
+        self._runs_died: set[int] = set()
+        self._tasks_died: set[int] = set()
+        self._beaten, self._orphans, self._rescued = False, 0, 0
+        self._duties = Duties(
+            self._keep_beating, self._rescue_runs, self._rescue_tasks, self._reconcile, self._vouch_for_runs,
+            self._vouch_for_tasks,
+        )  # fmt: skip
 
     # -- identity ------------------------------------------------------------------------------------------------
 
@@ -136,14 +144,38 @@ class Heartbeat:
             self._file.touch()  # first: what follows raises while there is no store
         if not self.worker_id:
             self.register()  # the store was away when the worker started
-        beaten = self._beat_if_due()
+        # Those of this process are only told of once: a turn that is cut short must not forget them.
         died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())
+        self._runs_died.update(died)
+        self._tasks_died.update(died)
+        self._beaten, self._orphans, self._rescued = False, 0, 0
+        self._duties.do()
+        return Beat(self._beaten, self._orphans, self._rescued)
+
+    def _keep_beating(self) -> None:
+        self._beaten = self._beat_if_due()
+
+    def _rescue_runs(self) -> None:
         with self.runtime.connections.over(self._beating()):
-            orphans = self._held.rescue_orphans(died) + self.tasks.rescue(died)
-            done = Beat(beaten, orphans, self._held.reconcile())
+            self._orphans += self._held.rescue_orphans(self._runs_died)
+        self._runs_died.clear()
+
+    def _rescue_tasks(self) -> None:
+        with self.runtime.connections.over(self._beating()):
+            self._orphans += self.tasks.rescue(self._tasks_died)
+        self._tasks_died.clear()
+
+    def _reconcile(self) -> None:
+        with self.runtime.connections.over(self._beating()):
+            self._rescued = self._held.reconcile()
+
+    def _vouch_for_runs(self) -> None:
+        with self.runtime.connections.over(self._beating()):
             self._waiting.vouch()
+
+    def _vouch_for_tasks(self) -> None:
+        with self.runtime.connections.over(self._beating()):
             self.tasks.vouch()
-            return done
 
     def wait_s(self) -> float:
         """Return how long to wait; a liveness lock that drops ends the wait."""

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 from ..model.crash_points import reach
 from ..operations import recovery
@@ -15,6 +16,7 @@ from ..operations.runtime import Runtime
 from ..store import claims, messages
 from .errands import Errands
 from .runs_here import ENDED, GRACE_S, Key, RunsHere
+from .set_aside import SetAside
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -33,6 +35,7 @@ class HeldRuns:
         """Processes of the pool that died and whose runs are not all rescued yet."""
         self._reconciled_at = time.monotonic()
         self._look_again = False
+        self._aside = SetAside()
 
     def rescue_orphans(self, died: Iterable[int]) -> int:
         """Rescue the runs of processes that died, and of those that are not all rescued yet; return how many."""
@@ -53,10 +56,11 @@ class HeldRuns:
         plans = [(row, plan) for row, plan in plans if plan != ENDED]
         freed = 0
         for row, plan in plans:
-            if plan is None:
-                freed += recovery.rescue(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id, own=True)
-            else:  # the worker stops the process, because it stops itself
-                freed += recovery.release(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id)
+            with self._aside.by_itself("rescue", row.job_id) as may:
+                if may and plan is None:
+                    freed += self._rescue_own(row, worker_id)
+                elif may:  # the worker stops the process, because it stops itself
+                    freed += recovery.release(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id)
         if freed < len(plans):
             return freed  # somebody has one of the jobs locked just now: tried again at the next look
         self._died.discard(pid)
@@ -74,7 +78,8 @@ class HeldRuns:
         taken, worker_id = 0, self._worker_id()
         for row in claims.overdue(self._runtime.connections, leases, worker_id=worker_id):
             logger.warning("Run %d of job %d did not renew its lease in time", row.run_no, row.job_id)
-            taken += recovery.rescue(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id, own=True)
+            with self._aside.by_itself("rescue", row.job_id) as may:
+                taken += may and self._rescue_own(row, worker_id)
             self._runs.stopped((row.job_id, row.run_no))
             if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
                 with suppress(ProcessLookupError):
@@ -95,7 +100,12 @@ class HeldRuns:
         rescued, worker_id = 0, self._worker_id()
         for row in claims.held_by(self._runtime.connections, worker_id, older_than_s=GRACE_S):
             if row.old and not self._runs.knows((row.job_id, row.run_no)):
-                taken = recovery.rescue(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id, own=True)
+                taken = False
+                with self._aside.by_itself("rescue", row.job_id) as may:
+                    taken = may and self._rescue_own(row, worker_id)
                 rescued += taken
                 self._look_again |= not taken  # locked just now, or ended after all
         return rescued
+
+    def _rescue_own(self, row: Any, worker_id: int) -> bool:
+        return recovery.rescue(self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id, own=True)

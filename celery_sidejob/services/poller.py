@@ -16,12 +16,15 @@ from typing import Any, Protocol
 from ..model.buried import Buried, Place
 from ..model.crash_points import reach
 from ..model.durable import Address, Message
+from ..model.protocols import Refused
 from ..operations import burials, copies, durable_locks, publishing
 from ..operations.runtime import Runtime
 from ..store import durable_looks
 from ..store.statement import Executor
 from .backlog import Backlog
 from .durable_schema import DurableSchema
+from .duties import Duties
+from .unsendable import Unsendable
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -54,7 +57,6 @@ class Report(Protocol):
     unpublished: int
     tasks_taken: int
     tasks_buried: int
-    broker_emptied: bool
 
 
 class Poller:
@@ -65,36 +67,50 @@ class Poller:
 
     def __init__(
         self, runtime: Runtime, apart: Callable[[Callable[[], None]], bool], backlog: Backlog,
-        may_go_on: Callable[[], bool],
+        may_go_on: Callable[[], bool], unsendable: Unsendable,
     ) -> None:  # fmt: skip
         self._runtime = runtime
         self._apart = apart
         self._backlog = backlog
         self._may_go_on = may_go_on
+        self._unsendable = unsendable
         self._schema = DurableSchema(runtime.connections)
         self._emptied = False
         self._buried = Place()
+        self._report: Report
+        # What is in no queue any more is looked at first: it would be missing, and be published again.
+        self._duties = Duties(
+            self._take_from_the_dead, self._look_at_all, self._look_at_buried, self._look_at_pages
+        )  # fmt: skip
 
     def run_once(self, report: Report) -> None:
         """Do everything that is due."""
-        self._emptied |= report.broker_emptied  # the broker tells only once
-        if not self._schema.fits():
-            return
-        report.tasks_taken += durable_locks.take_from_the_dead(self._runtime, BODIES)
-        if not self._runtime.publisher.ready:
-            return
-        if self._emptied:
-            self._look_at_all()
-        self._look_at_buried()  # first: what is in no queue any more would be missing, and be published again
+        self._report = report
+        if self._schema.fits():
+            self._duties.do()
+
+    def broker_was_emptied(self) -> None:
+        """Look at everything at the next turns, until that is done: the broker tells only once."""
+        self._emptied = True
+
+    def _take_from_the_dead(self) -> None:
+        self._report.tasks_taken += durable_locks.take_from_the_dead(self._runtime, BODIES)
+
+    def _look_at_pages(self) -> None:
         until = time.monotonic() + TURN_S
-        while self._may_go_on() and self._look_at_a_page(report) and time.monotonic() < until:
+        while self._may_publish() and self._look_at_a_page(self._report) and time.monotonic() < until:
             pass
+
+    def _may_publish(self) -> bool:
+        return self._runtime.publisher.ready and self._may_go_on()
 
     def _look_at_all(self) -> None:
         """Have everything published again that no run holds, and that the broker does not have.
 
         It was emptied, or has not seen a sweeper yet: then all may still be there.
         """
+        if not self._emptied or not self._runtime.publisher.ready:
+            return
         connections = self._runtime.connections
         self._backlog.begin_turn()  # what was seen before says nothing of what is read now
         after, seen_at = "", None
@@ -117,7 +133,7 @@ class Poller:
         Dying before an entry is removed leaves it, and the next sweeper finds the row doomed, or in the dead set.
         """
         publisher = self._runtime.publisher
-        while self._may_go_on():
+        while self._may_publish():
             place, page = publisher.buried(self._buried)
             if not page:
                 self._buried = place
@@ -164,13 +180,19 @@ class Poller:
         messages = copies.of_rows(self._runtime, rows)
         report.missing += sum(row.missing for row in rows)
         reach("sweep:before-publish")
-        sent = publishing.dispatch(self._runtime, messages)
+        refused: Refused = []
+        sent = publishing.dispatch(self._runtime, messages, refused=refused)
         report.published += sent
         report.unpublished += len(messages) - sent
+        if refused:
+            self._apart(lambda: self._bury_refused(refused, report))  # else they come again, and are refused again
         if self._runtime.publisher.ready:
             return True  # what was passed over waits for the end of its reservation
         durable_looks.look_again(self._runtime.connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
         return False
+
+    def _bury_refused(self, refused: Refused, report: Report) -> None:
+        report.tasks_buried += self._unsendable.bury(refused)
 
     def _bury(self, rows: Sequence[Any], report: Report) -> None:
         """Tell the backend of each, then move it to the dead set: a death in between only tells once more.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from ..model import errors
 from ..model.errors import LeaseLostError
 from ..model.status import Status
 from ..operations import endings, runs
 from ..operations.endings import Ending
 from ..operations.hold import Hold
+from ..operations.runtime import Runtime
 from ..store import claims
 from .heartbeat import Heartbeat
 from .runs_here import Key
@@ -19,19 +21,23 @@ MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "cele
 
 
 def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, reason: str) -> None:
-    """End the run as failed with an error of `kind`; one that was not claimed yet is claimed for that.
+    """Have a worker end a run as failed with an error of `kind`; one that was not claimed yet is claimed for that."""
+    end_run(heartbeat.runtime, key, kind, message, reason, worker_id=heartbeat.worker_id)
+
+
+def end_run(runtime: Runtime, key: Key, kind: str, message: str, reason: str, *, worker_id: int) -> bool:
+    """End a run that this worker holds, or may claim, as failed; False if it ended by itself, or runs elsewhere.
 
     Whatever units it committed stay; what its process still tries to commit is refused.
     """
     job_id, run_no = key
-    runtime = heartbeat.runtime
-    hold = runs.claim(runtime, job_id, for_run=run_no, worker_id=heartbeat.worker_id)
+    hold = runs.claim(runtime, job_id, for_run=run_no, worker_id=worker_id)
     if hold is None:
         row = claims.read_claimed(runtime.connections, job_id)
-        if row is None or (row.run_no, row.worker_id) != (run_no, heartbeat.worker_id):
-            return  # it ended by itself, or runs elsewhere
+        if row is None or (row.run_no, row.worker_id) != (run_no, worker_id):
+            return False
         hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no, row.started, row=row)
-    error = endings.error_json(kind, message, MODULES[kind])
+    error = endings.error_json(kind, message, MODULES.get(kind, errors.__name__))
     ending = Ending(Status.FAILED, result=error, error=error, reason=reason)
     if hold.kind == "shutdown":
         ending = Ending(Status.TERMINATED)
@@ -39,3 +45,5 @@ def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, re
         endings.end(runtime, hold, None, ending, from_outside=True)
     except LeaseLostError:
         logger.info("Run %d of job %d ended by itself just before it was stopped", run_no, job_id)
+        return False
+    return True

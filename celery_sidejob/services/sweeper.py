@@ -7,29 +7,29 @@ aside, and no step depends on the size of a queue.
 
 from __future__ import annotations
 
-import json
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from ..model.crash_points import reach
-from ..model.errors import StoreUnavailableError
-from ..model.messages import GONE, Continuation, Doorbell, Outcome
+from ..model.errors import InvalidValueError, StoreUnavailableError
+from ..model.messages import CONTINUATION, GONE, Continuation, Doorbell
+from ..model.protocols import Refused
 from ..operations import recovery
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.runtime import Runtime
-from ..store import askings, asks, claims, messages, workers
+from ..store import asks, claims, messages, workers
 from ..store.errors import RowsLocked
 from ..store.statement import Executor
-from ..store.turns import take_turns
 from .backlog import LOOK_PAGE, Backlog
-from .loop import Turn
+from .duties import Duties
 from .poller import Poller
 from .pruner import PRUNE_S, Pruner
+from .set_aside import SET_ASIDE_S, SetAside
+from .unsendable import Unsendable
+from .unsent_results import RESULT_GRACE_S, UnsentResults
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -42,15 +42,11 @@ RENEW_S = 0.75
 TROUBLE_S = 10.0
 """After the store was away a free lock means nothing for so long: its owners may still be on their way back."""
 PAGE = 200
-"""Messages of one queue, timers and results looked at in one step."""
+"""Messages of one queue and timers looked at in one step."""
 PAGES = 20
 """Steps of one turn, after which the other duties come first again."""
-RESULT_GRACE_S = 5.0
-"""How long the process that ended an asking has to store its result itself."""
 MARKER_S = 3.0
 QUEUES_S = 3.0
-SET_ASIDE_S = 5.0
-"""How long what failed is left alone: messages that a broker did not take, and jobs with an error of their own."""
 
 
 @dataclass(slots=True)
@@ -105,18 +101,21 @@ class Sweeper:
         self._worker = worker
         self._pruner = Pruner(runtime)
         self._backlog = Backlog(runtime, self._may_sweep)
-        apart = self._in_a_thread if worker is not None else _here
-        self._poller = Poller(runtime, apart, self._backlog, self._may_sweep)
+        self._results = UnsentResults(runtime, apart=worker is not None)
+        self._unsendable = Unsendable(runtime, worker)
+        self._poller = Poller(runtime, self._results.apart, self._backlog, self._may_sweep, self._unsendable)
+        self._report = PollReport()
+        self._duties = Duties(
+            self._look_at_workers, self._look_at_strays, self._mature_timers, self._look_for_an_emptied_broker,
+            self._look_for_vanished_queues, self._publish, self._poll, self._store_results, self._prune,
+        )  # fmt: skip
         self._sweeps = worker is None
         self._renewed_at = float("-inf")
         self._suspects = False
         self._reserved: list[str] = []
         self._trouble_at = float("-inf")
         self._looked_at: dict[str, float] = {}
-        self._set_aside_until: dict[tuple[str, int], float] = {}
-        self._settling: threading.Thread | None = None
-        self._settling_turn = Turn()
-        self._results_since: Any = None
+        self._aside = SetAside()
         self._emptied = False  # the broker tells only once
 
     def run_once(self) -> PollReport | None:
@@ -155,9 +154,11 @@ class Sweeper:
         return self._sweeps
 
     def _sweep(self) -> PollReport:
-        report = PollReport()
+        self._report = report = PollReport()
+        reach("sweep:before")
+        self._backlog.begin_turn()
         try:
-            self._do_everything(report)
+            self._duties.do()
         finally:  # what a turn did before it failed, it did
             observer = self._runtime.observer
             observer.counted("workers_declared_dead", report.declared_dead)
@@ -165,30 +166,27 @@ class Sweeper:
             observer.counted("broker_emptied", int(report.broker_emptied))
         return report
 
-    def _do_everything(self, report: PollReport) -> None:
-        reach("sweep:before")
-        self._backlog.begin_turn()
-        self._look_at_workers(report)
+    def _look_at_strays(self) -> None:
         if self._is_time("strays", self._settings.lease):
             for stray in claims.held_by_nobody(self._runtime.connections, PAGE):
-                self._rescue(stray.job_id, report, run_no=stray.run_no, worker_id=stray.worker_id)
-        self._mature_timers(report)
-        if self._runtime.publisher.ready:
-            self._look_for_an_emptied_broker(report)
-            if self._runtime.publisher.knows_queues and self._is_time("queues", QUEUES_S):
-                self._look_for_vanished_queues()
-            self._publish(report)
-        self._poller.run_once(report)
+                self._rescue(stray.job_id, run_no=stray.run_no, worker_id=stray.worker_id)
+
+    def _poll(self) -> None:
+        self._poller.run_once(self._report)
+
+    def _store_results(self) -> None:
         if self._is_time("results", RESULT_GRACE_S / 2):
-            self._store_results(report)
+            self._report.results += self._results.run_once()
+
+    def _prune(self) -> None:
         if self._is_time("prune", PRUNE_S):
             self._pruner.run_once()
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def _look_at_workers(self, report: PollReport) -> None:
+    def _look_at_workers(self) -> None:
         """Suspect, declare dead, rescue: each a step of its own, and irrevocable only after two observations."""
-        connections = self._runtime.connections
+        connections, report = self._runtime.connections, self._report
         silence_s = self._settings.lease / 2
         trouble_at = max(self._trouble_at, self._worker.lock_lost_at if self._worker else self._trouble_at)
         trouble = time.monotonic() - trouble_at < TROUBLE_S
@@ -211,40 +209,43 @@ class Sweeper:
             if dead:
                 gone = True
                 # A worker that left by itself gave back what it held, but for jobs somebody had locked at that moment.
-                self._rescue_all(row.id, report, loss=row.suspect_at is not None)
+                self._rescue_all(row.id, loss=row.suspect_at is not None)
         if gone:
             workers.forget_dead(connections)
 
-    def _rescue_all(self, worker_id: int, report: PollReport, *, loss: bool) -> None:
+    def _rescue_all(self, worker_id: int, *, loss: bool) -> None:
         """Rescue the runs of a dead worker, one job per transaction."""
         for held in claims.held_by(self._runtime.connections, worker_id):
             reach("rescue:before")
-            self._rescue(held.job_id, report, run_no=held.run_no, worker_id=worker_id, loss=loss)
+            self._rescue(held.job_id, run_no=held.run_no, worker_id=worker_id, loss=loss)
 
-    def _rescue(self, job_id: int, report: PollReport, **run: Any) -> None:
-        with self._by_itself("rescue", job_id) as may:
-            report.rescued += may and recovery.rescue(self._runtime, job_id, **run)
+    def _rescue(self, job_id: int, **run: Any) -> None:
+        with self._aside.by_itself("rescue", job_id) as may:
+            self._report.rescued += may and recovery.rescue(self._runtime, job_id, **run)
 
     # -- timers --------------------------------------------------------------------------------------------------
 
-    def _mature_timers(self, report: PollReport) -> None:
+    def _mature_timers(self) -> None:
         for job_id in asks.due(self._runtime.connections, PAGE):
-            with self._by_itself("timer", job_id) as may:
+            with self._aside.by_itself("timer", job_id) as may:
                 if may:
                     apply_noted_asks(self._runtime, [job_id])
-                    report.timers += 1
+                    self._report.timers += 1
 
     # -- messages ------------------------------------------------------------------------------------------------
 
-    def _look_for_an_emptied_broker(self, report: PollReport) -> None:
+    def _look_for_an_emptied_broker(self) -> None:
         """Have everything published again that the broker no longer has: copies are harmless."""
+        if not self._runtime.publisher.ready:
+            return
         if not self._emptied:
             self._emptied = self._is_time("marker", MARKER_S) and self._runtime.publisher.was_emptied(
                 self._runtime.stores.label_of(self._runtime)
             )
         if not self._emptied:
             return
-        report.broker_emptied = True
+        self._report.broker_emptied = True
+        self._poller.broker_was_emptied()
         after: int | None = 0
         while after is not None:
             page_after = after
@@ -257,6 +258,9 @@ class Sweeper:
 
     def _look_for_vanished_queues(self) -> None:
         """Have published again what was in a queue that is gone; the publish declares it."""
+        publisher = self._runtime.publisher
+        if not publisher.ready or not publisher.knows_queues or not self._is_time("queues", QUEUES_S):
+            return
         for queue in messages.queues_in_broker(self._runtime.connections):
             if self._runtime.publisher.ready_messages(queue) != GONE:
                 continue
@@ -267,99 +271,49 @@ class Sweeper:
             while self._runtime.connections.transact("look-now", work) == LOOK_PAGE:
                 pass
 
-    def _publish(self, report: PollReport) -> None:
+    def _publish(self) -> None:
         """Publish what is due and unpublished, or published and not heard of; fair by queue, oldest first."""
+        if not self._runtime.publisher.ready:
+            return
         if self._reserved:  # by a turn that failed
             messages.still_unpublished(self._runtime.connections, self._reserved, 0)
         for _ in range(PAGES):
-            if not self._may_sweep():
+            if not self._may_sweep() or not self._publish_page():
                 return
+
+    def _publish_page(self) -> bool:
+        """Publish a page; False if there is none, or nothing can be published just now."""
+        found = messages.candidates(self._runtime.connections, PAGE)
+        if found and self._backlog.pass_over_counted():
             found = messages.candidates(self._runtime.connections, PAGE)
-            if found and self._backlog.pass_over_counted():
-                found = messages.candidates(self._runtime.connections, PAGE)
-            self._reserved = found
-            if not found:
-                return
+        self._reserved = found
+        if not found:
+            return False
 
-            def reserve(executor: Any, found: list[str] = found) -> Any:
-                return messages.reserve(executor, found)
+        def reserve(executor: Executor) -> Any:
+            return messages.reserve(executor, found)
 
-            rows = self._runtime.connections.transact("reserve", reserve)
-            report.missing += sum(row.missing for row in rows)
-            rows = sorted(rows, key=lambda row: -row.waited_s)
-            bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]
-            read = [Continuation.of_row(row.task_id, row.queue, row.publication) for row in rows if row.publication]
-            if None in read:  # they wait for the end of their reservation, and for a newer sweeper
-                logger.warning("%d continuations are of a newer format than this version reads", read.count(None))
-            reach("sweep:before-publish")
-            sent = self._runtime.dispatch(bells, filter(None, read))
-            report.published += sent
-            self._reserved = []
-            if sent == len(rows):
-                continue
-            report.unpublished += len(rows) - sent
-            if not self._runtime.publisher.ready:
-                self._set_aside(rows)
-                return
-            # Otherwise it is these rows that cannot be published: they wait for the end of their reservation.
+        rows = self._runtime.connections.transact("reserve", reserve)
+        self._report.missing += sum(row.missing for row in rows)
+        rows = sorted(rows, key=lambda row: -row.waited_s)
+        bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]
+        refused: Refused = []
+        continuations = _continuations(rows, refused)
+        reach("sweep:before-publish")
+        sent = self._runtime.dispatch(bells, continuations, refused=refused)
+        self._report.published += sent
+        self._reserved = []
+        self._report.unpublished += len(rows) - sent
+        if sent < len(rows) and not self._runtime.publisher.ready:
+            self._set_aside(rows)
+            return False
+        # Otherwise these rows cannot be published: they wait for the end of their reservation, or are buried.
+        self._unsendable.bury(refused)
+        return True
 
     def _set_aside(self, rows: Any) -> None:
         """Look again soon at what a broker that is away did not take: it need not wait for the whole reservation."""
         messages.still_unpublished(self._runtime.connections, [row.task_id for row in rows], SET_ASIDE_S)
-
-    # -- results -------------------------------------------------------------------------------------------------
-
-    def _store_results(self, report: PollReport) -> None:
-        """Bring results to the backend that the process which ended the asking could not.
-
-        A backend that is silent holds up whoever speaks to it, for minutes: a worker's sweeper leaves that to a thread.
-        """
-        if self._settling is not None and self._settling.is_alive():
-            return
-        since = self._results_since
-        rows = askings.unsent(self._runtime.connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=since)
-        # The next page next time: what a backend never takes keeps nobody else's result back.
-        last = rows[-1].closed_at if len(rows) == PAGE else None
-        self._results_since = last if last != since else None
-        if self._worker is None:
-            report.results += self._runtime.settle(_outcome(row) for row in rows)
-        elif rows:
-            self._in_a_thread(lambda: self._runtime.settle(_outcome(row) for row in rows))
-
-    def _in_a_thread(self, work: Callable[[], Any]) -> bool:
-        """Have one thing at a time done that speaks to the backend; False if the last is not done yet."""
-        if self._settling is not None and self._settling.is_alive():
-            return False
-        self._settling = threading.Thread(target=self._settle, args=(work,), name="sidejob-results", daemon=True)
-        self._settling.start()
-        return True
-
-    def _settle(self, work: Callable[[], Any]) -> None:
-        take_turns()
-        try:
-            with self._settling_turn:
-                work()
-        except Exception:
-            logger.exception("Results could not be brought to the backend; it is tried again")
-
-    @contextmanager
-    def _by_itself(self, what: str, job_id: int) -> Iterator[bool]:
-        """Do something for one job; an error that is its own is logged, and it is left alone for a while.
-
-        Yields whether it is to be done now. A store that is away is no job's own error: the turn ends.
-        """
-        now = time.monotonic()
-        if self._set_aside_until.get((what, job_id), now) > now:
-            yield False
-            return
-        self._set_aside_until.pop((what, job_id), None)
-        try:
-            yield True
-        except StoreUnavailableError:
-            raise
-        except Exception:
-            self._set_aside_until[what, job_id] = now + SET_ASIDE_S
-            logger.exception("Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)
 
     def _is_time(self, what: str, every_s: float) -> bool:
         now = time.monotonic()
@@ -369,13 +323,22 @@ class Sweeper:
         return True
 
 
-def _here(work: Callable[[], None]) -> bool:
-    work()
-    return True
-
-
-def _outcome(row: Any) -> Outcome:
-    return Outcome(
-        row.task_id, row.job_id, row.task, row.queue, row.outcome, row.result,
-        json.loads(row.options) if row.options else None, row.args, row.kwargs,
-    )  # fmt: skip
+def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
+    """Read continuations; what nobody can read is refused, what a newer version wrote waits for a newer sweeper."""
+    found, newer = [], 0
+    for row in rows:
+        if not row.publication:
+            continue
+        try:
+            read = Continuation.of_row(row.task_id, row.queue, row.publication)
+        except InvalidValueError as error:
+            unread = Continuation(row.task_id.removeprefix(CONTINUATION), row.queue, row.publication)
+            refused.append((unread, error))
+            continue
+        if read is None:
+            newer += 1
+        else:
+            found.append(read)
+    if newer:
+        logger.warning("%d continuations are of a newer format than this version reads", newer)
+    return found

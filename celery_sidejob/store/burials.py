@@ -46,6 +46,37 @@ def bury(
     return found[0] if found else None
 
 
+_BURY_CONTINUATION = Statement("""
+WITH gone AS (
+  DELETE FROM {messages} WHERE task_id = %(key)s AND job_id IS NULL AND locked_by IS NULL RETURNING *)
+INSERT INTO {dead} (task_id, task, queue, reason, error, payload)
+SELECT %(task_id)s, %(task)s, queue, %(reason)s, %(error)s,
+  pg_catalog.json_build_object('v', 1, 'continuation', publication)
+FROM gone RETURNING id""")
+
+
+def bury_continuation(executor: Executor, key: str, *, task_id: str, task: str, reason: str, error: str) -> int | None:
+    """Move a continuation to the dead set; returns the entry's id, None if it is gone."""
+    found = executor.run(_BURY_CONTINUATION, key=key, task_id=task_id, task=task, reason=reason, error=error)
+    return found[0].id if found else None
+
+
+_REVIVE_CONTINUATIONS = Statement("""
+WITH gone AS (
+  DELETE FROM {dead} d WHERE d.id = ANY(%(ids)s::bigint[]) AND d.job_id IS NULL
+    AND d.payload->>'continuation' IS NOT NULL
+    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(prefix)s || d.task_id) RETURNING *)
+INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
+SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
+  pg_catalog.make_interval(secs => %(look_after_s)s) FROM gone
+ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
+
+
+def revive_continuations(executor: Executor, entry_ids: Sequence[int], *, prefix: str, look_after_s: float) -> int:
+    """Take continuations out of the dead set, for the sweeper to publish; returns how many."""
+    return len(executor.run(_REVIVE_CONTINUATIONS, ids=list(entry_ids), prefix=prefix, look_after_s=look_after_s))
+
+
 _BURIED = Statement(
     """
 SELECT d.id, d.task FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
@@ -115,7 +146,7 @@ def revive(executor: Executor, entry_ids: Sequence[int], *, look_after_s: float)
 _OLD_ENTRIES = Statement(
     """
 WITH page AS MATERIALIZED (
-  SELECT id, died_at, body IS NOT NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
+  SELECT id, died_at, job_id IS NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
  gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(
    SELECT id FROM page WHERE ordinary AND died_at < now() - make_interval(secs => %(age_s)s))) RETURNING id)
 SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last""",

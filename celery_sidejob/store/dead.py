@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from . import revisions
 from .statement import Executor, Statement
+
+REASONS_SINCE = "0006"
+
+
+def known_reason(executor: Executor, reason: str) -> str:
+    """Return a reason of the newest revision, or "failed" where the schema does not allow it yet."""
+    return reason if (revisions.read(executor) or revisions.FIRST) >= REASONS_SINCE else "failed"
+
 
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)

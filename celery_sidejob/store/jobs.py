@@ -213,7 +213,7 @@ def delete(executor: Executor, ids: Iterable[int]) -> None:
 
 _OLD_ROOTS = Statement("""
 SELECT j.id FROM {jobs} j
-WHERE j.id > %(after)s AND j.id <= %(after)s + %(window)s AND j.parent_id IS NULL
+WHERE j.id > %(after)s AND j.id <= %(after)s::bigint + %(window)s::bigint AND j.parent_id IS NULL
   AND j.status IN ('completed', 'terminated')
   AND j.ended_at < now() - make_interval(secs => coalesce(j.retention_s, %(age_s)s))
 ORDER BY j.id""")

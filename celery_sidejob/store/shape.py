@@ -31,6 +31,7 @@ ADDED: dict[str, dict[str, str]] = {
     "0003": {"dead": "body", "messages": "task body generation expires_at on_lost max_losses losses doom"},
     "0004": {"twins": "task_id call tried kept_until"},
     "0005": {"served_tasks": "worker_id tasks"},
+    "0006": {},
 }
 """What came with each revision: the columns of new and of older tables."""
 

@@ -26,7 +26,7 @@ WRONG = {
     "seconds for a time": ({"eta": 5}, "eta is a datetime"),
     "a word for seconds": ({"expires": "soon"}, "expires is a datetime, or a text in ISO 8601, or a number of seconds"),
     "an expiry that is a timedelta": ({"expires": timedelta(1)}, "expires is a datetime"),
-    "a word for a priority": ({"priority": "high"}, "priority is a whole number, not 'high'"),
+    "a word for a priority": ({"priority": "high"}, "priority is a whole number from 0 to 255, not 'high'"),
 }
 RIGHT: dict[str, dict[str, Any]] = {
     "times": {"eta": datetime.now(UTC), "expires": datetime.now(UTC) + timedelta(hours=1)},

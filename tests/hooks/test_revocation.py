@@ -20,14 +20,14 @@ from celery_sidejob.hooks.consumer_step import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.store import migrate
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.revocation import SINCE
 from tests.services.test_poller import Post, post
 from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
 __all__ = ["post"]
 
-OLDER = f"{int(KNOWN) - 1:04}"
+OLDER = f"{int(SINCE) - 1:04}"
 
 
 class OwnControl(Control):

@@ -16,7 +16,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_sidejob import RunningJob, Status
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
 from celery_sidejob.operations import touched
-from celery_sidejob.services import sweeper
+from celery_sidejob.services import sweeper, unsent_results
 from celery_sidejob.services.pruner import Pruner
 from celery_sidejob.store import own_executor, ports
 from tests.tools.databases import only_reading
@@ -205,8 +205,8 @@ def test_a_finished_job_is_not_pruned_before_its_result_is_where_it_is_waited_fo
 def test_results_that_the_backend_never_takes_keep_no_others_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeper, "PAGE", 2)
-    monkeypatch.setattr(sweeper, "RESULT_GRACE_S", 0.0)
+    monkeypatch.setattr(unsent_results, "PAGE", 2)
+    monkeypatch.setattr(unsent_results, "RESULT_GRACE_S", 0.0)
     refused = [stage.job(), stage.job()]
     other = stage.job()
     stage.drain()

@@ -378,7 +378,7 @@ def test_p18_the_sweeper_locks_nothing_while_it_publishes(stage: Stage, monkeypa
     stage.sql("UPDATE messages SET look_at = now(), published_at = NULL")
     seen: list[Any] = []
 
-    def publish(waiting: Any) -> Any:
+    def publish(waiting: Any, **_: Any) -> Any:
         seen.append(stage.sql("SELECT 1 FROM jobs, messages FOR UPDATE NOWAIT"))
         seen.append(stage.claim(job))  # in the middle of a slow broker's answer
         return waiting

@@ -200,12 +200,11 @@ def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatc
     assert len(set(post.sent())) == len(post.sent())
 
 
-@pytest.mark.parametrize("publication", ['{"v": 99}', "no JSON at all", '{"v": 2, "about": "[]"}', '{"v": 2}'])
-def test_a_row_that_cannot_be_published_stops_no_other(post: Post, publication: str) -> None:
+def test_a_row_of_a_newer_format_is_left_to_newer_workers_and_stops_no_other(post: Post) -> None:
     for task_id in ("bad", "good", "late"):
         post.send(task_id)
     post.empty()
-    post.sql("UPDATE messages SET publication = %s WHERE task_id = 'bad'", publication)
+    post.sql("UPDATE messages SET publication = %s WHERE task_id = 'bad'", '{"v": 99}')
     post.sql("UPDATE messages SET published_at = NULL")
 
     report = post.poll()

@@ -82,3 +82,15 @@ def test_an_old_entry_of_an_ordinary_task_goes_by_itself(stage: Stage) -> None:
         FROM generate_series(1, 3) n""")
     assert Pruner(stage.runtime).run_once() == Pruned(dead=2)
     assert stage.sql("SELECT task_id FROM dead") == [("t1",)]
+
+
+def test_a_schema_with_many_jobs_is_pruned_to_its_end(stage: Stage) -> None:
+    """Postgres takes small numbers of a statement for smallints, of which two do not add up to more than 32,767."""
+    stage.sql("SELECT setval('jobs_id_seq', 40000)")
+    job = soon_forgotten(stage)
+    stage.drain()
+    pruner = Pruner(stage.runtime)
+
+    assert sum(pruner.run_once().jobs for _ in range(9)) == 1
+
+    assert not job.exists
