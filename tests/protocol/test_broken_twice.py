@@ -207,6 +207,7 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
 ) -> None:
     monkeypatch.setattr(unsent_results, "PAGE", 2)
     monkeypatch.setattr(unsent_results, "RESULT_GRACE_S", 0.0)
+    monkeypatch.setattr(sweeper, "RESULT_GRACE_S", 0.0)
     refused = [stage.job(), stage.job()]
     other = stage.job()
     stage.drain()
