@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .model.errors import (
         AliasTakenError,
         ChildNameTakenError,
+        CommitInDoubtError,
         CycleError,
         HasParentError,
         IllegalMoveError,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
         SettingsError,
         SideJobError,
         StoreUnavailableError,
+        UnitNotCommittedError,
         UnknownTaskError,
     )
     from .model.port import NO_DATA
@@ -59,6 +61,7 @@ _PLACES = {
     ".model.errors": (
         "AliasTakenError",
         "ChildNameTakenError",
+        "CommitInDoubtError",
         "CycleError",
         "HasParentError",
         "IllegalMoveError",
@@ -74,6 +77,7 @@ _PLACES = {
         "SettingsError",
         "SideJobError",
         "StoreUnavailableError",
+        "UnitNotCommittedError",
         "UnknownTaskError",
     ),
     ".model.port": ("NO_DATA",),
@@ -89,6 +93,7 @@ __all__ = [
     "NO_DATA",
     "AliasTakenError",
     "ChildNameTakenError",
+    "CommitInDoubtError",
     "CycleError",
     "DeadEntry",
     "DeadSet",
@@ -119,6 +124,7 @@ __all__ = [
     "StoreUnavailableError",
     "Suspend",
     "TaskRevokedError",
+    "UnitNotCommittedError",
     "UnknownTaskError",
     "current_job",
     "heartbeat",

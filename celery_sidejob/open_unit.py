@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from .lent_unit import LentUnit, Undone, in_doubt
 from .model import unit_view
 from .model.changes import Change, NewJob, PortKey
 from .model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
@@ -25,17 +26,6 @@ from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .read_ahead import ReadAhead, Written
 from .store import claims, ports, state
-from .store.borrowed import Borrowed, is_open
-
-
-@dataclass(frozen=True, slots=True)
-class _Lent:
-    """A unit in the caller's transaction: what to go back to if that is rolled back."""
-
-    borrowed: Borrowed
-    number: int
-    before: Unit
-    follow: Callable[[], None]
 
 
 class OpenUnit:
@@ -51,7 +41,11 @@ class OpenUnit:
         self._ahead = ReadAhead(runtime, hold)
         self._ports: dict[int, dict[tuple[str, str], Any]] = {}
         self._fresh_ports: set[int] = set()
-        self._lent: _Lent | None = None
+        self._lent: LentUnit | None = None
+        self._undone: Undone | None = None
+        self._in_doubt = False
+        self._in_block = False
+        self.in_turn = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._interrupted = False
@@ -79,6 +73,8 @@ class OpenUnit:
         """Apply the unit, and begin the next."""
         with self._in_progress():
             self.settle()
+            self._check_done()
+            self._undone, self._in_doubt = None, False
             self._interrupted = True
             try:
                 with outside_of_runs():  # what follows it, such as receivers of signals, is no part of the next unit
@@ -107,14 +103,44 @@ class OpenUnit:
                 )
             yield
 
+    @contextmanager
+    def block(self, transaction: Any) -> Iterator[None]:
+        """Write the unit with what the block adds into the caller's transaction, as the block ends.
+
+        After an error in the block, or a rollback, the run goes on from before it. What was read by then waits for the
+        block to be repeated: the body may neither read on nor end without that.
+        """
+        with self._in_progress():
+            self._begin_lending()
+            if self._in_block:
+                raise IllegalMoveError(
+                    f"job.unit() of job {self.hold.job_id} was called inside another block of job.unit(), which is "
+                    "still open: leave that block, and commit its transaction, before the next."
+                )
+            before = self.unit.copy()
+            self._in_block = True
+        try:
+            yield
+        except BaseException:
+            self._go_back_from_block(before)
+            raise
+        finally:
+            self._in_block = False
+        self.commit_with(transaction, before)
+
+    @property
+    def in_block(self) -> bool:
+        """Whether the body is in a block of `job.unit()`, which commits what is done there."""
+        return self._in_block
+
     def commit_with(self, transaction: Any, before: Unit | None = None) -> None:
         """Write the unit into the caller's transaction; it counts once that is committed.
 
         After a rollback the run goes on from `before` the block (by default from what is there now).
         """
         with self._in_progress():
-            self.settle()
-            before = before or self.unit.copy()
+            self._begin_lending()
+            is_block, before = before is not None, before or self.unit.copy()
             borrowed = self.runtime.connections.borrow(transaction)
             try:
                 if borrowed.autocommit:
@@ -123,10 +149,40 @@ class OpenUnit:
                         "begin a transaction on it, so that your rows and the unit can commit together."
                     )
                 number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
+                heard = borrowed.watch_commit()
             except BaseException:
-                self.go_back(before)
+                self._go_back_from_block(before)
                 raise
-            self._lent = _Lent(borrowed, number, before, follow)
+            unhooked = None if borrowed.tells_of_commits else follow  # asked now: Django would open a closed connection
+            self._lent = LentUnit(self.hold.job_id, borrowed, number, before, is_block, unhooked, heard)
+
+    def _begin_lending(self) -> None:
+        """Settle, and refuse a block that would do again what the last one has done."""
+        self.settle()
+        if self._in_doubt:
+            raise in_doubt(self.hold.job_id)
+
+    def leave_turn(self) -> None:
+        """Raise UnitNotCommittedError if the body has left a turn of `for_inputs` whose block was not committed.
+
+        One that was committed without an answer is done: the next turn has other packets.
+        """
+        with self._in_progress():
+            self.settle()
+            self._check_done()
+            self._in_doubt = False
+
+    def finish(self) -> None:
+        """Settle as the body ends; raises UnitNotCommittedError if its last block was not committed."""
+        self.settle()
+        self._check_done(ending=True)
+
+    def _check_done(self, *, ending: bool = False) -> None:
+        undone = self._undone
+        if undone is not None and (undone.has_inputs or ending) and not self._in_block:
+            self._undone = None
+            self.go_back(Unit(serial=self.unit.serial))
+            raise undone.error()
 
     def settle(self) -> None:
         """Learn what became of a unit that was written into the caller's transaction, or whose commit was interrupted.
@@ -141,28 +197,28 @@ class OpenUnit:
         lent = self._lent
         if lent is None:
             return
-        if is_open(self.runtime.connections, lent.number):
-            raise IllegalMoveError(
-                f"The transaction given to job.unit() or checkpoint() of job {self.hold.job_id} is still open: commit "
-                "or roll it back before the run goes on."
-            )
+        if lent.is_open(self.runtime.connections):
+            raise lent.still_open()
         applied = runs.is_applied(self.runtime, self.hold)
         self._lent = None
         if applied:
             self._applied()
-            if not lent.borrowed.tells_of_commits:
+            self._in_doubt = not lent.commit_was_heard()
+            if lent.follow is not None:
                 lent.follow()
         else:
             self.go_back(lent.before)
+            self._undone = lent.rolled_back(self.unit)
 
     def _settle_if_over(self) -> None:
         """Settle before a look at the store: while the transaction is open, the unit is still all there is to see."""
-        if self._lent is not None and not is_open(self.runtime.connections, self._lent.number):
+        if self._lent is not None and not self._lent.is_open(self.runtime.connections):
             self.settle()
 
     def _applied(self) -> None:
         self.hold.unit_no += 1
         self.hold.started = True
+        self._undone = None
         self._begin_next()
 
     def _begin_next(self) -> None:
@@ -186,15 +242,21 @@ class OpenUnit:
         self.unit = before
         self._ahead.unread(unread)
 
+    def _go_back_from_block(self, before: Unit) -> None:
+        """Go back to before a block that was left by an error, or that the store has refused."""
+        self.go_back(before)
+        self._undone = Undone(self.hold.job_id, has_inputs=True) if self.unit.has_inputs else None
+
     def discard(self) -> None:
         """Forget what was not committed: the run raised.
 
         A transaction that the body left open, with the unit and the lock on the job in it, is rolled back: the run
         could not be ended otherwise.
         """
-        if self._lent is not None and is_open(self.runtime.connections, self._lent.number):
+        if self._lent is not None and self._lent.is_open(self.runtime.connections):
             self._lent.borrowed.roll_back()
         self.settle()
+        self._undone = None
         self.unit = Unit(took=self.unit.took)
 
     def renew(self) -> None:
@@ -210,12 +272,23 @@ class OpenUnit:
         if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
             raise LeaseLostError(f"Run {hold.run_no} of job {hold.job_id} is no longer its current run.")
 
+    def _go_on(self, *, reading: bool = False) -> None:
+        """Take what the body asks or reads now for a sign that it knows what became of its last block.
+
+        Within a turn a further packet is none: the body may read it for the same order once more.
+        """
+        if self._undone is not None and not self._undone.has_inputs:
+            self._undone = None
+        if reading and not (self.in_turn or self._in_block):
+            self._in_doubt = False
+
     # -- writing -------------------------------------------------------------------------------------------------
 
     def add(self, change: Change) -> None:
         """Have the next commit apply `change`."""
         with self._in_progress():
             self.settle()
+            self._go_on()
             self.unit.changes.append(change)
 
     # -- reading its own writes ----------------------------------------------------------------------------------
@@ -263,6 +336,8 @@ class OpenUnit:
         """Read the next packet of a port as part of this unit; None if there is none."""
         with self._in_progress():
             self.settle()
+            self._check_done()
+            self._go_on(reading=True)
             found = self._ahead.next(self.unit, key, port_id, many=many) if port_id is not None else None
             return found if found is not None else self._own_packet(key)
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from .job import Job
 from .model.changes import RememberInputs
-from .model.errors import IllegalMoveError, InvalidValueError, LeaseLostError
+from .model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from .model.port import NO_DATA
 from .open_unit import ACTIVE, OpenUnit, active
 from .operations import durable_runs
@@ -98,16 +98,12 @@ class RunningJob(Job):
 
         On leaving the block the job's lock, the fence and everything buffered are written through the caller's
         connection; the caller commits. LeaseLostError there means that the run is no longer ours, and nothing was
-        written. After an error in the block, and after a rollback, the run goes on from before the block.
+        written. After an error in the block, and after a rollback, the run goes on from before the block: repeat it, or
+        what was read for it is on its port again, and UnitNotCommittedError is raised as the body reads on or ends.
+        CommitInDoubtError means that the last block was committed without an answer, and must not be repeated.
         """
-        self._unit.settle()
-        before = self._unit.unit.copy()
-        try:
+        with self._unit.block(transaction):
             yield
-        except BaseException:
-            self._unit.go_back(before)
-            raise
-        self._unit.commit_with(transaction, before)
         self._row = None
 
     def for_inputs(self, *names: str, commit_every: int = 1, commit_within: float | None = None) -> Iterator[Any]:
@@ -120,6 +116,8 @@ class RunningJob(Job):
         """
         if commit_every < 1:
             raise InvalidValueError(f"commit_every is a number of turns, at least 1, not {commit_every!r}.")
+        if len(set(names)) < len(names):
+            raise InvalidPortError(f"for_inputs reads each port once in a turn, and {names!r} names one twice.")
         if names:
             yield from _Turns(self, [self.input(name) for name in names], commit_every, commit_within)
 
@@ -134,15 +132,31 @@ class _Turns:
         self._within = commit_within
 
     def __iter__(self) -> Iterator[Any]:
+        unit = self._job._unit
         turns, since = 0, time.monotonic()
         while (values := self._next()) is not None:
-            yield self._shape(values)
+            with self._turn():
+                yield self._shape(values)
+            if unit.in_block:  # which commits the turns in it
+                continue
             turns += 1
             if turns >= self._every or (self._within is not None and time.monotonic() - since >= self._within):
-                if not self._job._unit.unit.empty:  # the body may have committed the turn itself
+                if not unit.unit.empty:  # the body may have committed the turn itself
                     self._job.checkpoint()
                 turns, since = 0, time.monotonic()
         yield from self._only_defaults()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Have the body do a turn; raises UnitNotCommittedError if it leaves a block behind that was not committed."""
+        unit = self._job._unit
+        unit.in_turn = True
+        try:
+            yield
+        finally:
+            unit.in_turn = False
+        if not unit.in_block:
+            unit.leave_turn()
 
     def _next(self) -> list[Any] | None:
         """Read one value of each port; None when no further turn is complete."""
@@ -164,10 +178,12 @@ class _Turns:
         memo = self._memo()
         if memo.get(key) == now:
             return
-        with port_options(set_default=True):
-            yield self._shape(defaults)
         memo[key] = now
-        self._job._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
+        self._job._unit.add(
+            RememberInputs(self._job.id, json.dumps(memo))
+        )  # first, so that it goes with the body's commit
+        with port_options(set_default=True), self._turn():
+            yield self._shape(defaults)
 
     def _memo(self) -> dict[str, Any]:
         """Return with which defaults the body was called already, as this unit leaves it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import re
+import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from celery_sidejob.operations import durable_ends, durable_runs
 from celery_sidejob.services.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
+from tests.tools.proxy import TcpProxy
+from tests.tools.waiting import wait_until
 
 PAGE = Path(__file__).parents[1] / "docs" / "errors.md"
 
@@ -189,7 +192,78 @@ IN_A_RUN: dict[str, Case] = {
     "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
+    "`for_inputs` with a port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
+    "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),
+    "a run goes on while the transaction of its unit is open": lambda s: after_block(s, lambda job, *_: job.set(a=1)),
+    "a body goes on after a block that was not committed": lambda s: after_block(s, rolled_back),
 }
+
+
+def after_block(scene: Scene, then: Callable[[RunningJob, Any, TcpProxy], Any], depth: int = 1) -> None:
+    """Read a packet for a block of `job.unit()` (or for blocks in each other), and go on after it."""
+
+    def body(job: RunningJob) -> None:
+        with scene.sidejob.port_options(notify=False):
+            job.input("a").write(1)
+        job.checkpoint()
+        try:
+            with TcpProxy.to(url) as proxy, psycopg.connect(proxy.url_for(url)) as connection:
+                job.input("a").read()
+                with ExitStack() as blocks:
+                    for _ in range(depth):
+                        blocks.enter_context(job.unit(transaction=connection))
+                then(job, connection, proxy)
+        except SideJobError as error:
+            met.append(error)
+            raise
+
+    met: list[SideJobError] = []
+    url = direct(scene.stage.database_url)
+    scene.stage.inside(body, inports=["a"])
+    raise met[0]  # by which no run fails
+
+
+def rolled_back(job: RunningJob, connection: psycopg.Connection[Any], _: TcpProxy) -> None:
+    """Roll the block's transaction back, and read on."""
+    connection.rollback()
+    job.input("a").read()
+
+
+def broken(job: RunningJob, connection: psycopg.Connection[Any], proxy: TcpProxy) -> None:
+    """Have the connection break before the commit, and read on when the server has noticed."""
+    pid = connection.info.backend_pid
+    proxy.cut()
+    with psycopg.connect(direct(job._runtime.settings.database_url), autocommit=True) as outside:
+        wait_until(lambda: not outside.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [pid]).fetchall())
+    with suppress(psycopg.Error):
+        connection.commit()
+    job.input("a").read()
+
+
+def unheard(job: RunningJob, connection: psycopg.Connection[Any], proxy: TcpProxy) -> None:
+    """Have the answer to the commit lost, and begin another block."""
+    proxy.cut_after(b"COMMIT")
+    with suppress(psycopg.Error):
+        connection.commit()
+    job.checkpoint(transaction=connection)
+
+
+def undecided(job: RunningJob, connection: psycopg.Connection[Any], proxy: TcpProxy) -> None:
+    """Have the connection break while its server is busy, and go on."""
+    with psycopg.connect(direct(job._runtime.settings.database_url), autocommit=True) as holding:
+
+        def cut() -> None:
+            blocked = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+            wait_until(lambda: holding.execute(blocked).fetchall())
+            proxy.cut()
+
+        holding.execute("SELECT pg_advisory_lock(4711)")
+        cutting = threading.Thread(target=cut)
+        cutting.start()
+        with suppress(psycopg.Error):
+            connection.execute("SELECT pg_advisory_xact_lock(4711)")
+        cutting.join()
+        job.set(a=1)
 
 
 def fenced(scene: Scene, act: Callable[[RunningJob], None]) -> None:
@@ -344,6 +418,11 @@ ELSEWHERE: dict[str, Case] = {
     "an entry of a store that is not known here": lambda s: s.stage.sidejob.dead.get("12345678:1"),
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
     "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
+    "a body goes on after its connection broke before the commit": lambda s: after_block(s, broken),
+    "a block after one that was committed without an answer": lambda s: after_block(s, unheard),
+    "a run goes on while Postgres has not decided about its lost connection's transaction": lambda s: after_block(
+        s, undecided
+    ),
     "nobody listens at the store's address": without_store,
     "a revocation while the store is away": revoking_without_store,
     "the schema was never made": without_schema,

@@ -188,12 +188,13 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     try:
         if not hold.started:
             task.run_hook("startup", job)
+            unit.finish()
         try:
             value = task.run_body(job, job.args, job.kwargs)
         except Suspend:
-            unit.settle()
+            unit.finish()
             raise
-        unit.settle()
+        unit.finish()
         result = values.encode(value, what="result") if _wants_result(runtime, task, options) else "null"
         ending = Ending(Status.COMPLETED, result=result)
     except Suspend:
@@ -240,7 +241,7 @@ def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
     last = unit.unit
     try:
         task.run_hook("shutdown", job)
-        unit.settle()
+        unit.finish()
         last = unit.unit
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise

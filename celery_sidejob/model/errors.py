@@ -67,12 +67,20 @@ class LeaseLostError(SideJobError):
     """This run is no longer the current one: nothing of it was applied. The body should end at once."""
 
 
+class UnitNotCommittedError(SideJobError):
+    """The caller's transaction was not committed, and the body went on: what was read for it is on its port again."""
+
+
 class TaskRevokedError(SideJobError):
     """The asking was revoked: it ends as failed, later askings run."""
 
 
 class StoreUnavailableError(SideJobError):
     """The store could not be reached, or went away. What was asked is not known to have happened."""
+
+
+class CommitInDoubtError(StoreUnavailableError):
+    """The answer to the caller's own commit was lost. A run that ends with this begins again from what is committed."""
 
 
 class SchemaError(SideJobError):

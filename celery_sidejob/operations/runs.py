@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import getpid
 from typing import Any
 
-from ..model.changes import Adopt, Change, Disown
+from ..model.changes import Adopt, Change, Disown, RememberInputs
 from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
 from ..store import claims, jobs, packets
 from ..store.borrowed import Borrowed, transaction_id
@@ -44,6 +44,11 @@ class Unit:
     def empty(self) -> bool:
         """Whether a commit would only prove that the run is still the current one."""
         return not self.changes and not self.read
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether it has read something: packets, or the defaults of a turn that is not to come again."""
+        return bool(self.read) or any(isinstance(change, RememberInputs) for change in self.changes)
 
     def copy(self) -> Unit:
         """Return a snapshot to go back to."""

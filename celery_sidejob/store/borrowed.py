@@ -8,6 +8,7 @@ follow its commit is handed to `after_commit`.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -94,6 +95,15 @@ class Borrowed:
     def tells_of_commits(self) -> bool:
         """Whether `after_commit` calls anything."""
         return True
+
+    def watch_commit(self) -> Callable[[], bool]:
+        """Return what tells whether the caller was answered, once the transaction is known to be committed."""
+        return lambda: not self.has_broken
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether the connection broke since it was lent, so that its caller cannot know what became of a commit."""
+        raise NotImplementedError
 
     def roll_back(self) -> None:
         """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
@@ -212,6 +222,10 @@ class _PsycopgTransaction(Borrowed):
     def tells_of_commits(self) -> bool:
         return self._autocommit
 
+    @property
+    def has_broken(self) -> bool:
+        return self._connection.broken
+
     def roll_back(self) -> None:
         self._connection.rollback()
 
@@ -229,6 +243,7 @@ class _DjangoTransaction(Borrowed):
         if connection.vendor != "postgresql":
             raise TypeError(f"transaction= needs a Django connection to PostgreSQL, not to {connection.vendor}.")
         self._connection = connection
+        self._lent = self._driver()  # Django gives up a connection that broke
 
     @property
     def autocommit(self) -> bool:
@@ -241,6 +256,17 @@ class _DjangoTransaction(Borrowed):
     @property
     def tells_of_commits(self) -> bool:
         return bool(self._connection.in_atomic_block or self._connection.get_autocommit())
+
+    def watch_commit(self) -> Callable[[], bool]:
+        if not self.tells_of_commits:
+            return super().watch_commit()
+        heard = threading.Event()
+        self._connection.on_commit(heard.set)
+        return heard.is_set
+
+    @property
+    def has_broken(self) -> bool:
+        return broke(self._lent)
 
     def roll_back(self) -> None:
         if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out of it
@@ -256,6 +282,12 @@ class _DjangoTransaction(Borrowed):
         with self._connection.cursor() as cursor:
             cursor.execute(text, parameters)
             return rows(cursor)
+
+
+def broke(driver: Any) -> bool:
+    """Tell whether a connection of psycopg or psycopg2 broke, instead of being closed."""
+    broken: bool = driver.broken if hasattr(driver, "broken") else driver.closed > 1
+    return broken
 
 
 _TRANSACTION_ID = Statement("SELECT txid_current() AS id")

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
@@ -29,10 +29,33 @@ def adapt(transaction: Any, schema: str) -> Borrowed | None:
     return None
 
 
-class _EngineTransaction(Borrowed):
+class _SQLAlchemyTransaction(Borrowed):
     def __init__(self, connection: Connection, schema: str) -> None:
         super().__init__(schema)
         _check_dialect(connection)
+        self._lent = connection.connection.dbapi_connection
+        if connection.engine.pool not in _pools:
+            _pools.add(connection.engine.pool)
+            event.listen(connection.engine.pool, "invalidate", _connection_broke)
+
+    @property
+    def has_broken(self) -> bool:
+        return self._lent in _broken
+
+
+_pools: WeakSet[Any] = WeakSet()
+"""Pools of connections that were lent to us: each tells when one of its connections breaks, and then closes it."""
+_broken: WeakSet[Any] = WeakSet()
+"""Connections of the driver that broke."""
+
+
+def _connection_broke(connection: Any, *_: Any) -> None:
+    _broken.add(connection)
+
+
+class _EngineTransaction(_SQLAlchemyTransaction):
+    def __init__(self, connection: Connection, schema: str) -> None:
+        super().__init__(connection, schema)
         self._connection = connection
 
     @property
@@ -75,11 +98,10 @@ def _connection_rolled_back(connection: Connection) -> None:
     _connections[connection] = []
 
 
-class _SessionTransaction(Borrowed):
+class _SessionTransaction(_SQLAlchemyTransaction):
     def __init__(self, session: Session, schema: str) -> None:
-        super().__init__(schema)
+        super().__init__(session.connection(), schema)
         self._session = session
-        _check_dialect(session.connection())
 
     @property
     def autocommit(self) -> bool:
