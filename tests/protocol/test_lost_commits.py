@@ -150,6 +150,7 @@ def test_a_block_is_repeated_after_a_commit_that_was_not_applied(stage: Stage, p
             if order == 301 and not broken:
                 broken.append(True)
                 proxy.cut()
+                gone(stage)
             lender.commit()
 
     def body(job: RunningJob) -> None:
