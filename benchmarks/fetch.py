@@ -32,6 +32,7 @@ from celery_sidejob import embedded
 from celery_sidejob.transport.broker_channel import Channel
 from celery_sidejob.transport.heart import Heart
 from celery_sidejob.transport.keys import Keys
+from celery_sidejob.transport.pulse import Pulse
 from celery_sidejob.transport.records import Records
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
@@ -172,7 +173,7 @@ def recover_all(redis_url: str) -> None:
     """Look after the dead as a worker's heart does, until there are none."""
     with redis.Redis.from_url(redis_url) as client:
         keys = Keys("", Channel.sep)
-        heart = Heart(client, keys, Records(client, keys, delivery_limit=None), timeout_s=1)
+        heart = Heart(client, keys, Records(client, keys, delivery_limit=None), timeout_s=1, pulse=Pulse(None))
         while client.zcard(keys.consumers):
             heart.run_once()
 

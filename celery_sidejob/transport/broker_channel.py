@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from queue import Empty
@@ -30,7 +30,7 @@ from redis.exceptions import ConnectionError, NoScriptError
 
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
-from .connections import WITHOUT_NOTICES, breaking
+from .connections import WITHOUT_NOTICES, breaking, has_come
 from .keys import Keys
 from .line import Line
 from .qos import QoS
@@ -106,9 +106,17 @@ class Channel(redis.Channel):
 
     QoS = QoS
     Message = Message
-    from_transport_options = (*redis.Channel.from_transport_options, "consumer_timeout", "delivery_limit")
+    from_transport_options = (
+        *redis.Channel.from_transport_options,
+        "consumer_timeout",
+        "loop_timeout",
+        "delivery_limit",
+    )
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer is dead."""
+    loop_timeout: float | None = 30.0
+    """Seconds for which the thread that consumes may stand still before its consumers are left to others; None for any
+    time."""
     delivery_limit: int | None = 20
     """With how many consumers a message may die before it goes to the dead list; None for any number."""
 
@@ -211,8 +219,11 @@ class Channel(redis.Channel):
         """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""
         connection = self.client.connection
         asked = self._asked
+        if not has_come(connection):  # whoever reads on waits in the thread that everything else waits for
+            raise Empty
         try:
-            answer = connection.read_response()
+            with self.connection.pulse.reading():
+                answer = connection.read_response()
         except NoScriptError:  # the server was restarted, or another has taken over
             self._asked, self._knows_scripts = None, False
             raise Empty from None
@@ -242,6 +253,12 @@ class Channel(redis.Channel):
         if not self._deliver(taken):
             raise Empty
         return True
+
+    def _receive(self) -> bool:
+        """Adds to kombu's: where nothing has come, nothing is read."""
+        if not has_come(self.subclient.connection):
+            raise Empty
+        return bool(super()._receive())
 
     def finish(self, delivery_tag: str, verb: str) -> None:
         """Forget a message that is done with, if it is still ours; else announce that it is not."""
@@ -324,9 +341,20 @@ class Channel(redis.Channel):
         return self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Adds to kombu's: a connection to a server that takes nothing for now breaks; none has notices."""
+        """Adds to kombu's: a connection to a server that takes nothing for now breaks; none has notices.
+
+        One that is polled leaves the poll before it is closed. A process that was forked keeps its socket open, so that
+        the poll would go on to report it, under a number that another connection has by then.
+        """
         parameters: dict[str, Any] = super()._connparams(asynchronous)
-        return {**parameters, **WITHOUT_NOTICES, "connection_class": breaking(parameters["connection_class"])}
+        kind = breaking(parameters["connection_class"], before_closing=self._leave_poll if asynchronous else None)
+        return {**parameters, **WITHOUT_NOTICES, "connection_class": kind}
+
+    def _leave_poll(self, polled: Any) -> None:
+        cycle = self.connection and self.connection.cycle
+        if cycle:
+            with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # it is not polled, or no more
+                cycle.poller.unregister(polled)
 
     @property
     def _client_of_scripts(self) -> Any:

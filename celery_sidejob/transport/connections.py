@@ -5,6 +5,8 @@ workers end, and after which a publisher does not try again.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -24,13 +26,19 @@ REFUSED = ("NOREPLICAS", "MISCONF")
 """What a master says that has too few replicas (`min-replicas-to-write`), or cannot save what it has."""
 
 
-def breaking(kind: Any) -> Any:
+def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) -> Any:
     """Return a class of connections like this one that break where the server takes nothing.
 
-    It is not kept: kombu makes `kind` for each channel, and that class knows its channel.
+    `before_closing` is given the socket of a connection that is about to be closed by the process that opened it. The
+    class is not kept: kombu makes `kind` for each channel, and that class knows its channel.
     """
 
     class Connection(kind):
+        def disconnect(self, *args: Any, **options: Any) -> None:
+            if before_closing is not None and self._sock is not None and self.pid == os.getpid():
+                before_closing(self._sock)
+            super().disconnect(*args, **options)
+
         def connect_check_health(self, *args: Any, **options: Any) -> None:
             try:
                 super().connect_check_health(*args, **options)
@@ -50,6 +58,11 @@ def breaking(kind: Any) -> Any:
                 raise
 
     return Connection
+
+
+def has_come(connection: Any) -> bool:
+    """Tell whether there is anything to be read; raises the connection's error if the server has hung up."""
+    return connection is not None and connection._sock is not None and bool(connection.can_read(timeout=0))
 
 
 def connected(connection: Any) -> Any:

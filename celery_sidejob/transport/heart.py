@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from ..model import native
 from .keys import Keys
+from .pulse import Pulse
 from .records import BELL_MS, Records
 from .scripts import BEAT
 
@@ -49,13 +50,17 @@ class Report:
 
 
 class Heart:
-    """Beats for the consumers of one transport, `BEATS` times in the time after which they count as dead."""
+    """Beats for the consumers of one transport, `BEATS` times in the time after which they count as dead.
 
-    def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float) -> None:
+    It leaves them to others while the thread that consumes stands still.
+    """
+
+    def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse) -> None:
         self._client = client
         self._keys = keys
         self._records = records
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        self._pulse = pulse
         self._consumers: dict[str, Waits] = {}
         self._told: dict[str, Callable[[], None]] = {}
         self._beat_at = monotonic()
@@ -90,6 +95,10 @@ class Heart:
             self._pid = None
             self._stop.set()
 
+    def beat(self) -> None:
+        """Beat out of turn, for a thread that has stood still: ours that were taken for dead hear of it now."""
+        self._beat(0)
+
     def run_once(self) -> Report:
         """Beat, and recover what is found; looks again at once while there is more than was taken."""
         recovered = 0
@@ -115,14 +124,14 @@ class Heart:
 
     def _beat_if_due(self) -> None:
         """Beat in the middle of something long, or others take us for dead, and whoever recovers us next as well."""
-        if monotonic() - self._beat_at > self._timeout_s / BEATS:
+        if monotonic() - self._beat_at > self.timeout_s / BEATS:
             self._beat(0)
 
     def _beat(self, at_most: int) -> tuple[list[str], list[str]]:
         """Beat; returns which of ours were missing, who hear of it, and dead ones, which others leave to us for now."""
         missing, dead = self._ask_redis(at_most)
         # Who beats again in the middle of its recovery is not missing, and keeps what is left.
-        late = monotonic() - self._beat_at > self._timeout_s
+        late = monotonic() - self._beat_at > self.timeout_s
         self._beat_at = monotonic()
         for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
             if tell is not None:  # else it has left since
@@ -132,7 +141,7 @@ class Heart:
             if consumer in self._consumers:
                 logger.warning(
                     "This consumer (%s) was silent for more than %g s and was taken for dead: others have its "
-                    "messages now, and what is under way here is done twice", consumer, self._timeout_s,
+                    "messages now, and what is under way here is done twice", consumer, self.timeout_s,
                 )  # fmt: skip
         return missing, dead
 
@@ -147,8 +156,9 @@ class Heart:
         steps = len(next(iter(waited.values()))) if waited else 0
         keys = self._keys
         lists = [key for of_queue in waited.values() for key in of_queue]
-        ours = [consumer for consumer in list(self._registered) if consumer in self._consumers]
-        options = [round(self._timeout_s * 1000), CLAIM_MS, at_most, BELL_MS, len(waited), steps]
+        fetching = [] if self._pulse.stands_still() else list(self._registered)
+        ours = [consumer for consumer in fetching if consumer in self._consumers]
+        options = [round(self.timeout_s * 1000), CLAIM_MS, at_most, BELL_MS, len(waited), steps]
         names = [keys.consumers, keys.recovering, *keys.bells(waited), *lists]
         missing, dead = BEAT.run(self._client, names, [*options, *ours])
         return [one.decode() for one in missing], [one.decode() for one in dead]
@@ -163,13 +173,13 @@ class Heart:
                 if self._beats_well:
                     logger.warning("The heart of this process cannot reach Redis, and goes on trying: %s", error)
                 self._beats_well = False
-                stop.wait(self._timeout_s / 10)
+                stop.wait(self.timeout_s / 10)
                 continue
             except Exception:  # others would take all that is held here for a dead consumer's
                 logger.exception("The heart of this process has stumbled, and goes on")
             if not self._beats_well:
                 logger.info("The heart of this process reaches Redis again")
             self._beats_well = True
-            stop.wait(self._timeout_s / BEATS)
+            stop.wait(self.timeout_s / BEATS)
         if self._stop is stop:  # else another thread has begun meanwhile, with the same connections
             self._client.connection_pool.disconnect()

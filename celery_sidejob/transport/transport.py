@@ -6,6 +6,7 @@ import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import cached_property
 from typing import Any
 
 import kombu
@@ -16,7 +17,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from .broker_channel import Channel as BrokerChannel
-from .heart import Heart
+from .heart import BEATS, Heart
+from .pulse import Pulse
 from .records import Records
 from .scripts import BEAT, FETCH, GIVE_BACK, PUT
 
@@ -36,6 +38,7 @@ RIGHTS = (
 PROBE = "_sidejob.probe"
 """Where something is published to see whether that is allowed; nobody listens. And a key that there is not."""
 
+OPTIONS = ("consumer_timeout", "loop_timeout", "delivery_limit")
 NEAR = 0.85
 """How alike a misspelt option and ours are; `connect_timeout` and `consumer_timeout` are so by 0.77."""
 
@@ -53,6 +56,11 @@ class Transport(redis.Transport):
     has_loop = False
     """Whether a loop of Celery's comes back to the channels, so that answers can be read later."""
     _heart: Heart | None = None
+
+    @cached_property
+    def pulse(self) -> Pulse:
+        """Whether the thread that consumes goes on."""
+        return Pulse(self.client.transport_options.get("loop_timeout", BrokerChannel.loop_timeout))
 
     def establish_connection(self) -> Any:
         """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
@@ -75,9 +83,13 @@ class Transport(redis.Transport):
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Adds to kombu's: what is acknowledged is answered later."""
+        """Adds to kombu's: what is acknowledged is answered later, and the loop has to come round."""
         super().register_with_event_loop(connection, loop)
         self.has_loop = True
+        self.pulse.tick()
+        options = connection.client.transport_options
+        timeouts = [options.get(name) for name in ("consumer_timeout", "loop_timeout")]
+        loop.call_repeatedly(min([1.0, *(timeout / BEATS for timeout in timeouts if timeout)]), self._come_round)
 
     def heart_for(self, channel: BrokerChannel) -> Heart:
         """Return what beats for the channels of this connection."""
@@ -90,8 +102,21 @@ class Transport(redis.Transport):
                     options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
             client = Redis(connection_pool=pool)
             records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
-            self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s)
+            self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s, pulse=self.pulse)
         return self._heart
+
+    def _come_round(self) -> None:
+        """Note that the loop goes on; after it was away for long, find out at once what was taken away meanwhile.
+
+        Raises a connection's error if anything was. A worker of Celery begins what it has fetched when its loop has
+        come round.
+        """
+        away_s = self.pulse.tick()
+        if self._heart is None or away_s < self._heart.timeout_s:
+            return
+        self._heart.beat()
+        for channel in self.channels:
+            channel.mind_silence()
 
     def _check(self, client: Any, fanout: str) -> None:
         scripts = (PUT, FETCH, GIVE_BACK, BEAT)
@@ -151,21 +176,38 @@ def _check_urls(client: Any) -> None:
 
 
 def _check_options(
-    consumer_timeout: Any = BrokerChannel.consumer_timeout, delivery_limit: Any = None, **others: Any
+    consumer_timeout: Any = BrokerChannel.consumer_timeout,
+    loop_timeout: Any = None,
+    delivery_limit: Any = None,
+    **others: Any,
 ) -> None:
     """Refuse what cannot be meant, before anybody is taken for dead by it."""
     _check_names(others)
-    timeout, limit = consumer_timeout, delivery_limit
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise ValueError(f"The transport option consumer_timeout is a number of seconds above 0, not {timeout!r}.")
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"The transport option delivery_limit is a number of deaths above 0 or None, not {limit!r}.")
+    if not _is_above_0(consumer_timeout, float):
+        raise ValueError(
+            f"The transport option consumer_timeout is a number of seconds above 0, not {consumer_timeout!r}."
+        )
+    if loop_timeout is not None and not _is_above_0(loop_timeout, float):
+        raise ValueError(
+            f"The transport option loop_timeout is a number of seconds above 0 or None, not {loop_timeout!r}."
+        )
+    if delivery_limit is not None and not _is_above_0(delivery_limit, int):
+        raise ValueError(
+            f"The transport option delivery_limit is a number of deaths above 0 or None, not {delivery_limit!r}."
+        )
+
+
+def _is_above_0(value: Any, kind: type) -> bool:
+    if not isinstance(value, (int, kind)) or isinstance(value, bool):
+        return False
+    number: Any = value
+    return bool(number > 0)
 
 
 def _check_names(options: Iterable[str]) -> None:
     """Refuse what is nearly an option of ours; others are kombu's, or of a transport that is used beside this one."""
     for name in options:
-        for meant in get_close_matches(name, ("consumer_timeout", "delivery_limit"), n=1, cutoff=NEAR):
+        for meant in get_close_matches(name, OPTIONS, n=1, cutoff=NEAR):
             raise ValueError(f"{name} is no transport option. Did you mean {meant}?")
 
 

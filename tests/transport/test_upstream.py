@@ -22,6 +22,7 @@ READ = {
     "Channel._connparams": "e9a4295085a8fb90",
     "Channel._create_client": "dae92bc4075dafb9",
     "Channel._put": "1c0cf9749576614c",
+    "Channel._receive": "b215b6226f2f285c",
     "Channel.basic_consume": "34e0da85e689ff98",
     "Channel.basic_get": "ba4884c15b6bed6d",
     "Channel.close": "101e9b9cdad44b88",

@@ -19,9 +19,17 @@ from tests.transport.conftest import Connect, ours, unfinished
 from tests.transport.consuming import Consuming
 
 
-def start(processes: Processes, broker_url: str, record: Record, pool: str = "solo", **options: Any) -> WorkerProcess:
+def start(
+    processes: Processes,
+    broker_url: str,
+    record: Record,
+    pool: str = "solo",
+    *,
+    loop_timeout: float = 30,
+    **options: Any,
+) -> WorkerProcess:
     """A worker that counts as dead after a second of silence."""
-    env = {"BROKER_URL": broker_url, "CONSUMER_TIMEOUT": "1", **record.env}
+    env = {"BROKER_URL": broker_url, "CONSUMER_TIMEOUT": "1", "LOOP_TIMEOUT": str(loop_timeout), **record.env}
     return processes.start_worker("tests.transport.worker_app", env=env, pool=pool, **options)
 
 
@@ -42,7 +50,7 @@ def holders(server: redis.Redis) -> set[str]:
 def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis, connect: Connect, pool: str
 ) -> None:
-    worker = start(processes, broker_url, record, pool)
+    worker = start(processes, broker_url, record, pool, loop_timeout=0.5)
     send("compute", (2.5,))
     record.wait_for("begun")
     other = Consuming(connect(consumer_timeout=1), "celery", prefetch=1)
@@ -52,6 +60,7 @@ def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     other.drain(0.01)
     assert other.messages == []
     assert "taken for dead" not in worker.log()
+    assert "stood still" not in worker.log()
 
 
 def test_what_is_limited_holds_up_nothing_else(

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 from celery.exceptions import Reject
+from celery.worker.control import control_command
 
 import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 from tests.tools.recorder import Record
@@ -19,9 +20,19 @@ app.conf.update(
     task_acks_late=True,
     worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("CANCEL")),
     broker_connection_retry_on_startup=False,
-    broker_transport_options={"consumer_timeout": float(os.environ.get("CONSUMER_TIMEOUT", "3.5"))},
+    broker_transport_options={
+        "consumer_timeout": float(os.environ.get("CONSUMER_TIMEOUT", "3.5")),
+        "loop_timeout": float(os.environ.get("LOOP_TIMEOUT", "30")),
+    },
 )
 app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
+
+
+@control_command()
+def stand_still(state: Any) -> None:
+    """Keep the worker's main loop from going on."""
+    Record.from_env().note("still")
+    Record.from_env().wait_for("move", timeout=60)
 
 
 @app.task(name="note")

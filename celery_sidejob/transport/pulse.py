@@ -1,0 +1,89 @@
+"""Whether the thread that consumes goes on: a heart that beats in another thread says nothing about that one.
+
+A worker's loop comes round about once a second. While one of its callbacks does not return, nothing is fetched, begun
+or acknowledged, so the messages of this worker belong to workers whose loops go on. Two kinds of waiting are no reason
+to take its messages away: the pool solo runs tasks in the loop's own thread, and a worker that is told to stop may wait
+for its tasks, after its loop has ended or in the handler of a signal. The thread's stack tells these apart.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+
+from kombu.log import get_logger
+
+logger = get_logger(__name__)
+
+LOOP = "kombu.asynchronous.hub"
+"""The module whose frame is on the stack of a thread while one of its loop's callbacks runs."""
+ALLOWED = {"celery.app.trace", "celery.apps.worker"}
+"""The modules that may keep a callback for any time: they run a task's body, and handle a worker's signals."""
+
+
+class Pulse:
+    """That of the thread which consumes over one connection; it may stand still for `timeout_s` (None: for ever)."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._timeout_s = timeout_s
+        self._moved_at: float | None = None
+        """When it last moved; None while it may do what it likes, as the thread of a consumer without a loop may."""
+        self._loops_in: int | None = None
+        self._is_told = False
+
+    def tick(self) -> float:
+        """Note that the loop has come round, as it has to from now on; returns how many seconds ago it last did."""
+        now = monotonic()
+        since = now - (self._moved_at or now)
+        self._loops_in, self._moved_at = threading.get_ident(), now
+        return since
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Expect what is read in this block to arrive, also where there is no loop."""
+        if self._loops_in is None:
+            self._moved_at = monotonic()
+        try:
+            yield
+        finally:
+            if self._loops_in is None:
+                self._moved_at = None
+
+    def stands_still(self) -> bool:
+        """Tell whether the thread has not moved for too long; called by another thread, and logged once."""
+        moved_at = self._moved_at
+        if self._timeout_s is None or moved_at is None or monotonic() - moved_at < self._timeout_s:
+            self._is_told = False
+            return False
+        frames = [] if self._loops_in is None else _callback(self._loops_in)
+        if self._loops_in is not None and (not frames or not ALLOWED.isdisjoint(map(_module, frames))):
+            return False
+        if not self._is_told:
+            self._is_told = True
+            where = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
+            logger.error(
+                "This consumer has stood still for more than %g s: others will have its messages. It stands at\n%s",
+                self._timeout_s, "".join(where.format()) or "a read of an answer of Redis",
+            )  # fmt: skip
+        return True
+
+
+def _callback(thread: int) -> list[FrameType]:
+    """The frames of the callback in which a loop is in this thread, the outermost first; none if it is in no loop."""
+    frame = sys._current_frames().get(thread)
+    inner: list[FrameType] = []
+    while frame is not None:
+        inner.append(frame)
+        if _module(frame) == LOOP:
+            return inner[::-1]
+        frame = frame.f_back
+    return []
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
