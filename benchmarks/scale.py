@@ -90,7 +90,7 @@ class Side:
         for _ in range(times):
             job = self._timed("enqueue", keep, lambda: self._sidejob.enqueue("noop"))
             hold = self._timed("claim", keep, lambda job=job: runs.claim(
-                self._runtime, job.id, for_run=1, worker_id=self._worker_id))  # fmt: skip
+                self._runtime, job.id, task="noop", for_run=1, worker_id=self._worker_id))  # fmt: skip
             self._timed("end", keep, lambda hold=hold: endings.end(
                 self._runtime, hold, Unit(), Ending(Status.COMPLETED)))  # fmt: skip
 

@@ -395,8 +395,9 @@ def no_store(scene: Scene) -> None:
 
 def lost_on_the_way(scene: Scene) -> None:
     """A run goes on whose row is gone."""
-    run = durable_runs.Run(("gone", 1), "durable", 1, scene.stage.runtime)
-    durable_ends.go_on(scene.stage.runtime, run, Message("gone", "durable", "q", "{}", b"[]"))
+    message = Message("gone", "durable", "q", "{}", b"[]")
+    run = durable_runs.Run(("gone", 1), "durable", 1, scene.stage.runtime, message.content)
+    durable_ends.go_on(scene.stage.runtime, run, message)
 
 
 ELSEWHERE: dict[str, Case] = {

@@ -6,6 +6,8 @@ heartbeat, and judged once by its row.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -13,19 +15,20 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, is_first, key_of
+from ..model.durable import ADOPTED, AHEAD, DIGEST, HEADER, LATE, WORKER, Address, Content, Key, is_first, key_of
 from ..operations import durable_locks
 from ..services.runs_here import ENDED
 from . import durable_task
 from .delivered import Delivered
 from .holders import bury, holders, keep_revocations, revoke
-from .kept_message import received
-from .not_begun import Copy, Left, SentBack
+from .kept_message import content_of, received
+from .not_begun import Copy, Forged, Left, SentBack
 
 
 def install() -> None:
     """Listen to what Celery tells of messages that it drops; twice does no harm."""
     signals.task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_sidejob.durable")
+    signals.task_received.connect(_received, weak=False, dispatch_uid="celery_sidejob.durable")
 
 
 def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None = None, **_: Any) -> None:
@@ -35,7 +38,17 @@ def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None 
     key = key_of(str(headers.get("id")), header)
     if key is not None:
         error = f"NotRegistered: no worker of this queue knows {headers.get('task')!r}; import its module there"
-        bury(holders(sender.app, header), key, Address.of(header), reason="failed", error=error)
+        bury(
+            holders(sender.app, header), key, Address.of(header), content=content_of(message), reason="failed",
+            error=error,
+        )  # fmt: skip
+
+
+def _received(request: Any = None, **_: Any) -> None:
+    """Note what is run of a message that has a row for who published it, by a task that is not durable here."""
+    given = request.request_dict
+    if HEADER in given and not isinstance(request, DurableRequest):
+        given[DIGEST] = content_of(request.message).digest
 
 
 class DurableRequest(Delivered):
@@ -43,7 +56,7 @@ class DurableRequest(Delivered):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for ours in (AHEAD, LATE):  # headers of a message come with it
+        for ours in (ADOPTED, AHEAD, DIGEST, LATE, WORKER):  # headers of a message come with it
             self._request_dict.pop(ours, None)
         header = self._request_dict.get(HEADER)
         self._kept: Key | None = key_of(self.id, header)
@@ -63,6 +76,10 @@ class DurableRequest(Delivered):
     def _has_row(self) -> bool:
         return self._kept is not None
 
+    @cached_property
+    def _content(self) -> Content:
+        return content_of(self._message)
+
     @property
     def request_dict(self) -> dict[str, Any]:
         """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
@@ -74,20 +91,29 @@ class DurableRequest(Delivered):
                 for heartbeat in heartbeats
                 if heartbeat.may_claim
             }
-        if self._kept is None and HEADER not in given:
+        if self._kept is not None:
+            given[DIGEST] = self._content.digest
+        elif HEADER not in given:
             given[ADOPTED] = received(self._app, self.task_name, self._message)
-        if self.task.locks_late and is_first(given):
+        if self.task.locks_late and is_first(given) and self._content.unpack is None:
             given[LATE] = True
             for _, delivery in self._deliveries:
                 delivery.locks_late = True
         return given
+
+    def maybe_expire(self) -> bool:
+        """Tell whether it has expired; Celery would note it as revoked, and a forged one has the id of what has not."""
+        expires = self.expires
+        return expires is not None and bool(datetime.now(UTC if expires.tzinfo else None) > expires)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
         heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
         here = heartbeat is not None and not heartbeat.has_processes
         if here and self._kept is not None and isinstance(worker_id, int) and LATE not in self._request_dict:
-            self._request_dict[AHEAD] = durable_task.begin_ahead(self.task, self._kept, self._address, worker_id)
+            self._request_dict[AHEAD] = durable_task.begin_ahead(
+                self.task, self._kept, self._content, self._address, worker_id
+            )
         try:
             super().on_accepted(pid, time_accepted)
         except BaseException:  # the worker ends, or has lost its broker: nothing runs
@@ -122,6 +148,8 @@ class DurableRequest(Delivered):
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, Copy | Left | SentBack):
             self._not_begun(is_copy=isinstance(error, Copy), sent_back=isinstance(error, SentBack))
+        if isinstance(error, Forged):
+            return self._reject_forged()
         if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
             return self._lost(error)
         if isinstance(error, TimeLimitExceeded):
@@ -139,6 +167,16 @@ class DurableRequest(Delivered):
             return super().on_failure(exc_info, send_failed_event, return_ok)
         finally:
             self._over()
+
+    def _reject_forged(self) -> None:
+        """RabbitMQ gives it to the queue's dead letter exchange, if that has one and it is acknowledged late."""
+        self._not_begun(is_copy=True, sent_back=False)
+        task_ready(self)
+        if self.acknowledged:
+            self.send_event("task-rejected", requeue=False)
+        else:
+            self.reject(requeue=False)
+        self._over()
 
     def _not_begun(self, *, is_copy: bool, sent_back: bool) -> None:
         """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
@@ -178,8 +216,8 @@ class DurableRequest(Delivered):
 
     def _bury(self, reason: str, error: str, traceback: str | None) -> None:
         bury(
-            self._holders, self._key, self._address, reason=reason, error=error, traceback=traceback,
-            retries=self._request_dict.get("retries") or 0,
+            self._holders, self._key, self._address, content=self._content, reason=reason, error=error,
+            traceback=traceback, retries=self._request_dict.get("retries") or 0,
         )  # fmt: skip
 
     def _plan(self, plan: str) -> None:

@@ -22,9 +22,22 @@ from celery.app.task import Context, Task
 from celery.exceptions import Ignore, InvalidTaskError, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from ..model.durable import ADOPTED, AHEAD, HEADER, LATE, WORKER, Address, Key, Message, key_of
+from ..model.durable import (
+    ADOPTED,
+    AHEAD,
+    DIGEST,
+    HEADER,
+    LATE,
+    WORKER,
+    Address,
+    Content,
+    Key,
+    Message,
+    key_of,
+)
 from ..model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ..operations import burials, durable_ends, durable_locks, late_locks, revocation
+from ..operations.contents import as_kept, is_forged
 from ..operations.durable_locks import Ahead
 from ..operations.durable_runs import Run, in_body, lease_lost
 from ..operations.runtime import Runtime
@@ -33,7 +46,8 @@ from . import chords, own_process, recording, without_row
 from .broker_connection import PAUSE_S
 from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
-from .not_begun import Copy, Left, SentBack
+from .kept_message import content_of, unpacker
+from .not_begun import Copy, Forged, Left, SentBack
 from .on_commit import OnCommit, made_early
 from .task_options import check_ordinary
 
@@ -206,12 +220,12 @@ def run_of(task: Any) -> Run | None:
 # -- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def begin_ahead(task: DurableTask, key: Key, address: Address, worker_id: int) -> Ahead | None:
+def begin_ahead(task: DurableTask, key: Key, content: Content, address: Address, worker_id: int) -> Ahead | None:
     """Send the lock for a run that begins in this process in a moment; None where the run itself has to ask."""
     if own_process.is_revoked(task.app, key[0]):
         return None
     runtime = _runtime(task)
-    return durable_locks.begin_ahead(runtime, key, address, worker_id=worker_id, **_policy(task, runtime))
+    return durable_locks.begin_ahead(runtime, key, content, address, worker_id=worker_id, **_policy(task, runtime))
 
 
 def _policy(task: DurableTask, runtime: Runtime) -> dict[str, Any]:
@@ -237,11 +251,12 @@ def _begin(task: DurableTask, request: Context) -> None:
     if key is not None and own_process.is_revoked(task.app, request.id):
         _revoked(task, request, key, places)
     policy = _policy(task, runtime)
+    content = _content(request)
     if key is not None and late_locks.is_here(places[0][0], key):
         raise Copy(f"task {request.id}: a copy of what runs, or has just ended, in this process")
     if LATE in request.__dict__ and key is not None and len(places) == 1:
         store, worker_id = places[0]
-        run = Run(key, task.name, worker_id, store)
+        run = Run(key, task.name, worker_id, store, content)
         try:
             if durable_locks.begin_late(store, run, max_losses=policy["max_losses"]):
                 _is_begun(task, request, run)
@@ -252,12 +267,14 @@ def _begin(task: DurableTask, request: Context) -> None:
             raise
     failure: StoreUnavailableError | None = None
     for store, worker_id in places:
-        run = Run(key or (request.id, 1), task.name, worker_id, store)
         began = time.monotonic()
         try:
+            run = Run(key or (request.id, 1), task.name, worker_id, store, content)
             if adopted is not None:
+                run.content = adopted.content
                 begun = durable_locks.adopt(store, run, cast("Message", adopted), **policy)
             else:
+                run.content = as_kept(store, run.key, content)
                 ahead = request.__dict__.get(AHEAD)
                 begun = durable_locks.begin(store, run, address, is_here=request.id in RUNS, ahead=ahead, **policy)
         except StoreUnavailableError as error:
@@ -272,13 +289,26 @@ def _begin(task: DurableTask, request: Context) -> None:
         _leave(runtime, request, str(failure))
     if address.store is None and adopted is None and len(places) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
+    if key is not None and _is_forged(key, content, [store for store, _ in places]):
+        raise Forged(f"task {request.id}: not what its row has")
     without_row.warn(task.name, request, [store for store, _ in places])
     raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
+def _content(request: Context) -> Content:
+    return Content(str(request.task), str(request.get(DIGEST)), unpacker(request.get("compression")))
+
+
+def _is_forged(key: Key, content: Content, stores: Sequence[Runtime]) -> bool:
+    try:
+        return any(is_forged(store, key, content) for store in stores)
+    except StoreUnavailableError:
+        return False  # it does not run in any case
+
+
 def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.place)
-    for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE):  # a body may give its headers to what it calls
+    for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE, DIGEST):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     if request.chord:
         chords.mind(task.app, task.backend)
@@ -358,7 +388,7 @@ def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
             app.backend.mark_as_failure(key[0], error, request=Context({**headers, **message.properties}))
     except Exception as trouble:
         logger.warning("The end of %s could not be stored: %s", key[0], trouble)
-    bury(found, key, Address.of(header), reason="failed", error=_shown(error, ""))
+    bury(found, key, Address.of(header), content=content_of(message), reason="failed", error=_shown(error, ""))
 
 
 # -- the end ---------------------------------------------------------------------------------------------------------
@@ -480,16 +510,18 @@ def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:
             "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
             "the task is made, or name it in sidejob_durable_tasks here too.", task.name,
         )  # fmt: skip
-    stores, address = _runtime(task).stores, Address.of(header)
+    stores, address, content = _runtime(task).stores, Address.of(header), _content(request)
     try:
         for store in stores if address.store is None else [stores.named(address.store)]:
             if state == states.FAILURE:
-                burials.fail(
+                ended = burials.fail(
                     store, key, by="sweeper", worker_id=None, reason="failed", retries=request.retries or 0,
-                    error=_shown(retval, states.FAILURE), traceback=_trace(retval),
+                    error=_shown(retval, states.FAILURE), traceback=_trace(retval), content=content,
                 )  # fmt: skip
             else:
-                burials.forget(store, key)
+                ended = burials.forget(store, key, content)
+            if not ended:
+                is_forged(store, key, content)
     except (StoreUnavailableError, SettingsError) as error:
         logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
 

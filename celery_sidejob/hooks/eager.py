@@ -103,7 +103,7 @@ def _run_one(
     sidejob: Any, runtime: Any, heartbeat: Heartbeat, row: Any, returned: dict[int, Any],
     raised: dict[int, BaseException],
 ) -> None:  # fmt: skip
-    hold = runs.claim(runtime, row.job_id, for_run=row.for_run, worker_id=heartbeat.worker_id)
+    hold = runs.claim(runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=heartbeat.worker_id)
     if hold is None:
         return
     task = sidejob.app.tasks[row.task]

@@ -26,7 +26,7 @@ from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
 from kombu.utils.imports import symbol_by_name
 
-from ..model.durable import ADOPTED, CALL, DEATHS, HEADER, REPUBLISHED, WAITS, WORKER, Message
+from ..model.durable import ADOPTED, CALL, DEATHS, DIGEST, HEADER, REPUBLISHED, WAITS, WORKER, Message
 from ..model.errors import InvalidValueError, SettingsError, StoreUnavailableError
 from ..operations import durable_ends, keeping
 from ..operations.durable_runs import Run
@@ -190,7 +190,7 @@ class KeepingProducer:
             return None
         self._kept = True
         headers = options["headers"]
-        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED, CALL):
+        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED, CALL, DIGEST):
             headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
         deaths = headers.pop(DEATHS, None)
         transaction = options.pop("transaction", None)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -21,7 +22,7 @@ from kombu.serialization import loads, prepare_accept_content
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
-from ..model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Message, header_of
+from ..model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Content, Message, digest_of, header_of
 from ..model.errors import InvalidValueError
 from .carried import NewerFormatError
 
@@ -132,10 +133,26 @@ def received(app: Celery, task: str, message: Any) -> Message:
         task=task,
         queue=str(about.get("routing_key") or app.conf.task_default_queue),
         publication=publication_of(kept),
-        body=as_bytes(message.body),
+        body=body_of(message),
         expires_at=time_of(headers.get("expires")),
         call=headers.get(CALL),
     )  # fmt: skip
+
+
+def content_of(message: Any) -> Content:
+    """Return what a delivery, with the header of a kept message, would run; kombu has undone its compression."""
+    headers = message.headers
+    return Content(str(headers.get("task")), digest_of(body_of(message)), unpacker(headers.get("compression")))
+
+
+def body_of(message: Any) -> bytes:
+    """Return the body of a delivery as bytes."""
+    return as_bytes(message.body or b"", message.content_encoding)
+
+
+def unpacker(compression: Any) -> Callable[[bytes], bytes] | None:
+    """Return what undoes a compression that the headers of a message tell of; None if it has none."""
+    return partial(decompress, content_type=compression) if compression else None
 
 
 def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:

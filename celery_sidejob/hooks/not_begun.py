@@ -9,6 +9,10 @@ class Copy(Ignore):
     """A copy of what runs, was finished, or is in the dead set."""
 
 
+class Forged(Ignore):
+    """It has the id of a task that waits or runs, and is another: that one goes on."""
+
+
 class Left(Ignore):
     """Its store does not answer: the message is forgotten, and that store's sweeper sends it again."""
 

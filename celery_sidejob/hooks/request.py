@@ -31,6 +31,8 @@ class JobRequest(Delivered):
         if self._key is None:  # of a client without this package: it shows the arguments themselves
             self._argsrepr: str = self._redacted(self._argsrepr)
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
+        else:
+            self.expires = None  # the row says when the asking expires, and its run looks there
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
             lease_s = getattr(self._task, "lease", None)
@@ -116,10 +118,10 @@ class JobRequest(Delivered):
     def _end_from_outside(self, kind: str, message: str, reason: str) -> None:
         heartbeat = self._heartbeat
         if heartbeat is not None and self._key is not None:
-            key = self._key
+            key, task = self._key, self._type
 
             def end() -> None:
-                end_from_outside(heartbeat, key, kind, message, reason)
+                end_from_outside(heartbeat, key, task, kind, message, reason)
                 heartbeat.runs.stopped(key)  # a body that goes on, as in a thread, is told once it can no longer commit
 
             heartbeat.errands.soon(end)

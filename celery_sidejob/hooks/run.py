@@ -8,7 +8,7 @@ import random
 import time
 import traceback as tracebacks
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -41,7 +41,7 @@ from ..operations.unit_of_work import carry_out
 from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
 from ..services.stop_flag import worker_is_stopping
-from ..store import askings
+from ..store import askings, claims
 from . import own_process, recording
 from .broker_connection import PAUSE_S
 from .doorbell import HEADER
@@ -70,10 +70,23 @@ def run_delivery(task: SideJobTask, request: Context) -> Any:
     worker_id = request.get(WORKER)
     if worker_id is None:
         raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
-    hold = runs.claim(runtime, header["job"], for_run=header["for_run"], worker_id=worker_id)
+    hold = runs.claim(runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id)
     if hold is None:
+        _tell_if_forged(runtime, header["job"], request.task)
         raise Ignore(f"job {header['job']}: stale delivery for run {header['for_run']}")
     return run_claimed(task, runtime, hold, request)
+
+
+def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
+    """Log a doorbell for a job of another task: forged, or of a schema that had another job of this number."""
+    row = None
+    with suppress(StoreUnavailableError):
+        row = claims.outcome(runtime.connections, job_id)
+    if row is not None and row.task != task:
+        logger.error(
+            "A message for job %d is rejected: it names the task %s, and the job's is %s", job_id, task, row.task,
+            extra={"job_id": job_id, "task": row.task},
+        )  # fmt: skip
 
 
 def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> Any:
@@ -114,7 +127,6 @@ def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
 def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:
     """Run what was claimed, and end the run whatever happens."""
     row = hold.row
-    task = task.app.tasks.get(row.task, task)  # a doorbell left over from another schema may name another task
     unit = OpenUnit(runtime, hold)
     unit.stopping = partial(own_process.is_to_stop, task.app, (hold.job_id, hold.run_no))
     job = RunningJob(unit, row)

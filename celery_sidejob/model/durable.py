@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 HEADER = "sidejob_durable"
 """The message's header: ``{"v": 1, "n": generation}``. A message without it has no row.
@@ -26,6 +27,8 @@ AHEAD = "sidejob_ahead"
 """The request's key for the lock that was sent before the run begins, where the body runs in the parent's process."""
 LATE = "sidejob_late"
 """The request's key for a run that may begin without a lock; set by the parent."""
+DIGEST = "sidejob_digest"
+"""The request's key for the digest of the body that was received, as `digest_of` makes it; set by the parent."""
 DEATHS = "sidejob_deaths"
 """A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
 FORMAT = 2
@@ -36,6 +39,22 @@ ON_LOST = ("requeue", "dead")
 
 Key = tuple[str, int]
 """(task id, generation)"""
+
+
+class Content(NamedTuple):
+    """What a delivery runs. A delivery whose content is not that of its row is forged, and its row stays as it is."""
+
+    task: str
+    digest: str
+    """Of the body, as `digest_of` makes it."""
+    unpack: Callable[[bytes], bytes] | None = None
+    """Undoes the compression of the row's body, where the delivery says that there is one: what was received is not
+    compressed any more."""
+
+
+def digest_of(body: bytes) -> str:
+    """Return what stands for a body; the store makes the same of a row's."""
+    return hashlib.sha256(body).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +83,11 @@ class Message:
     """The stores that may have a copy: they took it and did not answer."""
     unconfirmed: bool = False
     """Its publisher may not know of the row: it may have given a copy to another store."""
+
+    @property
+    def content(self) -> Content:
+        """What a delivery of it runs."""
+        return Content(self.task, digest_of(self.body))
 
     @classmethod
     def of_row(cls, row: Any) -> Message:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.crash_points import reach
-from ..model.durable import NOWHERE, Address, Key, Message
+from ..model.durable import NOWHERE, Address, Content, Key, Message
 from ..model.errors import IllegalMoveError
 from ..model.messages import CONTINUATION, Continuation
 from ..store import burials, durable_messages, twins
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Executor
 from . import copies
+from .contents import as_kept
 from .endings import storable
 from .patience import patience_s, patiently, repeat
 from .publishing import dispatch
@@ -24,12 +25,14 @@ from .runtime import Aftermath, Runtime
 def fail(
     runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
     traceback: str | None = None, retries: int = 0, patient: bool = False, unknown: bool = False,
-    address: Address = NOWHERE,
+    address: Address = NOWHERE, content: Content | None = None,
 ) -> bool:  # fmt: skip
     """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
 
-    Also if the message has a copy that counts, as far as its `address` tells.
+    Also if the message has a copy that counts, as far as its `address` tells, or if the row is of another `content`
+    than the delivery by which it is judged.
     """
+    content = None if content is None else as_kept(runtime, key, content)
     if address.call is not None:
         row = durable_messages.read(runtime.connections, key[0])
         if row is None or row.generation != key[1] or copies.gives_way(runtime, key, address, worker_id=worker_id):
@@ -40,6 +43,7 @@ def fail(
         found = burials.bury(
             executor, key, by=by, worker_id=worker_id, reason=reason, error=storable(error),
             traceback=None if traceback is None else storable(traceback), retries=retries,
+            content=content,
         )  # fmt: skip
         if found is not None and noted:
             twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
@@ -105,9 +109,12 @@ def entry_id_of(runtime: Runtime, number: int) -> int | str:
     return number if label is None else f"{label}:{number}"
 
 
-def forget(runtime: Runtime, key: Key) -> None:
-    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
-    runtime.connections.transact("durable-end", lambda executor: durable_messages.forget(executor, key), single=True)
+def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock, of this content."""
+    kept = None if content is None else as_kept(runtime, key, content)
+    return runtime.connections.transact(
+        "durable-end", lambda executor: durable_messages.forget(executor, key, kept), single=True
+    )
 
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:

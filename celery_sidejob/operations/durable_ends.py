@@ -80,7 +80,7 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
 
     def keep_from_others(executor: Executor) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return durable_locks.keep_from_others(executor, run.key, age_s=age_s, for_s=runtime.settings.lease)
+        return durable_locks.keep_from_others(executor, run.key, run.content, age_s=age_s, for_s=runtime.settings.lease)
 
     def ask(name: str, work: Callable[[Executor], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
@@ -163,7 +163,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
 
     def take_back(executor: Executor) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return finish(executor, durable_locks.take_back(executor, run.key, age_s=age_s))
+        return finish(executor, durable_locks.take_back(executor, run.key, run.content, age_s=age_s))
 
     def finish(executor: Executor, ended: bool) -> bool:
         nonlocal since

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ..model.durable import NOWHERE, Address, Key, Message
+from ..model.durable import NOWHERE, Address, Content, Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Observer
 from ..store import durable_locks, durable_messages, twins
@@ -16,6 +16,7 @@ from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.sent import Sent
 from ..store.statement import Executor
 from . import copies, late_locks
+from .contents import is_forged
 from .durable_runs import Run, lease_lost
 from .patience import patience_s, patiently, repeat
 from .runtime import Aftermath, Runtime
@@ -33,17 +34,18 @@ class Ahead:
 
 
 def begin_ahead(
-    runtime: Runtime, key: Key, address: Address, *, worker_id: int, pid: int, on_lost: str, max_losses: int
-) -> Ahead | None:
+    runtime: Runtime, key: Key, content: Content, address: Address, *, worker_id: int, pid: int, on_lost: str,
+    max_losses: int,
+) -> Ahead | None:  # fmt: skip
     """Send what `begin` sends, for it to have the answer by then; None where `begin` has to ask itself.
 
-    A run that dies in between counts as begun. Where the message may have a copy, or there are several stores, nothing
-    is sent.
+    A run that dies in between counts as begun. Where the message may have a copy or is compressed, or there are several
+    stores, nothing is sent.
     """
-    if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime):
+    if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime) or content.unpack:
         return None
     sent = durable_locks.send_begin(
-        runtime.connections, key, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
+        runtime.connections, key, content, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
         within_s=runtime.stores.wait_s,
     )  # fmt: skip
     return None if sent is None else Ahead(sent, worker_id)
@@ -74,14 +76,14 @@ def begin(
     runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool,
     ahead: Ahead | None = None,
 ) -> bool:  # fmt: skip
-    """Lock the row, or wait for the lock that was sent `ahead`; False for a copy, of which nothing is to run.
+    """Lock the row, or wait for the lock that was sent `ahead`; False for what is not to run: a copy, or forged.
 
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
 
     def work(executor: Executor) -> bool:
         begun = durable_locks.begin(
-            executor, run.key, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
+            executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
         )
         if begun and noted:
             twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
@@ -183,7 +185,9 @@ def take_from_the_dead(runtime: Runtime, limit: int) -> int:
 def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
     row = durable_messages.read(runtime.connections, run.key[0])
     mine = (run.key[1], run.worker_id, pid)
-    return row is not None and not is_here and (row.generation, row.locked_by, row.locked_pid) == mine
+    if row is None or is_here or (row.generation, row.locked_by, row.locked_pid) != mine:
+        return False
+    return not is_forged(runtime, run.key, run.content)  # in another thread the true message may have the lock
 
 
 def _counts(runtime: Runtime, run: Run, address: Address) -> bool:

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..model.durable import Key, Message
+from ..model.durable import Content, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import durable_messages
 from . import late_locks
@@ -51,6 +51,8 @@ class Run:
     worker_id: int
     runtime: Runtime
     """Of the store that has the row."""
+    content: Content
+    """What it runs."""
     in_body: bool = False
     body_is_over: bool = False
     moved: bool = False

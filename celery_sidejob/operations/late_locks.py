@@ -30,6 +30,7 @@ from ..store.durable_locks import Late
 from ..store.errors import OutcomeUnknown
 from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
+from .contents import is_forged
 from .runtime import Aftermath, Runtime
 
 if TYPE_CHECKING:
@@ -266,7 +267,7 @@ class LateLocks:
             task_id, task = late.run.key[0], late.run.task
             if task_id in taken:
                 self._runtime.follow(Aftermath(calls=[partial(_tell_of_recovery, task_id=task_id, task=task)]))
-            elif not late.is_unknown:
+            elif not late.is_unknown and not is_forged(self._runtime, late.run.key, late.run.content):
                 logger.warning(
                     "Task %s has run without a lock, and that run does not count: a copy of it does", task_id
                 )
@@ -278,7 +279,10 @@ class LateLocks:
 
         def work(executor: Executor) -> set[str]:
             now = time.monotonic()
-            return write(executor, [Late(late.run.key[0], now - late.began_at, late.max_losses) for late in lates])
+            return write(
+                executor,
+                [Late(late.run.key[0], late.run.content, now - late.began_at, late.max_losses) for late in lates],
+            )
 
         with self._over_own():
             return self._runtime.connections.transact(name, work, single=True, within_s=self._runtime.stores.wait_s)

@@ -55,15 +55,17 @@ class Unit:
         return Unit(list(self.changes), list(self.read), self.took, self.serial)
 
 
-def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hold | None:
+def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int) -> Hold | None:
     """Begin the run this delivery announces; None if it is stale: it must then be forgotten.
+
+    Its row says what the job's `task` is: a delivery that says otherwise begins nothing.
 
     A claim whose answer was lost is recognised as our own, or the job would be held by nobody who runs it. If the
     process dies after the commit, the worker's death or its own reconciliation gives the job back.
     """
 
     def work(executor: Executor) -> Any:
-        return claims.claim(executor, job_id, for_run=for_run, worker_id=worker_id)
+        return claims.claim(executor, job_id, task=task, for_run=for_run, worker_id=worker_id)
 
     uncertain = False
     deadline = time.monotonic() + runtime.settings.lease
@@ -79,7 +81,8 @@ def claim(runtime: Runtime, job_id: int, *, for_run: int, worker_id: int) -> Hol
     if found is None and uncertain:
         row = claims.outcome(runtime.connections, job_id)
         # Not only our worker's: another of its processes may have claimed the run with a copy of the message.
-        if row is not None and (row.run_no, row.worker_id, row.unit_no, row.pid) == (for_run, worker_id, 0, getpid()):
+        claimed = None if row is None else (row.task, row.run_no, row.worker_id, row.unit_no, row.pid)
+        if claimed == (task, for_run, worker_id, 0, getpid()):
             found = claims.read_claimed(runtime.connections, job_id)
     if found is None:
         return None

@@ -38,7 +38,7 @@ def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
 
 def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
     due = messages.waiting(runtime.connections, [job_id])
-    hold = claim(runtime, job_id, for_run=due[0].for_run, worker_id=worker_id) if due else None
+    hold = claim(runtime, job_id, task=due[0].task, for_run=due[0].for_run, worker_id=worker_id) if due else None
     if hold is None:
         return False
     if hold.kind != "shutdown":  # a worker's shutdown was quicker, and a forced run follows it

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from ..model.crash_points import reach
-from ..model.durable import NOWHERE, Address, Key
+from ..model.durable import NOWHERE, Address, Content, Key
 from ..operations import burials, durable_locks, revocation
 from ..operations.runtime import Runtime
 from ..store import durable_looks
@@ -48,12 +48,12 @@ class HeldTasks:
 
     def fail(
         self, key: Key, *, reason: str, error: str, traceback: str | None = None, retries: int = 0,
-        address: Address = NOWHERE,
+        address: Address = NOWHERE, content: Content | None = None,
     ) -> None:  # fmt: skip
         """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
         burials.fail(
             self._runtime, key, by="worker", worker_id=self._worker_id(), reason=reason, error=error,
-            traceback=traceback, retries=retries, address=address,
+            traceback=traceback, retries=retries, address=address, content=content,
         )  # fmt: skip
 
     def revoke(self, key: Key, *, address: Address, error: str) -> None:

@@ -20,21 +20,22 @@ logger = logging.getLogger("celery_sidejob")
 MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery_sidejob.hooks.revocation"}
 
 
-def end_from_outside(heartbeat: Heartbeat, key: Key, kind: str, message: str, reason: str) -> None:
+def end_from_outside(heartbeat: Heartbeat, key: Key, task: str, kind: str, message: str, reason: str) -> None:
     """Have a worker end a run as failed with an error of `kind`; one that was not claimed yet is claimed for that."""
-    end_run(heartbeat.runtime, key, kind, message, reason, worker_id=heartbeat.worker_id)
+    end_run(heartbeat.runtime, key, task, kind, message, reason, worker_id=heartbeat.worker_id)
 
 
-def end_run(runtime: Runtime, key: Key, kind: str, message: str, reason: str, *, worker_id: int) -> bool:
-    """End a run that this worker holds, or may claim, as failed; False if it ended by itself, or runs elsewhere.
+def end_run(runtime: Runtime, key: Key, task: str, kind: str, message: str, reason: str, *, worker_id: int) -> bool:
+    """End a run that this worker holds, or may claim, as failed.
 
-    Whatever units it committed stay; what its process still tries to commit is refused.
+    False if it ended by itself, or runs elsewhere, or its job is of another `task`. Whatever units it committed stay;
+    what its process still tries to commit is refused.
     """
     job_id, run_no = key
-    hold = runs.claim(runtime, job_id, for_run=run_no, worker_id=worker_id)
+    hold = runs.claim(runtime, job_id, task=task, for_run=run_no, worker_id=worker_id)
     if hold is None:
         row = claims.read_claimed(runtime.connections, job_id)
-        if row is None or (row.run_no, row.worker_id) != (run_no, worker_id):
+        if row is None or (row.task, row.run_no, row.worker_id) != (task, run_no, worker_id):
             return False
         hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no, row.started, row=row)
     error = endings.error_json(kind, message, MODULES.get(kind, errors.__name__))

@@ -77,9 +77,8 @@ class Unsendable:
         """Claim the run that nobody can be told of, and end it as failed; dying in between leaves a lost run."""
         kind, _, text = storable(error).partition(": ")
         with self._identity() as worker_id:
-            return end_run(
-                self._runtime, (bell.job_id, bell.for_run), kind, text, reason, worker_id=worker_id
-            )  # fmt: skip
+            key = (bell.job_id, bell.for_run)
+            return end_run(self._runtime, key, bell.task, kind, text, reason, worker_id=worker_id)
 
     @contextmanager
     def _identity(self) -> Iterator[int]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..model.durable import Key, Message
-from .durable_messages import FIRST_LOOK_S, SINCE
+from ..model.durable import Content, Key, Message
+from .durable_messages import DIGEST, FIRST_LOOK_S, SINCE
 from .statement import Executor, Statement
 
 NEWEST = 100_000
@@ -16,13 +16,15 @@ MOST_DEATHS = 10
 
 
 _BURY = Statement(
-    """
+    f"""
 WITH gone AS (
-  DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
     AND CASE %(by)s WHEN 'run' THEN locked_by = %(worker_id)s
       WHEN 'worker' THEN locked_by IS NULL OR locked_by = %(worker_id)s ELSE locked_by IS NULL END
+    AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
+    AND (%(reason)s <> 'expired' OR %(by)s <> 'worker' OR expires_at <= now())
   RETURNING *)
-INSERT INTO {dead} (task_id, task, queue, reason, error, traceback, retries, payload, body)
+INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, payload, body)
 SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
   json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at),
   body
@@ -33,15 +35,17 @@ FROM gone RETURNING id, task""",
 
 def bury(
     executor: Executor, key: Key, *, by: str, worker_id: int | None, reason: str, error: str, traceback: str | None,
-    retries: int,
+    retries: int, content: Content | None = None,
 ) -> Any | None:  # fmt: skip
     """Move a row to the dead set; returns the entry's (id, task), None if it was somebody else's by then.
 
     `by` is who judges: the ``run`` that holds it, the ``worker`` (which may not have begun it), or the ``sweeper``.
+    Who judges by a delivery says what that would run: `content`. When a row expires the row says.
     """
+    task, digest = (None, None) if content is None else content[:2]
     found = executor.run(
         _BURY, task_id=key[0], generation=key[1], by=by, worker_id=worker_id, reason=reason, error=error,
-        traceback=traceback, retries=retries,
+        traceback=traceback, retries=retries, task=task, digest=digest,
     )  # fmt: skip
     return found[0] if found else None
 

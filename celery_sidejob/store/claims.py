@@ -26,7 +26,8 @@ WITH claimed AS (
     wakes_taken = CASE status WHEN 'queued' THEN wakes ELSE wakes_taken END,
     ran_at = CASE status WHEN 'queued' THEN now() ELSE ran_at END,
     status = CASE status WHEN 'queued' THEN 'running' ELSE status END
-  WHERE id = %(id)s AND status IN ('queued', 'terminating') AND unit_no IS NULL AND run_no = %(for_run)s - 1
+  WHERE id = %(id)s AND task = %(task)s AND status IN ('queued', 'terminating') AND unit_no IS NULL
+    AND run_no = %(for_run)s - 1
     AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = {jobs}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
     AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
   RETURNING *),
@@ -46,14 +47,16 @@ FROM claimed j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL"
 )
 
 
-def claim(executor: Executor, job_id: int, *, for_run: int, worker_id: int) -> Any | None:
+def claim(executor: Executor, job_id: int, *, task: str, for_run: int, worker_id: int) -> Any | None:
     """Begin run `for_run` of the job for this worker, unless the delivery is stale; returns what the run needs.
+
+    None as well if the job is of another `task` than the delivery says.
 
     Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
     message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
     The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
     """
-    found = executor.run(_CLAIM, id=job_id, for_run=for_run, worker_id=worker_id, pid=os.getpid())
+    found = executor.run(_CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid())
     return found[0] if found else None
 
 
@@ -194,7 +197,7 @@ def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) 
 
 
 _OUTCOME = Statement("""
-SELECT j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked_pid AS pid
+SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked_pid AS pid
 FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
 
 

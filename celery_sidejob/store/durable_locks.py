@@ -5,42 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..model.durable import Key, Message
+from ..model.durable import Content, Key, Message
 from .burials import NEWEST
 from .connection import Connections
-from .durable_messages import SINCE
+from .durable_messages import DIGEST, SINCE
 from .sent import Sent
 from .statement import Executor, Statement
 
 _BEGIN = Statement(
-    """
-UPDATE {messages} SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
+    f"""
+UPDATE {{messages}} SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
   missing_at = NULL, on_lost = %(on_lost)s, max_losses = %(max_losses)s
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
-  AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+  AND task = %(task)s AND {DIGEST} = %(digest)s
+  AND EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
 RETURNING losses""",
     since=SINCE,
     frequent=True,
 )
 
 
-def begin(executor: Executor, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int) -> bool:
-    """Lock the row for a run; False for a copy: it runs, it was finished, moved on, or is in the dead set."""
+def begin(
+    executor: Executor, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+) -> bool:
+    """Lock the row for a run of its content; False for a copy: it runs, was finished, moved on, or is in the dead set.
+
+    False as well if the content is another than the row's.
+    """
     return bool(
         executor.run(
-            _BEGIN, task_id=key[0], generation=key[1], worker_id=worker_id, pid=pid, on_lost=on_lost,
-            max_losses=max_losses,
+            _BEGIN, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, worker_id=worker_id,
+            pid=pid, on_lost=on_lost, max_losses=max_losses,
         )
     )  # fmt: skip
 
 
 def send_begin(
-    connections: Connections, key: Key, *, worker_id: int, pid: int, on_lost: str, max_losses: int, within_s: float
-) -> Sent | None:
+    connections: Connections, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    within_s: float,
+) -> Sent | None:  # fmt: skip
     """Send what `begin` sends, and wait for no answer, which has a row if it is locked; None where that cannot be."""
     parameters = {
-        "task_id": key[0], "generation": key[1], "worker_id": worker_id, "pid": pid, "on_lost": on_lost,
-        "max_losses": max_losses,
+        "task_id": key[0], "generation": key[1], "task": content.task, "digest": content.digest,
+        "worker_id": worker_id, "pid": pid, "on_lost": on_lost, "max_losses": max_losses,
     }  # fmt: skip
     return connections.send("durable-begin", _BEGIN, parameters, within_s=within_s, held=True)
 
@@ -49,6 +56,7 @@ class Late(NamedTuple):
     """A run that has begun without a lock, `age_s` ago."""
 
     task_id: str
+    content: Content
     age_s: float
     max_losses: int
 
@@ -60,12 +68,25 @@ _FIRST = 1
 # was free to make as a copy of the run had ended meanwhile.
 _WAS_THERE = "m.locked_by IS NULL AND m.due_at <= now() - make_interval(secs => r.age_s)"
 
+_RUNS = """unnest(%(task_ids)s::text[], %(tasks)s::text[], %(digests)s::text[], %(ages)s::double precision[],
+  %(max_losses)s::int[]) AS r(task_id, task, digest, age_s, max_losses)"""
+_IS_ITS_OWN = f"m.task = r.task AND {DIGEST} = r.digest"
+
+
+def _parameters(runs: Sequence[Late]) -> dict[str, Any]:
+    return {
+        "task_ids": [run.task_id for run in runs], "tasks": [run.content.task for run in runs],
+        "digests": [run.content.digest for run in runs], "ages": [run.age_s for run in runs],
+        "max_losses": [run.max_losses for run in runs],
+    }  # fmt: skip
+
+
 _LOCK_LATE = Statement(
     f"""
 UPDATE {{messages}} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
   missing_at = NULL, on_lost = 'requeue', max_losses = r.max_losses
-FROM unnest(%(task_ids)s::text[], %(ages)s::double precision[], %(max_losses)s::int[]) AS r(task_id, age_s, max_losses)
-WHERE m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
+FROM {_RUNS}
+WHERE m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} AND m.doom IS NULL OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
   AND EXISTS (SELECT FROM {{workers}} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
 RETURNING m.task_id""",
@@ -77,20 +98,17 @@ RETURNING m.task_id""",
 def lock_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
     """Lock the rows of runs that have begun before; returns which are locked now, also by an earlier try.
 
-    The others are somebody else's, gone, or doomed.
+    The others are somebody else's, gone, doomed, or of another content.
     """
-    found = executor.run(
-        _LOCK_LATE, worker_id=worker_id, pid=pid, task_ids=[run.task_id for run in runs],
-        ages=[run.age_s for run in runs], max_losses=[run.max_losses for run in runs],
-    )  # fmt: skip
+    found = executor.run(_LOCK_LATE, worker_id=worker_id, pid=pid, **_parameters(runs))
     return {row.task_id for row in found}
 
 
 _REMOVE_LATE = Statement(
     f"""
-DELETE FROM {{messages}} m USING unnest(%(task_ids)s::text[], %(ages)s::double precision[]) AS r(task_id, age_s),
-  (SELECT set_config('synchronous_commit', 'off', true) AS how) commit
+DELETE FROM {{messages}} m USING {_RUNS}, (SELECT set_config('synchronous_commit', 'off', true) AS how) commit
 WHERE commit.how = 'off' AND m.task_id = r.task_id AND m.generation = {_FIRST} AND m.body IS NOT NULL
+  AND {_IS_ITS_OWN}
   AND ({_WAS_THERE} OR m.locked_by = %(worker_id)s AND m.locked_pid = %(pid)s)
 RETURNING m.task_id""",
     since=SINCE,
@@ -103,10 +121,7 @@ def remove_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid
 
     It waits for no disk: one that is there again after a crash of the server is of a task that may be repeated.
     """
-    found = executor.run(
-        _REMOVE_LATE, worker_id=worker_id, pid=pid, task_ids=[run.task_id for run in runs],
-        ages=[run.age_s for run in runs],
-    )  # fmt: skip
+    found = executor.run(_REMOVE_LATE, worker_id=worker_id, pid=pid, **_parameters(runs))
     return {row.task_id for row in found}
 
 
@@ -124,8 +139,8 @@ DELETE FROM {{dead}} WHERE id = ANY(ARRAY(
     SELECT d.* FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d
     WHERE d.task_id = ANY(%(task_ids)s::text[]) AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
       AND (d.payload->>'generation')::int = {_FIRST}) d
-    JOIN unnest(%(task_ids)s::text[], %(ages)s::double precision[]) AS r(task_id, age_s) ON r.task_id = d.task_id
-  WHERE {_WAS_THE_SAME}
+    JOIN {_RUNS} ON r.task_id = d.task_id
+  WHERE {_WAS_THE_SAME} AND d.task = r.task AND {DIGEST} = r.digest
   GROUP BY d.task_id))
 RETURNING task_id""",
     since=SINCE,
@@ -134,9 +149,7 @@ RETURNING task_id""",
 
 def take_back_late(executor: Executor, runs: Sequence[Late]) -> set[str]:
     """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
-    found = executor.run(
-        _TAKE_BACK_LATE, task_ids=[run.task_id for run in runs], ages=[run.age_s for run in runs], newest=NEWEST
-    )
+    found = executor.run(_TAKE_BACK_LATE, newest=NEWEST, **_parameters(runs))
     return {row.task_id for row in found}
 
 
@@ -180,14 +193,14 @@ def remove(executor: Executor, key: Key, *, worker_id: int) -> bool:
     return bool(executor.run(_REMOVE, task_id=key[0], generation=key[1], worker_id=worker_id))
 
 
-_FREE = """body IS NOT NULL AND locked_by IS NULL
+_FREE = f"""body IS NOT NULL AND locked_by IS NULL AND task = %(task)s AND {DIGEST} = %(digest)s
     AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s))"""
 
 _ENTRY = f"""
     SELECT d.id FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d,
       (SELECT %(age_s)s::double precision AS age_s) r
     WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
-      AND (d.payload->>'generation')::int = %(generation)s
+      AND (d.payload->>'generation')::int = %(generation)s AND d.task = %(task)s AND {DIGEST} = %(digest)s
       AND (r.age_s IS NULL OR {_WAS_THE_SAME})
     ORDER BY d.id DESC LIMIT 1"""
 
@@ -201,14 +214,19 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
 )
 
 
-def take_back(executor: Executor, key: Key, *, age_s: float | None = None) -> bool:
+def take_back(executor: Executor, key: Key, content: Content, *, age_s: float | None = None) -> bool:
     """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
 
     That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones: as lost,
     or as what kept it from running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the
     run began, if that was without a lock: of another call of this task id nothing is taken then.
     """
-    return bool(executor.run(_TAKE_BACK, task_id=key[0], generation=key[1], age_s=age_s, newest=NEWEST))
+    return bool(
+        executor.run(
+            _TAKE_BACK, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, age_s=age_s,
+            newest=NEWEST,
+        )
+    )  # fmt: skip
 
 
 _HOLDS = Statement(
@@ -236,7 +254,7 @@ SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = 
 )
 
 
-def keep_from_others(executor: Executor, key: Key, *, age_s: float | None, for_s: float) -> bool:
+def keep_from_others(executor: Executor, key: Key, content: Content, *, age_s: float | None, for_s: float) -> bool:
     """Doom what became of a run that was called lost and has ended well after all, so that no other run begins.
 
     `take_back` removes it afterwards. If that does not come, the sweeper buries it after `for_s` seconds. False where
@@ -244,7 +262,8 @@ def keep_from_others(executor: Executor, key: Key, *, age_s: float | None, for_s
     """
     return bool(
         executor.run(
-            _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], age_s=age_s, for_s=for_s, newest=NEWEST
+            _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], task=content.task, digest=content.digest,
+            age_s=age_s, for_s=for_s, newest=NEWEST,
         )
     )  # fmt: skip
 

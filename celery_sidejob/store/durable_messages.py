@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..model.durable import Key, Message
+from ..model.durable import Content, Key, Message
 from . import revisions
 from .connection import Connections
 from .sent import Sent
 from .statement import Executor, Statement
 
 SINCE = "0003"
+DIGEST = "encode(sha256(body), 'hex')"
+"""What `digest_of` makes of a row's body."""
 FIRST_LOOK_S = 2.0
 """When the sweeper looks for a message whose publisher did not say that the broker has it."""
 EARLY_S = 2.0
@@ -221,15 +223,35 @@ def read(executor: Executor, task_id: str) -> Any | None:
 
 
 _FORGET = Statement(
-    """
-DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL""",
+    f"""
+DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL
+  AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
+RETURNING task_id""",
     since=SINCE,
 )
 
 
-def forget(executor: Executor, key: Key) -> None:
-    """Remove a row that no run holds: its run had ended well after all, or was one without a lock."""
-    executor.run(_FORGET, task_id=key[0], generation=key[1])
+def forget(executor: Executor, key: Key, content: Content | None) -> bool:
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock.
+
+    With the `content` that has run, only the row of that. Tells whether it was there.
+    """
+    task, digest = (None, None) if content is None else content[:2]
+    return bool(executor.run(_FORGET, task_id=key[0], generation=key[1], task=task, digest=digest))
+
+
+_CONTENT = Statement(
+    f"""
+SELECT task, {DIGEST} AS digest, CASE WHEN %(whole)s::boolean THEN body END AS body
+FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL""",
+    since=SINCE,
+)
+
+
+def content_of(executor: Executor, key: Key, *, whole: bool = False) -> Any | None:
+    """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
+    found = executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole)
+    return found[0] if found else None
 
 
 def fits(executor: Executor) -> bool:

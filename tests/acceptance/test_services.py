@@ -95,7 +95,7 @@ def test_poll_rescues_what_a_dead_worker_held(site: Site) -> None:
     runtime = site.sidejob.runtime
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
-    assert runs.claim(runtime, job.id, for_run=1, worker_id=heartbeat.worker_id) is not None
+    assert runs.claim(runtime, job.id, task=job.task, for_run=1, worker_id=heartbeat.worker_id) is not None
     assert not site.sidejob.poll().rescued
     heartbeat.close()  # as its death does
 

@@ -315,11 +315,12 @@ def test_what_a_process_commits_after_its_run_was_ended_is_refused(site: Site) -
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
     try:
-        hold = runs.claim(runtime, job.id, for_run=1, worker_id=heartbeat.worker_id)
+        hold = runs.claim(runtime, job.id, task=job.task, for_run=1, worker_id=heartbeat.worker_id)
         assert hold is not None
         runs.commit(runtime, hold, Unit())
 
-        end_from_outside(heartbeat, (job.id, 1), "TimeLimitExceeded", "The run took longer than 1 second.", "failed")
+        why = ("TimeLimitExceeded", "The run took longer than 1 second.", "failed")
+        end_from_outside(heartbeat, (job.id, 1), job.task, *why)
 
         assert site.job_row(job)["status"] == "failed"
         with pytest.raises(LeaseLostError):

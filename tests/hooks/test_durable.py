@@ -35,6 +35,7 @@ from celery_sidejob.model.durable import LATE, WORKER
 from celery_sidejob.operations import burials, late_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
+from tests.tools.contents import NOTHING
 from tests.tools.crash_points import Arm, lost
 from tests.tools.waiting import wait_until
 
@@ -668,7 +669,9 @@ def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str
 
 def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     """A retry that another thread begins before this one has returned."""
-    first, second = (Run(("one", generation), "shop.mail", 1, app.sidejob.runtime, moved=True) for generation in (1, 2))
+    first, second = (
+        Run(("one", generation), "shop.mail", 1, app.sidejob.runtime, NOTHING, moved=True) for generation in (1, 2)
+    )
     monkeypatch.setattr(durable_task, "RUNS", {"one": second})
 
     for run, left in ((first, {"one": second}), (second, {})):

@@ -15,10 +15,11 @@ from celery.app.trace import build_tracer
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks import durable_task
-from celery_sidejob.model.durable import HEADER, LATE, WORKER, Address
+from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, digest_of
 from celery_sidejob.operations import burials, durable_locks, late_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.contents import content_of
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
 
@@ -70,7 +71,7 @@ class Shop:
         args, kwargs, embedded = json.loads(bytes(content))
         request = json.loads(json.loads(publication)["about"])["headers"]
         request.update(embedded, headers=dict(request), delivery_info={}, is_eager=False)
-        request[HEADER] = {"v": 1, "n": 1}
+        request.update({HEADER: {"v": 1, "n": 1}, DIGEST: digest_of(bytes(content))})
         request[WORKER] = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
         if late:
             request[LATE] = True
@@ -84,7 +85,7 @@ class Shop:
     def begin_elsewhere(self, task_id: str) -> bool:
         """Have another worker begin the task, if it may."""
         worker_id = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
-        run = Run((task_id, 1), "stale.work", worker_id, self.runtime)
+        run = Run((task_id, 1), "stale.work", worker_id, self.runtime, content_of(self.runtime, task_id))
         return durable_locks.begin(self.runtime, run, Address(), pid=1, on_lost="requeue", max_losses=3, is_here=False)
 
     def bury(self, task_id: str) -> None:

@@ -12,10 +12,11 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import SideJob
-from celery_sidejob.model.durable import Address
+from celery_sidejob.model.durable import Address, digest_of
 from celery_sidejob.operations import durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.contents import content_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.pgbouncer import direct
 
@@ -33,12 +34,12 @@ class Shop:
         self.runtime = self.app.sidejob.runtime
         self.app.send_task("ahead.one", task_id="one")
         self.worker_id = workers.register(self.runtime.connections, f"test:{os.urandom(6).hex()}")
-        self.run = Run(("one", 1), "ahead.one", self.worker_id, self.runtime)
+        self.run = Run(("one", 1), "ahead.one", self.worker_id, self.runtime, content_of(self.runtime, "one"))
 
     def ahead(self, **address: Any) -> durable_locks.Ahead | None:
         """Send the lock."""
         return durable_locks.begin_ahead(
-            self.runtime, ("one", 1), Address(**address), worker_id=self.worker_id, **POLICY
+            self.runtime, ("one", 1), self.run.content, Address(**address), worker_id=self.worker_id, **POLICY
         )
 
     def begin(self, ahead: durable_locks.Ahead | None) -> bool:
@@ -106,3 +107,15 @@ def test_what_may_have_a_copy_is_not_locked_ahead(shop: Shop) -> None:
     assert shop.ahead(call="c1", unconfirmed=True) is None
     assert shop.ahead(store="3fa9c2d1") is None
     assert shop.holder() is None
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("forged", [{"task": "ahead.other"}, {"digest": digest_of(b"other")}], ids=["task", "body"])
+def test_what_is_not_what_its_row_has_locks_nothing(shop: Shop, forged: dict[str, str], ahead: bool) -> None:
+    true, shop.run.content = shop.run.content, shop.run.content._replace(**forged)
+    assert not shop.begin(shop.ahead() if ahead else None)
+    assert shop.holder() is None
+
+    shop.run.content = true
+    assert shop.begin(shop.ahead() if ahead else None)
+    assert shop.holder() == shop.worker_id

@@ -18,6 +18,7 @@ from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.migrate import upgrade
+from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until
 
 
@@ -42,7 +43,8 @@ def begun(app: Celery, task_id: str) -> Run:
     """A task that was called, and locked for its run by a worker of its own."""
     app.send_task("ends.one", task_id=task_id)
     runtime = app.sidejob.runtime
-    run = Run((task_id, 1), "ends.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
+    worker_id = workers.register(runtime.connections, f"test:{os.urandom(6).hex()}")
+    run = Run((task_id, 1), "ends.one", worker_id, runtime, content_of(runtime, task_id))
     assert durable_locks.begin(runtime, run, pid=os.getpid(), on_lost="dead", max_losses=3, is_here=False)
     return run
 

@@ -13,10 +13,12 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import LeaseLostError, SideJob
+from celery_sidejob.model.durable import digest_of
 from celery_sidejob.operations import burials, durable_ends, durable_locks, late_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.operations.late_locks import LateLocks
 from celery_sidejob.store import workers
+from tests.tools.contents import content_of
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
 
@@ -42,7 +44,7 @@ class Shop:
 
     def begun(self, task_id: str = "one") -> Run:
         """A run that has begun, without a lock."""
-        run = Run((task_id, 1), "late.one", self.worker_id, self.runtime)
+        run = Run((task_id, 1), "late.one", self.worker_id, self.runtime, content_of(self.runtime, task_id))
         assert durable_locks.begin_late(self.runtime, run, max_losses=3)
         return run
 
@@ -55,7 +57,8 @@ class Shop:
 
     def copy(self, task_id: str = "one", worker_id: int | None = None) -> Run | None:
         """A run of a copy, which locks at once; None if it was refused."""
-        run = Run((task_id, 1), "late.one", worker_id or self.worker(), self.runtime)
+        content = content_of(self.runtime, task_id)
+        run = Run((task_id, 1), "late.one", worker_id or self.worker(), self.runtime, content)
         begun = durable_locks.begin(self.runtime, run, pid=1, on_lost="requeue", max_losses=3, is_here=False)
         return run if begun else None
 
@@ -289,11 +292,32 @@ def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> 
     assert not late_locks.is_here(shop.runtime, run.key)
 
 
+@pytest.mark.parametrize("forged", [{"task": "late.other"}, {"digest": digest_of(b"other")}], ids=["task", "body"])
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_is_not_what_its_row_has_is_never_locked_nor_ended(
+    shop: Shop, forged: dict[str, str], ends: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop.called()
+    run = shop.begun_long_ago()
+    run.content = run.content._replace(**forged)
+    if ends:
+        durable_ends.end_late(shop.runtime, run)
+    shop.flush()
+
+    assert shop.rows() == {"one": None}
+    assert not late_locks.of(shop.runtime).has(run.key) or not durable_locks.has_lock(shop.runtime, run)
+    assert ("is forged" in caplog.text) == ends
+    shop.bury()
+    with pytest.raises(LeaseLostError):
+        durable_ends.end(shop.runtime, run)
+    assert shop.dead() == ["one"], "it is not taken out of the dead set either"
+
+
 def test_while_a_flush_is_not_answered_nothing_more_begins_without_a_lock(shop: Shop) -> None:
     shop.called("one")
     shop.called("two")
     shop.begun("one")
-    run = Run(("two", 1), "late.one", shop.worker_id, shop.runtime)
+    run = Run(("two", 1), "late.one", shop.worker_id, shop.runtime, content_of(shop.runtime, "two"))
     with shop.looking.transaction():
         shop.sql("SELECT FROM sidejob.messages FOR UPDATE")
         flush = threading.Thread(target=shop.flush)

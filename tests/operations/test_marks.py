@@ -14,6 +14,7 @@ from celery_sidejob import SideJob
 from celery_sidejob.operations import durable_locks, publishing
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.contents import content_of
 from tests.tools.pgbouncer import direct
 
 
@@ -33,7 +34,8 @@ def begun(app: Celery) -> Run:
     """The run of a task that was just called."""
     app.send_task("marks.one", task_id="one")
     runtime = app.sidejob.runtime
-    run = Run(("one", 1), "marks.one", workers.register(runtime.connections, f"test:{os.urandom(6).hex()}"), runtime)
+    worker_id = workers.register(runtime.connections, f"test:{os.urandom(6).hex()}")
+    run = Run(("one", 1), "marks.one", worker_id, runtime, content_of(runtime, "one"))
     assert durable_locks.begin(runtime, run, pid=os.getpid(), on_lost="requeue", max_losses=3, is_here=False)
     return run
 

@@ -135,7 +135,7 @@ def test_p03_of_two_claims_around_an_ask_one_gets_the_run(stage: Stage, aside: C
     other = stage.new_worker()
 
     def first(executor: Any) -> Any:
-        return claims.claim(executor, job.id, for_run=1, worker_id=stage.worker_id)
+        return claims.claim(executor, job.id, task=job.task, for_run=1, worker_id=stage.worker_id)
 
     with held_open(stage, first) as finish:
         asking = aside(job.run)

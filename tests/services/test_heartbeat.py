@@ -110,23 +110,28 @@ def test_a_worker_looks_at_what_it_holds_once_per_lease(
     assert heartbeat.run_once().rescued == 1
 
 
+def end(heartbeat: Heartbeat, run: tuple[int, int], task: str) -> None:
+    """End a run as its worker does that has stopped it."""
+    end_from_outside(heartbeat, run, task, "TimeLimitExceeded", "too long", "failed")
+
+
 def test_what_is_to_be_ended_from_outside_is_not_rescued_before(stage: Stage, heartbeat: Heartbeat) -> None:
     stopped = claimed(stage, heartbeat)
     age(stage, stopped)
-    heartbeat.errands.soon(lambda: end_from_outside(heartbeat, key(stopped), "TimeLimitExceeded", "too long", "failed"))
+    heartbeat.errands.soon(lambda: end(heartbeat, key(stopped), stopped.row.task))
     assert reconcile(heartbeat) == 0
     heartbeat.errands.run_once()
     assert row(stage, stopped) == ("failed", 1, 0)
     assert reconcile(heartbeat) == 0
 
 
-@pytest.mark.parametrize("which", ["run_no", "worker_id"])
+@pytest.mark.parametrize("which", ["run_no", "worker_id", "task"])
 def test_another_run_is_not_ended_from_outside(stage: Stage, heartbeat: Heartbeat, which: str) -> None:
     """The news of a time limit or a revocation may be about a run that is over."""
     other = claimed(stage, heartbeat, worker_id=stage.worker_id if which == "worker_id" else None)
     before = stage.everything()
     run_no = other.run_no - (which == "run_no")
-    end_from_outside(heartbeat, (other.job_id, run_no), "TimeLimitExceeded", "too long", "failed")
+    end(heartbeat, (other.job_id, run_no), "stage.other" if which == "task" else other.row.task)
     assert stage.everything() == before
 
 

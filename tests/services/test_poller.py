@@ -22,6 +22,7 @@ from celery_sidejob.services.held_tasks import HeldTasks
 from celery_sidejob.services.poller import PER_QUEUE
 from celery_sidejob.services.sweeper import PollReport
 from celery_sidejob.store import workers
+from tests.tools.contents import content_of
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
@@ -105,7 +106,8 @@ class Post:
 
     def begin(self, task_id: str, worker_id: int, *, generation: int = 1, on_lost: str = "requeue") -> Run | None:
         """Begin the run of a message, as a worker does that was given it."""
-        run = Run((task_id, generation), "post.letter", worker_id, self.runtime)
+        content = content_of(self.runtime, task_id, generation)
+        run = Run((task_id, generation), "post.letter", worker_id, self.runtime, content)
         return run if durable_locks.begin(self.runtime, run, on_lost=on_lost, is_here=False, **HELD) else None
 
     def declare_dead(self, worker_id: int) -> None:

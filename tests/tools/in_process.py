@@ -99,7 +99,7 @@ class Stage:
             if not due:
                 return None
             for_run = due[0].for_run
-        hold = runs.claim(self.runtime, job.id, for_run=for_run, worker_id=worker_id or self.worker_id)
+        hold = runs.claim(self.runtime, job.id, task=job.task, for_run=for_run, worker_id=worker_id or self.worker_id)
         if hold is not None:
             self.holds[job.id] = hold
         return hold

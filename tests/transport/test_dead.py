@@ -20,6 +20,7 @@ from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport import dead as dead_list
 from celery_sidejob.transport.dead import DeadList
 from tests.cli.test_commands import Said, ask
+from tests.tools.contents import content_of
 from tests.transport.conftest import Connect
 from tests.transport.consuming import publish
 from tests.transport.test_records import dead, listed, recover
@@ -104,7 +105,10 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
     killed(3)
     runtime = app.sidejob.runtime
     worker_id = workers.register(runtime.connections, "test:1")
-    runs, is_over = (Run((task_id, 1), "shop.mail", worker_id, runtime) for task_id in ("runs", "is over"))
+    runs, is_over = (
+        Run((task_id, 1), "shop.mail", worker_id, runtime, content_of(runtime, task_id))
+        for task_id in ("runs", "is over")
+    )
     for run in (runs, is_over):
         durable_locks.begin(runtime, run, on_lost="requeue", is_here=False, pid=1, max_losses=3)
     burials.fail(runtime, is_over.key, by="run", worker_id=worker_id, reason="failed", error="E: e")

@@ -1,0 +1,39 @@
+"""Whether a delivery is of its row: the same task, the same body. Anybody who reaches the broker can name a row."""
+
+from __future__ import annotations
+
+import logging
+
+from ..model.durable import Content, Key, digest_of
+from ..store import durable_messages
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
+    """Return what a delivery runs in the form of its row, whose body may be compressed: then that is read for it."""
+    if content.unpack is None:
+        return content
+    row = durable_messages.content_of(runtime.connections, key, whole=True)
+    digest = content.digest
+    if row is not None and row.digest != digest:
+        try:
+            if digest_of(content.unpack(bytes(row.body))) == digest:
+                digest = row.digest
+        except Exception as error:  # it is compressed otherwise, or not at all
+            logger.debug("The row of task %s is not compressed as a delivery says: %r", key[0], error)
+    return Content(content.task, digest)
+
+
+def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
+    """Tell, and log, whether a delivery that is not run has the id of what waits or runs, and is something else."""
+    row = durable_messages.content_of(runtime.connections, key)
+    if row is None or (row.task, row.digest) == as_kept(runtime, key, content)[:2]:
+        return False
+    logger.error(
+        "A message with the id of task %s is forged, and rejected: it would run %s, and the task is %s%s",
+        key[0], content.task, row.task, "" if row.task != content.task else " with another body",
+        extra={"task_id": key[0], "task": row.task},
+    )  # fmt: skip
+    return True
