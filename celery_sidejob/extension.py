@@ -23,6 +23,7 @@ from .hooks import (
     keeping,
     lent,
     logs,
+    masking,
     pool_process,
     recording,
     sending,
@@ -97,6 +98,7 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
+        masking.install(app)
         keeping.install(app)
         control.install(app)
         durable_task.install()

@@ -7,6 +7,7 @@ from typing import Any
 from celery import bootsteps
 
 from . import delivered, events, greenlets, rabbitmq
+from .masking import masked
 from .redis_client import keep_client
 
 
@@ -35,6 +36,12 @@ class DisconnectionStep(bootsteps.StartStopStep):
         if broker == "redis" and is_green:
             greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
         keep_client(c.task_consumer.channel)
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """Return what `inspect stats` shows of the broker, in place of what Celery's own step does."""
+        broker = c.connection.info() if c.connection else {}
+        broker.pop("password", None)
+        return {"broker": masked(broker)} if broker else {}
 
     def stop(self, c: Any) -> None:
         """Vouch no longer for what was fetched over the connection that broke."""

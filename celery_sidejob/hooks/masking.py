@@ -1,0 +1,74 @@
+"""Keeps the passwords in settings from whoever is shown them: by `inspect conf` and `stats`, or in a bug report.
+
+Celery masks a setting by its name: `sidejob_direct_url` says nothing of a password, and of several URLs it knows
+only the first. Here a value is masked by what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.app.utils import HIDDEN_SETTINGS
+from kombu.utils.encoding import safe_repr
+
+from ..model.settings import SETTINGS
+
+MASK = "********"
+
+_USER = re.compile(r"(?<=://)(?:(?![;,\s][\w+.-]*://)[^\n])*@")
+"""From a URL's scheme to the last @ before the next URL: a password that is not escaped may hold anything."""
+_PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
+_SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
+_PLAIN = (bool, int, float, datetime, timedelta, type(None))
+
+
+def install(app: Celery) -> None:
+    """Have the app show no password of its settings; reads no configuration."""
+    app.on_after_configure.connect(partial(_mask_table, app), weak=False, dispatch_uid="celery_sidejob.masking")
+    _mask_table(app)
+    report = app.bugreport
+
+    def bugreport() -> str:
+        return masked_text(report())
+
+    app.bugreport = bugreport
+
+
+def masked(value: Any, key: Any = None) -> Any:
+    """Return a setting's value as it may be shown."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(key, str) and (key.lower().endswith(_SECRET) or HIDDEN_SETTINGS.search(key)):
+        return MASK
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, bytes):
+        return masked_text(value.decode(errors="replace"))
+    if isinstance(value, Mapping):
+        return {masked(name): masked(one, name) for name, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [masked(one) for one in value]
+    shown = safe_repr(value)
+    return value if masked_text(shown) == shown else masked_text(shown)
+
+
+def masked_text(text: str) -> str:
+    """Return a text without the users and passwords of the URLs in it."""
+    return _PARAMETER.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", text))
+
+
+def _mask_table(app: Celery, **_: Any) -> None:
+    """Mask what the configuration shows of itself: it is another object after each time that it is loaded."""
+    conf = app._conf
+    if conf is not None and "table" not in conf.__dict__:
+        conf.__dict__["table"] = partial(_table, conf.table)
+
+
+def _table(table: Callable[..., Mapping[str, Any]], with_defaults: bool = False, censored: bool = True) -> Any:
+    shown = table(with_defaults, censored)
+    return {key: masked(value, key) for key, value in shown.items()} if censored else shown

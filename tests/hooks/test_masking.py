@@ -1,0 +1,118 @@
+"""No setting that holds a URL leaves the process with its password, whatever its name and its form."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import kombu
+import pytest
+from celery import Celery
+from celery.worker import control
+
+from celery_sidejob import SideJob
+from celery_sidejob.hooks.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.masking import masked_text
+from celery_sidejob.model.settings import SETTINGS
+
+PASSWORD = "hunter2"
+URL = f"postgresql://ann:{PASSWORD}@127.0.0.1:1/shop"
+REDIS = f"redis://:{PASSWORD}@127.0.0.1:1/0"
+SECRET = [setting for setting in SETTINGS if setting.kind.secret]
+FORMS: dict[str, Any] = {
+    "a URL": URL,
+    "a URL without a user": REDIS,
+    "a password that is not escaped": f"redis://:a/b;c@d,{PASSWORD}@h/0",
+    "several": f"{REDIS};sidejob://:{PASSWORD}@b",
+    "several, separated by commas": f"{URL},{URL}",
+    "a parameter": f"postgresql://h/shop?user=ann&password={PASSWORD}&sslmode=require",
+    "libpq's own form": f"host=h password='{PASSWORD} and more' dbname=shop",
+    "bytes": URL.encode(),
+    "a list": [URL, REDIS],
+    "a tuple of lists": ([URL], [REDIS]),
+    "a set": {URL},
+    "a dict": {"one": URL, "two": {"three": [REDIS]}},
+    "keys of a dict": {URL: 1},
+    "a dict in a list": [{"password": PASSWORD, "host": "h"}],
+    "an object": kombu.Connection(REDIS),
+    "an object that shows all": SimpleNamespace(url=URL),
+}
+
+
+def shown(app: Celery) -> str:
+    """All that leaves the process: what remote control answers, with and without defaults, and a bug report."""
+    state = SimpleNamespace(app=app)
+    conf = [repr(control.conf(state, with_defaults=defaults)) for defaults in (False, True)]
+    return "\n".join([*conf, repr(control.report(state)), app.bugreport(), app.conf.humanize()])
+
+
+def made(**settings: Any) -> Celery:
+    """An app with the extension and these settings."""
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    SideJob(app)
+    app.conf.update(settings)
+    return app
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("key", ["shop_replica", "SHOP_REPLICA", *(setting.key for setting in SECRET)])
+def test_a_setting_of_any_form_is_shown_without_its_password(key: str, form: str) -> None:
+    text = shown(made(**{key: FORMS[form], "shop_hours": [9, "to", 17]}))
+    assert PASSWORD not in text
+    assert "'shop_hours': [9, 'to', 17]" in text
+
+
+def test_every_setting_that_holds_a_url_is_a_secret() -> None:
+    assert {setting.name for setting in SETTINGS if "url" in setting.name} == {setting.name for setting in SECRET}
+
+
+@pytest.mark.parametrize("namespace", ["CELERY", "celery", "SHOP_"])
+def test_settings_in_a_namespace_are_shown_without_passwords(namespace: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    SideJob(app)
+    prefix = namespace.rstrip("_") + "_"
+    given = {prefix + (key.upper() if namespace.isupper() else key): URL for key in ["sidejob_direct_url", "a_replica"]}
+    app.config_from_object(given, namespace=namespace)
+    assert PASSWORD not in shown(app)
+    app.config_from_object({"a_replica": REDIS}, force=True)
+    assert PASSWORD not in shown(app), "it is masked after it was loaded again"
+
+
+def test_the_environment_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in SECRET:
+        monkeypatch.setenv(setting.variable, URL)
+    assert PASSWORD not in shown(made())
+
+
+BROKERS = [
+    {"broker_url": f"{REDIS};{REDIS}"},
+    {"broker_url": [REDIS, REDIS]},
+    {"broker_read_url": REDIS, "broker_write_url": f"{REDIS};{REDIS}"},
+    {"broker_url": f"sentinel://:{PASSWORD}@h:1", "broker_transport_options": {
+        "master_name": "m", "sentinel_kwargs": {"password": PASSWORD}}},
+    {"broker_url": REDIS, "broker_transport_options": {"also": REDIS}},
+    {"result_backend": f"{REDIS};{REDIS}"},
+    {"result_backend": f"db+{URL}"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", BROKERS)
+def test_brokers_and_backends_are_shown_without_passwords(settings: dict[str, Any]) -> None:
+    app = made(**settings)
+    assert PASSWORD not in shown(app)
+    for connection in (app.connection_for_read(), app.connection_for_write()):
+        stats = DisconnectionStep.info(
+            DisconnectionStep.__new__(DisconnectionStep), SimpleNamespace(connection=connection)
+        )
+        assert PASSWORD not in repr(stats)
+        assert stats["broker"]["transport"]
+
+
+def test_what_is_no_secret_stays_as_it_is() -> None:
+    text = "see https://docs.example/a?b=c, redis://127.0.0.1:6379/0 and amqp://h//"
+    assert masked_text(text) == text
+    app = made(broker_url="redis://127.0.0.1:6379/5", shop_rates={"a": 1.5, "b": None}, sidejob_lease=30)
+    table = app.conf.table()
+    assert (table["shop_rates"], table["sidejob_lease"]) == ({"a": 1.5, "b": None}, 30)
+    assert table["broker_url"] == "redis://********@127.0.0.1:6379/5", "as Celery shows it"
+    assert app.conf.table(censored=False)["broker_url"] == "redis://127.0.0.1:6379/5"
