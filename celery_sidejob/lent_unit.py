@@ -15,6 +15,7 @@ from .model.errors import (
 from .operations.runs import Unit
 from .store.borrowed import Borrowed, is_open
 from .store.statement import Executor
+from .store.trouble import is_trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,15 @@ class LentUnit:
     def is_open(self, executor: Executor) -> bool:
         """Tell whether the transaction is neither committed nor rolled back yet."""
         return is_open(executor, self.number)
+
+    def roll_back(self) -> None:
+        """Roll the transaction back, which was left open; raises StoreUnavailableError if its connection is gone."""
+        try:
+            self.borrowed.roll_back()
+        except Exception as error:
+            if not is_trouble(error):
+                raise
+            raise StoreUnavailableError(f"A transaction is open, and the way to it gone: {error}") from error
 
     def still_open(self) -> SideJobError:
         """Return the error for a run that goes on while the transaction is open."""

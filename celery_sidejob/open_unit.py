@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -26,6 +26,8 @@ from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .read_ahead import ReadAhead, Written
 from .store import claims, ports, state
+from .store.borrowed import owners
+from .store.trouble import comes_from, is_trouble
 
 
 class OpenUnit:
@@ -45,6 +47,7 @@ class OpenUnit:
         self._undone: Undone | None = None
         self._in_doubt = False
         self._in_block = False
+        self._lenders: Sequence[Any] = ()
         self.in_turn = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
@@ -111,7 +114,7 @@ class OpenUnit:
         block to be repeated: the body may neither read on nor end without that.
         """
         with self._in_progress():
-            self._begin_lending()
+            self._begin_lending(transaction)
             if self._in_block:
                 raise IllegalMoveError(
                     f"job.unit() of job {self.hold.job_id} was called inside another block of job.unit(), which is "
@@ -139,7 +142,7 @@ class OpenUnit:
         After a rollback the run goes on from `before` the block (by default from what is there now).
         """
         with self._in_progress():
-            self._begin_lending()
+            self._begin_lending(transaction)
             is_block, before = before is not None, before or self.unit.copy()
             borrowed = self.runtime.connections.borrow(transaction)
             try:
@@ -156,11 +159,16 @@ class OpenUnit:
             unhooked = None if borrowed.tells_of_commits else follow  # asked now: Django would open a closed connection
             self._lent = LentUnit(self.hold.job_id, borrowed, number, before, is_block, unhooked, heard)
 
-    def _begin_lending(self) -> None:
+    def _begin_lending(self, transaction: Any) -> None:
         """Settle, and refuse a block that would do again what the last one has done."""
         self.settle()
+        self._lenders = owners(transaction)
         if self._in_doubt:
             raise in_doubt(self.hold.job_id)
+
+    def is_trouble_of_store(self, error: BaseException) -> bool:
+        """Tell whether the store, or the way to it, has failed, as the body's own connection to it has seen."""
+        return bool(self._lenders) and is_trouble(error) and comes_from(error, self._lenders)
 
     def leave_turn(self) -> None:
         """Raise UnitNotCommittedError if the body has left a turn of `for_inputs` whose block was not committed.
@@ -254,7 +262,7 @@ class OpenUnit:
         could not be ended otherwise.
         """
         if self._lent is not None and self._lent.is_open(self.runtime.connections):
-            self._lent.borrowed.roll_back()
+            self._lent.roll_back()
         self.settle()
         self._undone = None
         self.unit = Unit(took=self.unit.took)

@@ -42,6 +42,8 @@ from ..running import RetryRun, RunningJob, Suspend
 from ..scopes import context
 from ..services.stop_flag import worker_is_stopping
 from ..store import askings, claims
+from ..store.errors import first_line
+from ..store.trouble import is_trouble
 from . import own_process, recording
 from .broker_connection import PAUSE_S
 from .doorbell import HEADER
@@ -222,6 +224,8 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
             raise  # as above; who kills a greenlet ends its run
         if worker_is_stopping():
             _let_process_end(error)
+        if unit.is_trouble_of_store(error):
+            raise _lost_store(error) from error
         return _fail(unit, error, own_process.limit(error, task.app, task, job.request))
     try:
         ended = _end(unit, unit.unit, ending)
@@ -249,6 +253,11 @@ def _let_process_end(error: BaseException) -> None:
         behind = behind.__context__
 
 
+def _lost_store(error: BaseException) -> StoreUnavailableError:
+    """Return what a run is given up for whose own connection has seen the store's trouble."""
+    return StoreUnavailableError(f"The store failed, as the body's own connection has seen: {first_line(error)}")
+
+
 def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
     last = unit.unit
     try:
@@ -257,7 +266,10 @@ def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
         last = unit.unit
     except (LeaseLostError, InputsMovedError, StoreUnavailableError):
         raise
-    except (Exception, Suspend, RetryRun):
+    except (Exception, Suspend, RetryRun) as error:
+        # After a unit of its own the losses are counted anew: another server's trouble would have it repeated for ever.
+        if unit.is_trouble_of_store(error) or (is_trouble(error) and unit.hold.unit_no == 0):
+            raise _lost_store(error) from error
         logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
         unit.discard()
         last = unit.unit

@@ -160,6 +160,22 @@ def borrow(transaction: Any, schema: str) -> Borrowed:
     return transaction if isinstance(transaction, Borrowed) else _adapt(transaction, schema)
 
 
+def owners(transaction: Any) -> tuple[Any, ...]:
+    """Return the objects through which statements of the caller's transaction go, without touching it."""
+    if "sqlalchemy" in sys.modules:
+        from . import borrowed_sqlalchemy
+
+        if (found := borrowed_sqlalchemy.owners(transaction)) is not None:
+            return found
+    if "django.db" in sys.modules:
+        from django.db import connections
+
+        alias = transaction if isinstance(transaction, str) else getattr(transaction, "alias", None)
+        if alias is not None:
+            return (transaction, connections[alias])
+    return (transaction,)
+
+
 def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
     """Refuse a transaction of another database than the store's `own`, before any statement can spoil it."""
     found = look(borrowed, schema)

@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
 from .borrowed import Borrowed
 from .statement import rows
 
 PENDING = "celery_sidejob_after_commit"
+AFTER_COMMIT = "sidejob-after-commit"
+"""The name of the threads that do what follows the commit of an engine's connection."""
 
 
 def adapt(transaction: Any, schema: str) -> Borrowed | None:
@@ -27,6 +32,17 @@ def adapt(transaction: Any, schema: str) -> Borrowed | None:
     if isinstance(transaction, Connection):
         return _EngineTransaction(transaction, schema)
     return None
+
+
+def owners(transaction: Any) -> tuple[Any, ...] | None:
+    """Return the session or connection and its engine, whose connections all lead to one database."""
+    if isinstance(transaction, scoped_session):
+        transaction = transaction()
+    if isinstance(transaction, Session):
+        with suppress(SQLAlchemyError):  # it has several engines
+            return transaction, getattr(transaction.get_bind(), "engine", None)
+        return (transaction,)
+    return (transaction, transaction.engine) if isinstance(transaction, Connection) else None
 
 
 class _SQLAlchemyTransaction(Borrowed):
@@ -91,7 +107,8 @@ def _connection_commits(connection: Connection) -> None:
     calls, _connections[connection] = _connections.get(connection, []), []
     transaction = connection.get_transaction()
     if calls:
-        threading.Thread(target=_when, args=(lambda: not _active(transaction), calls), daemon=True).start()
+        over = partial(_is_over, transaction)
+        threading.Thread(target=_when, args=(over, calls), name=AFTER_COMMIT, daemon=True).start()
 
 
 def _connection_rolled_back(connection: Connection) -> None:
@@ -170,8 +187,8 @@ class _Fetched:
         return fetched
 
 
-def _active(transaction: Any) -> bool:
-    return bool(transaction is not None and transaction.is_active)
+def _is_over(transaction: Any) -> bool:
+    return transaction is None or not transaction.is_active
 
 
 def _when(over: Callable[[], bool], calls: Sequence[Callable[[], None]], timeout_s: float = 60.0) -> None:

@@ -1,0 +1,67 @@
+"""Whether an error of the caller's own connection says that the server, or the way to it, has failed, or the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from traceback import walk_tb
+from typing import Any
+
+_TROUBLE = ("08", "53", "58", "57P01", "57P02", "57P03", "57P05")
+"""How Postgres' codes begin: the connection failed, resources are used up, the system failed; the server ends, has
+crashed, begins, or has ended an idle session."""
+
+_DRIVERS = frozenset({"psycopg", "psycopg2"})
+_BELONGS_TO = {"psycopg": "connection", "sqlalchemy": "engine", "django": "db"}
+"""By library: the attribute by which a cursor, or a connection, names its connection, or its engine."""
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Tell whether the server, or the way to it, is behind an error of psycopg, or of SQLAlchemy or Django over it.
+
+    What Postgres refuses a statement for is the caller's: a constraint, a deadlock, a lock, a timeout of the caller's.
+    """
+    return any(_is_trouble(one) for one in _behind(error))
+
+
+def comes_from(error: BaseException, owners: Sequence[Any]) -> bool:
+    """Tell whether an error was raised by one of these connections, sessions or engines, or by a cursor of theirs.
+
+    No driver says so in its errors, but they are in the frames through which it came.
+    """
+    wanted = {id(owner) for owner in owners if owner is not None}
+    for one in _behind(error):
+        for frame, _ in walk_tb(one.__traceback__):
+            if any(id(found) in wanted for local in frame.f_locals.values() for found in _used_by(local)):
+                return True
+    return False
+
+
+def _used_by(local: Any) -> Iterator[Any]:
+    """Yield an object, and if it is of a library for databases what it belongs to."""
+    yield local
+    name = _BELONGS_TO.get(type(local).__module__.partition(".")[0])
+    if name is not None:
+        yield getattr(local, name, None)
+
+
+def _behind(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those it was raised from, or in the handling of."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        waiting += [one.__cause__, None if one.__suppress_context__ else one.__context__]
+
+
+def _is_trouble(error: BaseException) -> bool:
+    if getattr(error, "connection_invalidated", False):  # SQLAlchemy's, of whatever driver
+        return True
+    kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if not code:  # no server has said it: the connection is lost
+        return any((driver, "OperationalError") in kinds for driver in _DRIVERS)
+    return any((driver, "Error") in kinds for driver in _DRIVERS) and str(code).startswith(_TROUBLE)

@@ -1,0 +1,253 @@
+"""The store's own trouble, as a body sees it through its own connection, is a lost run and no failure of the job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+
+from celery_sidejob import Job, RunningJob, StoreUnavailableError
+from celery_sidejob.store.borrowed_sqlalchemy import AFTER_COMMIT
+from tests.acceptance.lenders import LENDERS, Lender
+from tests.tools.in_process import Stage
+from tests.tools.pgbouncer import direct
+from tests.tools.proxy import TcpProxy
+
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+BROKEN = ["in the block", "on leaving the block", "at the commit"]
+
+
+class Ledger:
+    """A table of the user's own in the store's database, and what ends the connections that lead to it."""
+
+    def __init__(self, stage: Stage, kind: str) -> None:
+        self._stage = stage
+        self._url = direct(stage.database_url)
+        self._kind = kind
+        self._pids: list[int] = []
+        stage.sql("CREATE TABLE public.ledger (value int)")
+
+    def lender(self) -> Any:
+        """Return a connection of the body's own, which `break_it` ends."""
+        return LENDERS[self._kind](self._url)
+
+    def begin(self, lender: Lender) -> None:
+        """Begin a transaction on it."""
+        self._pids = [lender.sql("SELECT pg_backend_pid()")[0][0]]
+
+    def break_it(self) -> None:
+        """End the connection of the last transaction that was begun, as an administrator does, or a failover."""
+        self._stage.sql("SELECT pg_terminate_backend(%s, 5000)", *self._pids)
+
+    def rows(self) -> list[int]:
+        return [value for (value,) in self._stage.sql("SELECT value FROM public.ledger ORDER BY value")]
+
+
+@pytest.fixture(params=list(LENDERS))
+def ledger(stage: Stage, request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    yield Ledger(stage, request.param)
+    for thread in threading.enumerate():
+        if thread.name == AFTER_COMMIT:
+            thread.join()
+    stage.sql("DROP TABLE public.ledger")
+
+
+def bill(ledger: Ledger, when: str | None) -> Callable[[RunningJob], Any]:
+    """The README's loop, whose connection breaks once."""
+    left = [when] if when else []
+
+    def body(job: RunningJob) -> None:
+        for value in job.for_inputs("orders"):
+            with ledger.lender() as lender:
+                ledger.begin(lender)
+                breaks = left.pop() if left and value == 2 else None
+                with job.unit(transaction=lender.transaction):
+                    if breaks == "in the block":
+                        ledger.break_it()
+                    lender.sql(f"INSERT INTO public.ledger VALUES ({value})")
+                    job.output("receipts").write(value)
+                    if breaks == "on leaving the block":
+                        ledger.break_it()
+                if breaks == "at the commit":
+                    ledger.break_it()
+                lender.commit()
+
+    return body
+
+
+def billed(stage: Stage, body: Callable[[RunningJob], Any], **options: Any) -> Job:
+    """Make a job with three orders."""
+    job = stage.job(body, **options)
+    with stage.sidejob.port_options(notify=False):
+        job.input("orders").write_many([1, 2, 3])
+    return job
+
+
+@pytest.mark.parametrize("when", BROKEN)
+def test_a_connection_that_is_lost_is_a_lost_run(stage: Stage, ledger: Ledger, when: str) -> None:
+    job = billed(stage, bill(ledger, when))
+
+    stage.drain()
+
+    assert stage.raised == {}
+    assert job.refresh().status == "completed"
+    assert (ledger.rows(), list(job.output("receipts"))) == ([1, 2, 3], [1, 2, 3])
+    assert (job.info["run_no"], len(stage.sidejob.dead)) == (2, 0)
+
+
+def test_a_commit_whose_answer_is_lost_is_not_done_again(stage: Stage) -> None:
+    """The server has the row and the unit; the next run begins with what they have left."""
+    stage.sql("CREATE TABLE public.ledger (value int)")
+    parts = urlsplit(direct(stage.database_url))
+    with TcpProxy(parts.hostname or "", parts.port or 5432) as proxy:
+        left = [True]
+
+        def body(job: RunningJob) -> None:
+            for value in job.for_inputs("orders"):
+                with psycopg.connect(proxy.url_for(direct(stage.database_url))) as connection:
+                    with job.unit(transaction=connection):
+                        connection.execute("INSERT INTO public.ledger VALUES (%s)", [value])
+                    if value == 2 and left.pop():
+                        proxy.cut_after(b"COMMIT")
+                    connection.commit()
+
+        job = billed(stage, body)
+        stage.drain()
+
+    assert (stage.raised, job.refresh().status, job.info["run_no"]) == ({}, "completed", 2)
+    assert stage.sql("DELETE FROM public.ledger RETURNING value") == [(1,), (2,), (3,)]
+    stage.sql("DROP TABLE public.ledger")
+
+
+def test_trouble_without_end_is_lost_often_enough(stage: Stage, ledger: Ledger) -> None:
+    """It counts as any loss, so that a body which brings it about does not run for ever."""
+
+    def body(job: RunningJob) -> None:
+        with ledger.lender() as lender:
+            ledger.begin(lender)
+            with job.unit(transaction=lender.transaction):
+                job.set(begun=True)
+            ledger.break_it()
+            lender.commit()
+
+    job = stage.job(body)
+    assert stage.drain() == 3
+
+    assert (job.refresh().status, job.state) == ("failed", {})
+    assert [entry.reason for entry in stage.sidejob.dead] == ["lost"]
+
+
+def refused(lender: Lender) -> None:
+    lender.sql("INSERT INTO public.ledger VALUES ('no number')")
+
+
+def timed_out(lender: Lender) -> None:
+    lender.sql("SET LOCAL statement_timeout = '10ms'; SELECT pg_sleep(60)")
+
+
+def of_its_own(lender: Lender) -> None:
+    raise ConnectionError("of another server")
+
+
+@pytest.mark.parametrize("fails", [refused, timed_out, of_its_own])
+def test_what_the_body_brings_about_is_its_failure(
+    stage: Stage, ledger: Ledger, fails: Callable[[Lender], None]
+) -> None:
+    def body(job: RunningJob) -> None:
+        with ledger.lender() as lender, job.unit(transaction=lender.transaction):
+            fails(lender)
+
+    job = stage.job(body)
+    assert stage.drain() == 1
+
+    assert job.refresh().status == "failed"
+    assert not isinstance(stage.raised[job.id], StoreUnavailableError)
+
+
+def test_another_servers_trouble_after_the_commit_is_the_bodys_failure(stage: Stage, ledger: Ledger) -> None:
+    def body(job: RunningJob) -> None:
+        with ledger.lender() as lender:
+            with job.unit(transaction=lender.transaction):
+                job.set(done=True)
+            lender.commit()
+            psycopg.connect(NOWHERE)
+
+    job = stage.job(body)
+    assert stage.drain() == 1
+
+    assert (job.refresh().status, job.state) == ("failed", {"done": True})
+
+
+@pytest.mark.parametrize("how", ["in a unit", "alone"])
+def test_a_shutdown_is_tried_again(stage: Stage, ledger: Ledger, how: str) -> None:
+    """Also where its connection has nothing to do with a unit: otherwise its cleanup would be skipped."""
+    left = [True]
+
+    def body(job: RunningJob) -> None:
+        pass
+
+    task = stage.task(body, name="trouble.tidy", shared=False)
+
+    @task.on_shutdown
+    def clean(job: RunningJob) -> None:
+        with ledger.lender() as lender:
+            ledger.begin(lender)
+            lender.sql(f"INSERT INTO public.ledger VALUES ({job.id})")
+            if how == "in a unit":
+                with job.unit(transaction=lender.transaction):
+                    job.set(clean=True)
+            if left and left.pop():
+                ledger.break_it()
+            lender.commit()
+
+    job = task.enqueue()
+    stage.drain()
+    job.terminate()
+    stage.drain()
+
+    assert job.refresh().status == "terminated"
+    assert ledger.rows() == [job.id]
+    assert len(stage.sidejob.dead) == 0
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_shutdown_is_not_tried_for_ever(stage: Stage, commits: bool) -> None:
+    def body(job: RunningJob) -> None:
+        pass
+
+    task = stage.task(body, name="trouble.tidy", shared=False)
+
+    @task.on_shutdown
+    def clean(job: RunningJob) -> None:
+        if commits:
+            job.set(tried=True)
+            job.checkpoint()
+        psycopg.connect(NOWHERE)
+
+    job = task.enqueue()
+    stage.drain()
+    job.terminate()
+
+    assert stage.drain() == (1 if commits else 3)
+    assert job.refresh().status == "terminated"
+    assert [entry.reason for entry in stage.sidejob.dead] == ([] if commits else ["shutdown lost"])
+
+
+def test_a_transaction_that_is_left_open_over_a_lost_connection_holds_nobody_up(stage: Stage) -> None:
+    """Whatever the body then raises."""
+
+    def body(job: RunningJob) -> None:
+        with psycopg.connect(direct(stage.database_url)) as connection:
+            with job.unit(transaction=connection):
+                job.set(done=True)
+            stage.sql("SELECT pg_terminate_backend(%s, 5000)", connection.info.backend_pid)
+            raise LookupError("a body that does not know")
+
+    job = stage.job(body)
+    assert stage.drain() == 1
+    assert (job.refresh().status, job.state) == ("failed", {})
+    assert isinstance(stage.raised[job.id], LookupError)
