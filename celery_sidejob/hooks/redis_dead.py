@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model.buried import Buried, Place
-from ..model.durable import HEADER, Address, key_of
+from ..model.durable import HEADER, Address, Key, key_of
+from ..model.names import why_not_name
 from ..transport.dead import DeadList, DeadMessage
 
 
@@ -35,9 +36,16 @@ def has_list(channel: Any) -> bool:
 
 
 def _buried(dead: DeadMessage, doorbell: str) -> Buried:
+    key, store = _row_of(dead)
+    return Buried(dead.text, key, store, is_doorbell=doorbell in dead.headers)
+
+
+def _row_of(dead: DeadMessage) -> tuple[Key | None, str | None]:
+    """Return which row an entry belongs to, and in which store; no row for what somebody else has put there."""
     header = dead.headers.get(HEADER)
     try:
-        key = key_of(dead.task_id, header) if dead.task_id is not None else None
-    except (ValueError, TypeError, KeyError):  # somebody else's header
-        key = None
-    return Buried(dead.text, key, Address.of(header).store, is_doorbell=doorbell in dead.headers)
+        if dead.task_id is None or why_not_name(dead.task_id) is not None:
+            return None, None
+        return key_of(dead.task_id, header), Address.of(header).store
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None, None

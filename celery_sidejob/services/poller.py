@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from ..model.buried import Buried, Place
 from ..model.crash_points import reach
 from ..model.durable import Address, Message
+from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
 from ..operations import burials, copies, durable_locks, publishing
 from ..operations.runtime import Runtime
@@ -148,7 +149,13 @@ class Poller:
         stores = self._runtime.stores
         if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime))):
             return False
-        return burials.poison(self._runtime, buried.key)
+        try:
+            return burials.poison(self._runtime, buried.key)
+        except StoreUnavailableError:
+            raise
+        except Exception:  # the entries behind it must not wait for it
+            logger.exception("What the dead list of the transport has of task %.100r was left there", buried.key[0])
+            return False
 
     def _look_at_a_page(self, report: Report) -> bool:
         """Judge a page of rows that are due; False if there is no further one to be looked at now."""

@@ -111,6 +111,8 @@ class Channel(redis.Channel):
         "consumer_timeout",
         "loop_timeout",
         "delivery_limit",
+        "dead_list_limit",
+        "dead_list_days",
     )
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer is dead."""
@@ -119,6 +121,9 @@ class Channel(redis.Channel):
     time."""
     delivery_limit: int | None = 20
     """With how many consumers a message may die before it goes to the dead list; None for any number."""
+    dead_list_limit: int | None = 10_000
+    dead_list_days: float | None = 90
+    """How many messages the dead list keeps, and for how long; None for any number, and for ever."""
 
     _kept_client: Any = None
     _plain_client: Any = None

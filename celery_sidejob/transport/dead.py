@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -10,15 +11,19 @@ from functools import cached_property
 from hashlib import sha1
 from typing import Any
 
+from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 from redis import Redis
 
 from ..model.buried import Place
 from .keys import Keys
 from .records import BELL_MS
-from .scripts import DELIVER_AGAIN
+from .scripts import BOUND_DEAD, DELIVER_AGAIN
+
+logger = get_logger(__name__)
 
 PAGE = 100
+DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,24 @@ class DeadList:
                 return self.page(Place())
             del texts[0]
         return place, [DeadMessage.of(text) for text in texts]
+
+    def bound(self, *, limit: int | None, days: float | None) -> int:
+        """Drop the oldest entries beyond so many, and those older than so many days; each is logged. Returns how many.
+
+        Who dies in between has dropped some that are not logged.
+        """
+        since = 0.0 if days is None else time.time() - days * DAY_S
+        dropped = 0
+        while True:
+            gone = BOUND_DEAD.run(self._client, [self._keys.dead], [-1 if limit is None else limit, since, PAGE])
+            for one in map(DeadMessage.of, gone):
+                logger.error(
+                    "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
+                    "keeps the newest %s messages, for %s days", one.queue, one.task_id, one.at, limit, days,
+                )  # fmt: skip
+            dropped += len(gone)
+            if len(gone) < PAGE:
+                return dropped
 
     def delete(self, text: bytes) -> bool:
         """Remove an entry; False if somebody else has."""

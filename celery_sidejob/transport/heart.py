@@ -19,6 +19,7 @@ from kombu.log import get_logger
 from redis.exceptions import RedisError
 
 from ..model import native
+from .dead import DeadList
 from .keys import Keys
 from .pulse import Pulse
 from .records import BELL_MS, Records
@@ -32,6 +33,8 @@ CLAIM_MS = 5_000
 """How long others leave a dead consumer to who found it first; that one may die as well."""
 AT_ONCE = 5
 """How many dead consumers are taken from one beat: the other workers get some too."""
+DEAD_LIST_EVERY_S = 3600.0
+"""How often the dead list is looked at, beside after each recovery."""
 RINGS_AT_ONCE = 1000
 """For how many queues one beat looks whether somebody is to be woken; the rest has its turn at the next ones."""
 
@@ -55,6 +58,10 @@ class Heart:
     It leaves them to others while the thread that consumes stands still.
     """
 
+    dead_list_limit: int | None = None
+    dead_list_days: float | None = None
+    """What the dead list keeps, which this looks after as well."""
+
     def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse) -> None:
         self._client = client
         self._keys = keys
@@ -69,6 +76,7 @@ class Heart:
         self._pid: int | None = None
         self._beats_well = True
         self._next_ring = 0
+        self._look_at_dead_at = 0.0
 
     def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None]) -> None:
         """Beat for a consumer that is about to fetch, and tell it if it may have been taken for dead."""
@@ -109,7 +117,13 @@ class Heart:
             for consumer in dead:
                 recovered += self._recover(consumer)
             if len(dead) < AT_ONCE:
+                self._bound_dead_list(now=recovered > 0)
                 return Report(lost, recovered)
+
+    def _bound_dead_list(self, *, now: bool) -> None:
+        if now or monotonic() >= self._look_at_dead_at:
+            self._look_at_dead_at = monotonic() + DEAD_LIST_EVERY_S
+            DeadList(self._client, self._keys).bound(limit=self.dead_list_limit, days=self.dead_list_days)
 
     def _recover(self, consumer: str) -> int:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cached_property
@@ -38,7 +38,14 @@ RIGHTS = (
 PROBE = "_sidejob.probe"
 """Where something is published to see whether that is allowed; nobody listens. And a key that there is not."""
 
-OPTIONS = ("consumer_timeout", "loop_timeout", "delivery_limit")
+OPTIONS: Mapping[str, tuple[type[int] | type[float], str]] = {
+    "consumer_timeout": (float, "seconds"),
+    "loop_timeout": (float, "seconds"),
+    "delivery_limit": (int, "deaths"),
+    "dead_list_limit": (int, "messages"),
+    "dead_list_days": (float, "days"),
+}
+"""Ours, each with what it is a number of."""
 NEAR = 0.85
 """How alike a misspelt option and ours are; `connect_timeout` and `consumer_timeout` are so by 0.77."""
 
@@ -57,6 +64,11 @@ class Transport(redis.Transport):
     """Whether a loop of Celery's comes back to the channels, so that answers can be read later."""
     _heart: Heart | None = None
 
+    def __init__(self, client: Any, **options: Any) -> None:
+        """Adds to kombu's: `broker_use_ssl=True`, which kombu passes over, is TLS."""
+        client.ssl = _tls(client.ssl)
+        super().__init__(client, **options)
+
     @cached_property
     def pulse(self) -> Pulse:
         """Whether the thread that consumes goes on."""
@@ -65,7 +77,7 @@ class Transport(redis.Transport):
     def establish_connection(self) -> Any:
         """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
         _check_urls(self.client)
-        _check_options(**self.client.transport_options)
+        _check_options(self.client.transport_options)
         try:
             connection = super().establish_connection()
         except NoPermissionError as error:
@@ -74,7 +86,7 @@ class Transport(redis.Transport):
             ) from error
         channel = connection._avail_channels[-1]
         try:
-            self._check(channel._client_of_scripts, f"{channel.keyprefix_fanout}{PROBE}")
+            self._check(channel._client_of_scripts, f"{channel.global_keyprefix}{channel.keyprefix_fanout}{PROBE}")
             with suppress(NoPermissionError):  # breaks if nothing may be written for now; a full server is no reason
                 channel._client_of_scripts.delete(f"{channel.global_keyprefix}{PROBE}")
         except (UnsuitableServerError, RedisConnectionError):
@@ -103,6 +115,7 @@ class Transport(redis.Transport):
             client = Redis(connection_pool=pool)
             records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
             self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s, pulse=self.pulse)
+            self._heart.dead_list_limit, self._heart.dead_list_days = channel.dead_list_limit, channel.dead_list_days
         return self._heart
 
     def _come_round(self) -> None:
@@ -175,33 +188,16 @@ def _check_urls(client: Any) -> None:
             )
 
 
-def _check_options(
-    consumer_timeout: Any = BrokerChannel.consumer_timeout,
-    loop_timeout: Any = None,
-    delivery_limit: Any = None,
-    **others: Any,
-) -> None:
+def _check_options(options: Mapping[str, Any]) -> None:
     """Refuse what cannot be meant, before anybody is taken for dead by it."""
-    _check_names(others)
-    if not _is_above_0(consumer_timeout, float):
-        raise ValueError(
-            f"The transport option consumer_timeout is a number of seconds above 0, not {consumer_timeout!r}."
-        )
-    if loop_timeout is not None and not _is_above_0(loop_timeout, float):
-        raise ValueError(
-            f"The transport option loop_timeout is a number of seconds above 0 or None, not {loop_timeout!r}."
-        )
-    if delivery_limit is not None and not _is_above_0(delivery_limit, int):
-        raise ValueError(
-            f"The transport option delivery_limit is a number of deaths above 0 or None, not {delivery_limit!r}."
-        )
-
-
-def _is_above_0(value: Any, kind: type) -> bool:
-    if not isinstance(value, (int, kind)) or isinstance(value, bool):
-        return False
-    number: Any = value
-    return bool(number > 0)
+    _check_names(options.keys() - OPTIONS.keys())
+    for name, (kind, meaning) in OPTIONS.items():
+        value = options.get(name, 1)
+        if value is None and name != "consumer_timeout":
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not value > 0:
+            or_none = "" if name == "consumer_timeout" else " or None"
+            raise ValueError(f"The transport option {name} is a number of {meaning} above 0{or_none}, not {value!r}.")
 
 
 def _check_names(options: Iterable[str]) -> None:
@@ -215,6 +211,18 @@ class TLSTransport(Transport):
     """The same with TLS; unless something else is said, the server's certificate is verified."""
 
     def __init__(self, client: Any, **options: Any) -> None:
-        if not client.ssl:
-            client.ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+        """Adds to kombu's: there is no connection without TLS."""
+        client.ssl = client.ssl or True
         super().__init__(client, **options)
+
+
+def _tls(wanted: Any) -> dict[str, Any] | None:
+    """Return the options of TLS for what `broker_use_ssl` or the URL says; None for none.
+
+    kombu takes options alone, and connects without TLS where there is anything else.
+    """
+    if wanted is True:
+        return {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    if wanted and not isinstance(wanted, Mapping):
+        raise ValueError(f"broker_use_ssl is True or options such as {{'ssl_ca_certs': '...'}}, not {wanted!r}.")
+    return dict(wanted) if wanted else None

@@ -95,6 +95,28 @@ def test_a_certificate_is_verified(redis_url: str, tls_port: int, certificate: t
         works(connection)
 
 
+@pytest.mark.parametrize("scheme", ["sidejob", "sidejobs"])
+def test_true_means_tls_with_a_certificate_that_is_verified(
+    redis_url: str, tls_port: int, certificate: tuple[Path, Path], scheme: str
+) -> None:
+    parts = urlsplit(redis_url)
+    url = parts._replace(scheme=scheme, netloc=f":{parts.password or ''}@{HOST}:{tls_port}").geturl()
+    options = {"socket_timeout": 5}  # a server that waits for a greeting answers nothing else
+    with pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+        Connection(url, ssl=True, transport_options=options).connect()
+    with Connection(f"{url}?ssl_ca_certs={certificate[0]}", ssl=True) as connection:
+        works(connection)
+    with Connection(url, ssl={"ssl_ca_certs": str(certificate[0])}) as connection:
+        works(connection)
+
+
+@pytest.mark.parametrize("scheme", ["sidejob", "sidejobs", "sidejob-sentinel"])
+def test_what_asks_for_tls_in_other_words_is_no_connection_without(scheme: str) -> None:
+    assert Connection(f"{scheme}://host", ssl=True).transport.client.ssl == {"ssl_cert_reqs": ssl.CERT_REQUIRED}
+    with pytest.raises(ValueError, match="broker_use_ssl is True or options such as"):
+        Connection(f"{scheme}://host", ssl="required").connect()
+
+
 @pytest.fixture
 def shop(own_valkey: embedded.Valkey) -> Iterator[Any]:
     """Gives a user of a server some rights, and returns the URL by which it comes."""
@@ -124,6 +146,20 @@ def test_who_may_not_publish_is_told(shop: Any, caplog: pytest.LogCaptureFixture
     with Connection(place._replace(netloc=f"{NAME}:{PASSWORD}@{HOST}:{place.port}").geturl()) as connection:
         connection.connect()
     assert "no remote control" in caplog.text
+
+
+def test_who_may_only_touch_what_has_the_prefix_may_use_it(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
+    url = urlsplit(shop("~shop:*", "resetchannels", "&shop:*", "+@all"))
+    netloc = f"{NAME}:{PASSWORD}@{HOST}:{url.port}"
+    options = {"global_keyprefix": "shop:"}
+    with Connection(url._replace(netloc=netloc).geturl(), transport_options=options) as connection:
+        consuming = Consuming(connection, "queue", prefetch=1)
+        publish(connection, "queue", 1)
+        assert consuming.take(1) == [1]
+        consuming.messages[0].reject(requeue=True)
+        assert consuming.take(1) == [1]
+        consuming.close()
+    assert caplog.messages == []
 
 
 def test_who_may_publish_alone_is_refused(shop: Any) -> None:

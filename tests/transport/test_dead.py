@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,8 +22,9 @@ from celery_sidejob.transport import dead as dead_list
 from celery_sidejob.transport.dead import DeadList
 from tests.cli.test_commands import Said, ask
 from tests.tools.contents import content_of
+from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect
-from tests.transport.consuming import publish
+from tests.transport.consuming import Consuming, publish
 from tests.transport.test_records import dead, listed, recover
 
 DUE = Statement("UPDATE {messages} SET look_at = now() WHERE locked_by IS NULL")
@@ -121,6 +123,52 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
     assert durable_messages.read(runtime.connections, "runs").doom is None
 
 
+@pytest.mark.parametrize(
+    ("task_id", "header"),
+    [("nul\0", {"n": 1}), ("surrogate\ud800", {"n": 1}), ("huge", {"n": 2**70}), ("list", {"n": 1, "t": 5}),
+     ("store", {"n": 1, "s": ["main"]}), ("infinite", {"n": float("inf")}), (["list"], {"n": 1})],
+    ids=["nul", "surrogate", "huge", "tried", "store", "infinite", "id"],
+)  # fmt: skip
+def test_an_entry_that_no_row_can_have_is_left_and_keeps_none_behind_it(
+    app: Celery, server: redis.Redis, killed: Any, task_id: Any, header: Any
+) -> None:
+    message = json.dumps({"headers": {"id": task_id, "sidejob_durable": {"v": 1, **header}}, "properties": {}})
+    entry = {
+        "queue": "queue",
+        "list": "queue",
+        "task_id": task_id,
+        "reason": "forged",
+        "at": time.time(),
+        "message": message,
+    }
+    server.rpush("_sidejob.dead", json.dumps(entry))
+    app.send_task("shop.mail", task_id="behind it")
+    killed()
+    sweep(app)
+    assert left(server) == [task_id]
+    assert [entry.task_id for entry in app.sidejob.dead.list()] == ["behind it"]
+
+
+def test_an_entry_whose_row_cannot_be_doomed_keeps_none_behind_it(
+    app: Celery, server: redis.Redis, killed: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    poison = burials.poison
+
+    def fail(runtime: Any, key: Any) -> bool:
+        if key[0] == "first":
+            raise ValueError("injected")
+        return poison(runtime, key)
+
+    monkeypatch.setattr(burials, "poison", fail)
+    for task_id in ("first", "second"):
+        app.send_task("shop.mail", task_id=task_id)
+    killed(2)
+    sweep(app)
+    assert left(server) == ["first"]
+    assert "of task 'first' was left there" in caplog.text
+    assert [entry.task_id for entry in app.sidejob.dead.list()] == ["second"]
+
+
 def test_doorbells_go_and_ordinary_messages_stay(
     app: Celery, server: redis.Redis, killed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +182,26 @@ def test_doorbells_go_and_ordinary_messages_stay(
     sweep(app)
     assert app.sidejob.stats()["dead_list"] == 5
     assert sorted(left(server)) == [f"task{number}" for number in range(5)]
+
+
+def test_the_list_keeps_the_newest_and_none_for_ever(
+    connect: Connect, server: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_list, "PAGE", 2)
+    now = time.time()
+    ages = {"ancient": 91 * dead_list.DAY_S, **{f"task{number}": number for number in reversed(range(6))}}
+    for task_id, age in ages.items():
+        entry = {"queue": "q", "list": "q", "task_id": task_id, "reason": "r", "at": now - age, "message": "{}"}
+        server.rpush("_sidejob.dead", json.dumps(entry))
+    server.lpush("_sidejob.dead", "no entry")
+    deads = DeadList.of(connect().default_channel)
+    assert deads.bound(limit=None, days=None) == 0
+    assert deads.bound(limit=10, days=90) == 2
+    assert "(task ancient) was dropped from the dead list" in caplog.text
+    assert len(deads) == 6
+    consuming = Consuming(connect(dead_list_limit=2), "queue", prefetch=1)
+    consuming.drain(0.01)
+    wait_until(lambda: left(server) == ["task1", "task0"], message="its heart to look after the list")
 
 
 def test_a_list_is_read_on_from_a_place_and_anew_if_something_before_it_is_gone(

@@ -75,7 +75,16 @@ def test_a_server_that_is_made_a_replica_is_left(own_valkey: embedded.Valkey) ->
 
 @pytest.mark.parametrize(
     "options",
-    [{"consumer_timeout": 0}, {"consumer_timeout": "3"}, {"delivery_limit": 0}, {"delivery_limit": True}],
+    [
+        {"consumer_timeout": 0},
+        {"consumer_timeout": "3"},
+        {"delivery_limit": 0},
+        {"delivery_limit": True},
+        {"dead_list_limit": 0},
+        {"dead_list_limit": 1.5},
+        {"dead_list_days": -1},
+        {"consumer_timeout": None},
+    ],
     ids=str,
 )
 def test_an_option_that_cannot_be_meant_is_refused(connect: Connect, options: dict[str, Any]) -> None:

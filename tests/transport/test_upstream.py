@@ -32,6 +32,7 @@ READ = {
     "QoS.reject": "747a02434344d1a6",
     "QoS.restore_unacked": "8954efef014d546e",
     "SentinelChannel._sentinel_managed_pool": "bde54a2d6e93ac13",
+    "Transport.__init__": "4fc30e8fa54df374",
     "Transport.establish_connection": "b9aeb4ed88b4f817",
     "Transport.register_with_event_loop": "4b835642e4a99425",
 }
