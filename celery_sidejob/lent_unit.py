@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from .model.errors import (
     CommitInDoubtError,
     IllegalMoveError,
+    LeaseLostError,
     SideJobError,
     StoreUnavailableError,
     UnitNotCommittedError,
 )
-from .operations.runs import Unit
+from .operations.runs import InputsMovedError, Unit
 from .store.borrowed import Borrowed, is_open
 from .store.statement import Executor
 from .store.trouble import is_trouble
@@ -76,9 +77,13 @@ class Undone:
     job_id: int
     has_inputs: bool
     has_broken: bool = False
+    cause: BaseException | None = None
+    """By what the block was left, if it was not committed for that."""
 
-    def error(self) -> SideJobError:
+    def error(self) -> Exception:
         """Return the error for a body that goes on, or ends, as if the unit had been committed."""
+        if isinstance(self.cause, InputsMovedError | LeaseLostError | StoreUnavailableError):
+            return self.cause  # no failure of the body, which has caught it
         if self.has_broken:  # the store's trouble, and not the body's: the run is lost, and begins again
             return StoreUnavailableError(
                 f"The connection given to job.unit() or checkpoint() of job {self.job_id} broke before its transaction "

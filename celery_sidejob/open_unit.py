@@ -124,8 +124,8 @@ class OpenUnit:
             self._in_block = True
         try:
             yield
-        except BaseException:
-            self._go_back_from_block(before)
+        except BaseException as error:
+            self._go_back_from_block(before, error)
             raise
         finally:
             self._in_block = False
@@ -153,8 +153,8 @@ class OpenUnit:
                     )
                 number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
                 heard = borrowed.watch_commit()
-            except BaseException:
-                self._go_back_from_block(before)
+            except BaseException as error:
+                self._go_back_from_block(before, error)
                 raise
             unhooked = None if borrowed.tells_of_commits else follow  # asked now: Django would open a closed connection
             self._lent = LentUnit(self.hold.job_id, borrowed, number, before, is_block, unhooked, heard)
@@ -190,7 +190,7 @@ class OpenUnit:
         if undone is not None and (undone.has_inputs or ending) and not self._in_block:
             self._undone = None
             self.go_back(Unit(serial=self.unit.serial))
-            raise undone.error()
+            raise undone.error() from undone.cause
 
     def settle(self) -> None:
         """Learn what became of a unit that was written into the caller's transaction, or whose commit was interrupted.
@@ -250,10 +250,10 @@ class OpenUnit:
         self.unit = before
         self._ahead.unread(unread)
 
-    def _go_back_from_block(self, before: Unit) -> None:
+    def _go_back_from_block(self, before: Unit, error: BaseException) -> None:
         """Go back to before a block that was left by an error, or that the store has refused."""
         self.go_back(before)
-        self._undone = Undone(self.hold.job_id, has_inputs=True) if self.unit.has_inputs else None
+        self._undone = Undone(self.hold.job_id, has_inputs=True, cause=error) if self.unit.has_inputs else None
 
     def discard(self) -> None:
         """Forget what was not committed: the run raised.
@@ -352,13 +352,13 @@ class OpenUnit:
     def peek(self, key: PortKey, port_id: int | None, limit: int) -> list[Written]:
         """Return the next packets without reading them."""
         written = [Written(*packet) for write in unit_view.writes(self.changes, key) for packet in write.packets]
-        found = self._ahead.peek(key, port_id, limit) if port_id is not None else []
+        found = self._ahead.peek(port_id, limit) if port_id is not None else []
         return (found + written)[:limit]
 
     def count(self, key: PortKey, port_id: int | None) -> int:
         """Return how many packets wait on a port."""
         written = sum(len(write.packets) for write in unit_view.writes(self.changes, key))
-        return written + (self._ahead.count(key, port_id) if port_id is not None else 0)
+        return written + (self._ahead.count(port_id) if port_id is not None else 0)
 
     def has_packet(self, key: PortKey, port_id: int | None) -> bool:
         """Tell whether a read would find a packet."""

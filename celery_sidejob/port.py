@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .model import channel as channels_of
 from .model import values
 from .model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
-from .model.errors import InvalidChannelError, PortNotFoundError
+from .model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
 from .model.port import NO_DATA, WILDCARD, check_port_name
 from .open_unit import active, submit
 from .read_ahead import READ_AHEAD, Written
@@ -80,14 +80,22 @@ class Port:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    def read(self) -> Any:
-        """Read the oldest value; without one the default, any number of times; NO_DATA without either."""
+    def read(self, *, transaction: Any = None) -> Any:
+        """Read the oldest value; without one the default, any number of times; NO_DATA without either.
+
+        With `transaction=` the packet is consumed if that is committed, and is on the port again if not. Until then
+        other clients read the packets behind it, and a run of a job that comes to it waits.
+        """
+        if transaction is not None:
+            row, found = self._read_with(transaction)
+            value = row.default_value if found is None else found.value
+            return NO_DATA if value is None else values.decode(value)
         found = self._next(many=False)
         return self.default if found is None else values.decode(found.value)
 
-    def read_packet(self) -> Packet | None:
-        """Read the oldest packet with its context; never the default."""
-        found = self._next(many=False)
+    def read_packet(self, *, transaction: Any = None) -> Packet | None:
+        """Read the oldest packet with its context, as `read` does; never the default."""
+        found = self._next(many=False) if transaction is None else self._read_with(transaction)[1]
         return None if found is None else _packet(found)
 
     def __iter__(self) -> Iterator[Any]:
@@ -175,6 +183,20 @@ class Port:
         connections = self._runtime.connections
         row = self._ask(lambda port_id: connections.transact("read", lambda executor: packets.pop(executor, port_id)))
         return None if row is None else Written.of_row(row)
+
+    def _read_with(self, transaction: Any) -> tuple[Any, Written | None]:
+        """Return the port's row, and what is read from it in the caller's transaction."""
+        if active() is not None:
+            raise IllegalMoveError(
+                f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a run, "
+                "which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
+            )
+        borrowed = self._runtime.connections.borrow(transaction)
+        with borrowed.atomic():
+            stored = {(row.direction, row.name): row for row in ports.of_jobs(borrowed, [self.job.id])}
+            row = stored.get((self.direction, self.name)) or stored.get((self.direction, WILDCARD)) or self._find()
+            found = packets.pop(borrowed, row.id) if row.id is not None and row.name != WILDCARD else None
+        return row, None if found is None else Written.of_row(found)
 
     def _ask(self, ask: Callable[[int], T]) -> T | None:
         """Ask the store about the port; None for one that is not stored yet.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,9 @@ from .operations.runtime import Runtime
 from .store import packets
 
 READ_AHEAD = 100
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
+"""Between two looks at packets that another transaction is reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +69,18 @@ class ReadAhead:
         """Tell whether `next` would find a packet."""
         return bool(self._fill(unit, key, port_id, many=False).ahead)
 
-    def peek(self, key: PortKey, port_id: int, limit: int) -> list[Written]:
+    def peek(self, port_id: int, limit: int) -> list[Written]:
         """Return the next stored packets without reading them."""
-        kept = self._buffers.get(port_id, _Buffer())
-        rows = [*kept.ahead] if key[0] != self._hold.job_id else []
-        if len(rows) < limit:
-            rows += packets.read_ahead(
-                self._connections, port_id, seen=kept.seen + [row.id for row in rows], limit=limit - len(rows)
-            )
+        hold, kept = self._hold, self._buffers.get(port_id, _Buffer())
+        rows = packets.read_ahead(
+            self._connections, port_id, seen=kept.seen, limit=limit, job_id=hold.job_id, run_no=hold.run_no
+        )
         return [Written.of_row(row) for row in rows]
 
-    def count(self, key: PortKey, port_id: int) -> int:
+    def count(self, port_id: int) -> int:
         """Return how many stored packets wait on a port."""
-        kept = self._buffers.get(port_id, _Buffer())
-        taken = len(kept.ahead) if key[0] != self._hold.job_id else 0  # by this run, so no longer counted as free
-        return taken + packets.count(self._connections, port_id, seen=kept.seen)
+        hold, kept = self._hold, self._buffers.get(port_id, _Buffer())
+        return packets.count(self._connections, port_id, seen=kept.seen, job_id=hold.job_id, run_no=hold.run_no)
 
     def begin_next(self) -> None:
         """Forget what the unit has read: it is applied."""
@@ -96,24 +96,33 @@ class ReadAhead:
     def _fill(self, unit: Unit, key: PortKey, port_id: int, many: bool) -> _Buffer:
         """Fill the buffer of a port if it is empty.
 
-        A job's own input ports are only looked at: nobody else reads them for good without taking. Packets of other
-        ports are taken for this run, exactly as many as will be read.
+        A job's own input ports are only looked at, as it is their reader; if somebody else was quicker, the commit is
+        refused, and the next run takes. Packets of other ports are taken for this run, exactly as many as will be read.
         """
         kept = self._buffers.setdefault(port_id, _Buffer())
-        if kept.ahead:
-            return kept
-        hold = self._hold
-        rows: Sequence[Any]
-        if key[0] == hold.job_id and key[1] == "in":
-            rows = packets.read_ahead(self._connections, port_id, seen=kept.seen, limit=READ_AHEAD)
-        else:
-
-            def take(executor: Any) -> list[Any]:
-                return packets.take(
-                    executor, port_id, job_id=hold.job_id, run_no=hold.run_no, limit=READ_AHEAD if many else 1
-                )
-
-            rows = self._connections.transact("take", take)
-            unit.took = unit.took or bool(rows)
-        kept.ahead.extend(rows)
+        if not kept.ahead:
+            own = key[:2] == (self._hold.job_id, "in")
+            if own and not self._hold.row.takes:
+                kept.ahead.extend(packets.read_ahead(self._connections, port_id, seen=kept.seen, limit=READ_AHEAD))
+            else:
+                kept.ahead.extend(self._take(port_id, kept, READ_AHEAD if many or own else 1))
+                unit.took = unit.took or bool(kept.ahead)
         return kept
+
+    def _take(self, port_id: int, kept: _Buffer, most: int) -> list[Any]:
+        """Take packets for this run; none if there are none.
+
+        Those that a transaction in progress reads are waited for. It may be rolled back, and nobody would ask the job
+        to run for packets that it has passed over.
+        """
+        hold, pause_s = self._hold, FIRST_PAUSE_S
+
+        def take(executor: Any) -> list[Any]:
+            return packets.take(executor, port_id, job_id=hold.job_id, run_no=hold.run_no, limit=most)
+
+        while not (rows := self._connections.transact("take", take)):
+            if not packets.read_ahead(self._connections, port_id, seen=kept.seen, limit=1):
+                break
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return rows

@@ -193,6 +193,7 @@ IN_A_RUN: dict[str, Case] = {
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
     "`for_inputs` with a port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
+    "`read(transaction=)` inside a run": lambda s: s.inside(lambda job: s.job.input("a").read(transaction=object())),
     "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),
     "a run goes on while the transaction of its unit is open": lambda s: after_block(s, lambda job, *_: job.set(a=1)),
     "a body goes on after a block that was not committed": lambda s: after_block(s, rolled_back),

@@ -492,6 +492,66 @@ def test_inputs_that_another_reader_took_are_not_processed_twice(stage: Stage) -
     assert job.info["losses"] == 0
 
 
+@pytest.mark.parametrize("turn", ["a turn", "a block"])
+def test_a_client_that_reads_on_makes_a_run_begin_again_once(stage: Stage, turn: str) -> None:
+    """After the first refusal the run takes its packets before it goes on with them, and the client has others."""
+
+    def read() -> None:
+        value = stage.sidejob.get(job.id).input("a").read()
+        if value is not NO_DATA:
+            elsewhere.append(value)
+
+    def body(job: RunningJob) -> None:
+        for value in job.for_inputs("a"):
+            stage.outside(read)
+            if turn == "a turn":
+                job.output("o").write(value)
+                continue
+            with stage.connect(autocommit=False) as connection:
+                with job.unit(transaction=connection):
+                    job.output("o").write(value)
+
+    elsewhere: list[int] = []
+    job = stage.job(body)
+    with stage.sidejob.port_options(notify=False):
+        job.input("a").write_many(range(250))
+    assert stage.run(job) == "queued"
+    assert stage.run(job) == "completed"
+    processed = list(job.output("o"))
+    assert processed == sorted(processed)
+    assert sorted(processed + elsewhere) == list(range(250))
+    assert elsewhere[0] == 0, "what the first run had only looked at"
+    assert len(processed) > 100
+    job.run()
+    job.input("a").write_many([1, 2])
+    assert stage.run(job) == "queued", "a job that has rested looks first again"
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_packets_that_a_run_has_taken_are_counted_and_shown_to_it(stage: Stage, direction: str) -> None:
+    """Also those of its own ports: an output port, or an input port that another reader has read."""
+
+    def body(job: RunningJob) -> None:
+        port = job.input("p") if direction == "in" else job.output("p")
+        if direction == "in" and job.run_no == 1:
+            port.read()
+            stage.sql("DELETE FROM packets WHERE value::text = '0'")  # as a client's read does
+            return
+        reading = iter(port)
+        first = next(reading)
+        seen.append((first, len(port), [packet.value for packet in port.peek()]))
+
+    seen: list[Any] = []
+    job = stage.job(body)
+    with stage.sidejob.port_options(notify=False):
+        (job.input("p") if direction == "in" else job.output("p")).write_many(range(4))
+    if direction == "in":
+        assert stage.run(job) == "queued"
+    assert stage.run(job) == "completed"
+    assert seen == ([(1, 2, [2, 3])] if direction == "in" else [(0, 3, [1, 2, 3])])
+    assert [packet.value for packet in (job.input("p") if direction == "in" else job.output("p")).peek()] == seen[0][2]
+
+
 def test_a_pipeline_of_jobs_moves_everything_in_order(stage: Stage) -> None:
     def forward(job: RunningJob) -> None:
         for value in job.for_inputs("a", commit_every=7):

@@ -143,8 +143,8 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
                 _shut_down(task, unit, job)
             return _run(task, runtime, unit, job, row)
     except InputsMovedError as error:
-        logger.warning("%s The run begins again.", error)
-        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+        logger.warning("%s The run begins again, and takes its packets first.", error)
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=True)
         raise Ignore(str(error)) from None
     except CameLateError as error:
         logger.info("%s It is terminated too.", error)

@@ -30,9 +30,14 @@ def rescue(
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss, wait=wait)
 
 
-def release(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False) -> bool:
-    """Have a worker give back a run of its own, as `rescue` does, but without a loss: it does not run it after all."""
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=False, wait=wait)
+def release(
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False, moved: bool = False
+) -> bool:
+    """Have a worker give back a run of its own, as `rescue` does, but without a loss: it does not run it after all.
+
+    `moved`: another reader had packets that the run had read, so the next one takes them before it goes on with them.
+    """
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=False, wait=wait, moved=moved)
 
 
 def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
@@ -51,12 +56,15 @@ def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) ->
             time.sleep(PAUSE_S)
 
 
-def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool) -> bool:
+def _free(
+    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool,
+    moved: bool = False,
+) -> bool:  # fmt: skip
     def work(executor: Executor) -> Aftermath | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
-        return _free_locked(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+        return _free_locked(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss, moved=moved)
 
     aftermath = runtime.connections.transact("rescue" if loss else "release", work)
     if aftermath is None:
@@ -67,7 +75,7 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
 
 
 def _free_locked(
-    runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool
+    runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool, moved: bool
 ) -> Aftermath | None:
     row = claims.release(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
     if row is None:
@@ -82,7 +90,9 @@ def _free_locked(
         if row.parent_id is not None:
             readers.add(row.parent_id)
     else:
-        armed = claims.rearm(executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after)
+        armed = claims.rearm(
+            executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after, moved=moved
+        )
         aftermath.ring(job, armed)
         aftermath.moves.append(Move(job.id, job.task, job.status, row.status, run_no))
         if loss:

@@ -34,7 +34,7 @@ WITH claimed AS (
 held AS (
   UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL,
     look_at = 'infinity'
-  FROM claimed WHERE m.job_id = claimed.id),
+  FROM claimed WHERE m.job_id = claimed.id RETURNING m.losses),
 past AS (
   DELETE FROM {timers} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force')
@@ -42,7 +42,7 @@ past AS (
       SELECT FROM {timers} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
 SELECT """
     + _RUN
-    + """
+    + """, (SELECT held.losses > 0 FROM held) AS takes
 FROM claimed j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL"""
 )
 
@@ -61,7 +61,7 @@ def claim(executor: Executor, job_id: int, *, task: str, for_run: int, worker_id
 
 
 _READ_CLAIMED = Statement(f"""
-SELECT {_RUN}
+SELECT {_RUN}, (SELECT m.losses > 0 FROM {{messages}} m WHERE m.job_id = j.id) AS takes
 FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
 
 
@@ -212,19 +212,24 @@ UPDATE {messages} SET task_id = coalesce(%(task_id)s, task_id), for_run = %(for_
   locked_at = NULL, locked_pid = NULL, missing_at = NULL, published_at = NULL,
   due_at = now() + make_interval(secs => %(wait_s)s),
   look_at = now() + make_interval(secs => %(wait_s)s + CASE WHEN %(wait_s)s > 0 THEN 0 ELSE %(first_look_s)s END),
-  look_after = make_interval(secs => %(look_after_s)s)
+  look_after = make_interval(secs => %(look_after_s)s), losses = losses + CASE WHEN %(moved)s THEN 1 ELSE 0 END
 WHERE job_id = %(id)s
 RETURNING task_id, for_run,
   (SELECT a.options::text FROM {askings} a WHERE a.task_id = {messages}.task_id) AS options""")
 
 
 def rearm(
-    executor: Executor, job_id: int, *, for_run: int, look_after_s: float, task_id: str | None = None, wait_s: float = 0
-) -> Any:
-    """Turn the message of a run that is over into the message of the next; the same task id unless one is given."""
+    executor: Executor, job_id: int, *, for_run: int, look_after_s: float, task_id: str | None = None,
+    wait_s: float = 0, moved: bool = False,
+) -> Any:  # fmt: skip
+    """Turn the message of a run that is over into the message of the next; the same task id unless one is given.
+
+    `moved`: another reader had packets that the run had read. A job's message counts that as a loss, and as long as it
+    is there, runs take the packets that they read.
+    """
     return executor.run(
         _REARM, id=job_id, for_run=for_run, task_id=task_id, wait_s=float(wait_s), look_after_s=look_after_s,
-        first_look_s=FIRST_LOOK_S,
+        first_look_s=FIRST_LOOK_S, moved=moved,
     )[0]  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Rows of `packets`: the data on ports, in the order of their identity column.
 
-A packet of another job's port is *taken* for a run. It is free again when that run is no longer current: no UPDATE
-gives it back, because the one who took it may be dead.
+A packet of another job's port is *taken* for a run; of the job's own input ports only where another reader was quicker
+before. It is free again when that run is no longer current: no UPDATE gives it back, because the one who took it may be
+dead.
 """
 
 from __future__ import annotations
@@ -39,18 +40,26 @@ def write(executor: Executor, rows: Iterable[tuple[int, str, str | None, str | N
 _FREE = """(p.taken_by IS NULL OR NOT EXISTS (
     SELECT FROM {jobs} t WHERE t.id = p.taken_by AND t.run_no = p.taken_run AND t.unit_no IS NOT NULL))"""
 
+_MINE = "(p.taken_by = %(job_id)s::bigint AND p.taken_run = %(run_no)s::bigint)"
+
 _READ_AHEAD = Statement(f"""
 SELECT p.id, p.value::text AS value, p.context::text AS context, p.options::text AS options, p.written_at
-FROM {{packets}} p WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND {_FREE}
+FROM {{packets}} p
+WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})
 ORDER BY p.id LIMIT %(limit)s""")
 
 
-def read_ahead(executor: Executor, port_id: int, *, seen: Sequence[int], limit: int) -> Sequence[Any]:
-    """Read the next packets of a port without removing or locking them.
+def read_ahead(
+    executor: Executor, port_id: int, *, seen: Sequence[int], limit: int, job_id: int | None = None,
+    run_no: int | None = None,
+) -> Sequence[Any]:  # fmt: skip
+    """Read the next packets of a port without removing or locking them, also those taken for the run that asks.
 
     By exclusion and not by position: a lower id may have been committed after a higher one.
     """
-    return executor.run(_READ_AHEAD, port_id=port_id, seen=list(seen), limit=limit)
+    return executor.run(
+        _READ_AHEAD, port_id=port_id, seen=list(seen), limit=limit, job_id=job_id, run_no=run_no
+    )  # fmt: skip
 
 
 _TAKE = Statement(f"""
@@ -64,7 +73,7 @@ RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::t
 
 
 def take(executor: Executor, port_id: int, *, job_id: int, run_no: int, limit: int) -> list[Any]:
-    """Take free packets of another job's port for a run, oldest first."""
+    """Take free packets of a port for a run, oldest first, but for those that a transaction in progress is reading."""
     return sorted(
         executor.run(_TAKE, port_id=port_id, job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
     )
@@ -110,19 +119,21 @@ RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::t
 
 
 def pop(executor: Executor, port_id: int) -> Any | None:
-    """Read and remove the oldest free packet: a client's read, in a transaction of its own."""
+    """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's."""
     found = executor.run(_POP, port_id=port_id)
     return found[0] if found else None
 
 
 _COUNT = Statement(f"""
 SELECT count(*) AS packets FROM {{packets}} p
-WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND {_FREE}""")
+WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})""")
 
 
-def count(executor: Executor, port_id: int, *, seen: Sequence[int] = ()) -> int:
-    """Count the packets that wait on a port."""
-    packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen))[0].packets
+def count(
+    executor: Executor, port_id: int, *, seen: Sequence[int] = (), job_id: int | None = None, run_no: int | None = None
+) -> int:
+    """Count the packets that wait on a port, with those taken for the run that asks."""
+    packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen), job_id=job_id, run_no=run_no)[0].packets
     return packets
 
 
