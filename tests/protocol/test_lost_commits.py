@@ -163,8 +163,9 @@ def test_a_block_is_repeated_after_a_commit_that_was_not_applied(stage: Stage, p
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["in the block", "after it"])
 def test_a_connection_that_broke_before_the_commit_is_not_the_jobs_failure(
-    stage: Stage, proxy: TcpProxy, kind: str
+    stage: Stage, proxy: TcpProxy, kind: str, where: str
 ) -> None:
     """The body catches it and goes on with the next order: the run is lost, and begins again with this one."""
 
@@ -172,6 +173,9 @@ def test_a_connection_that_broke_before_the_commit_is_not_the_jobs_failure(
         for order in job.for_inputs("orders"):
             with suppress(Exception), lent(stage, kind, proxy) as lender:
                 with job.unit(transaction=lender.transaction):
+                    if order == 301 and job.run_no == 1 and where == "in the block":
+                        lender.sql("SELECT 1")
+                        proxy.cut()
                     lender.sql(f"INSERT INTO public.invoices (id) VALUES ({order})")
                 if order == 301 and job.run_no == 1:
                     proxy.cut()
