@@ -18,7 +18,7 @@ from ..model.names import check_alias, check_child_name, why_not_storable
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..model.status import Status
 from ..store import askings, jobs
-from ..store.errors import OutcomeUnknown
+from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Executor
 from .family import child_name_taken, insert
 from .runtime import Aftermath, Move, Runtime
@@ -181,6 +181,8 @@ def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], 
     """
     try:
         return make()
+    except NoAnswer:
+        raise  # it would say nothing to a second one either
     except OutcomeUnknown as unknown:
         try:
             return make()

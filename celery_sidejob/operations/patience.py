@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def patience_s(runtime: Runtime) -> float | None:
-    """Return how long what a run does waits for a store that is silent: for ever where there is no other to serve."""
+    """Return how long what a run does waits for an answer: without another store, as long as this one answers."""
     return runtime.settings.lease if runtime.stores.several else None
 
 

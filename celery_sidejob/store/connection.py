@@ -78,6 +78,11 @@ QUICK = frozenset({READ, "lease", "mark"})
 SHORTEST_CONNECT_S = 2
 """What libpq takes for the least time in which to connect."""
 
+ANSWERS_S = 5.0
+"""How long the store is given to answer where the question is whether it answers at all."""
+
+_ANYTHING = Statement("SELECT 1 AS answer")
+
 
 class Connections:
     """Opens, lends and closes this process's connections to one store."""
@@ -131,11 +136,12 @@ class Connections:
     @contextmanager
     def _within(self, seconds: float) -> Iterator[None]:
         """Have what this thread says to the store within the block answered by then, or given up."""
+        before = self._deadline
         self._of_thread.deadline = time.monotonic() + seconds
         try:
             yield
         finally:
-            self._of_thread.deadline = None
+            self._of_thread.deadline = before
 
     def _transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
@@ -164,6 +170,8 @@ class Connections:
             except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
                 broken = executor.broken
                 executor.close() if broken else self._release(executor)
+                if isinstance(error, Overdue):
+                    self.close()  # the idle ones lead to the same silence
                 if broken and executor.used and not fresh and not isinstance(error, Overdue):
                     fresh = True  # it had died while it was idle (a restart of Postgres): nothing was sent, try anew
                     continue
@@ -335,10 +343,11 @@ class Connections:
         try:
             connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
             fork.note_open(connection)
-            connection.deadline = deadline
+            connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
             executor = OwnExecutor(connection, self.schema, longest_pause_s=self._longest_pause_s)
             if self._prepare and not executor.pooled:
                 executor.allow_prepared()
+            connection.deadline, connection.answers_elsewhere = deadline, self._answers
         except psycopg.OperationalError as error:
             if executor is not None:
                 executor.close()
@@ -346,6 +355,21 @@ class Connections:
                 f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self.setting} right?"
             ) from error
         return executor
+
+    def _answers(self) -> bool:
+        """Tell within `ANSWERS_S` whether the store answers over a connection of its own."""
+        executor = None
+        try:
+            with self._within(ANSWERS_S):
+                executor = self.connect()
+                executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
+        except (StoreUnavailableError, psycopg.Error) as error:
+            if "FATAL" not in str(error):  # a server that refuses us, for want of a place perhaps, is there
+                return False
+        finally:
+            if executor is not None:
+                executor.close()
+        return True
 
     def _acquire(self, fresh: bool) -> OwnExecutor:
         self._mind_fork()

@@ -91,15 +91,14 @@ class Exchange:
         return [make(*row) for row in self._loader.load_rows(0, count, tuple)]
 
     def _wait(self) -> list[tuple[int, int]]:
-        if self._connection.deadline is None:
-            return self._poll.poll(POLL_MS)
-        ready = self._poll.poll(BOUNDED_POLL_MS)
+        ready = self._poll.poll(POLL_MS if self._connection.deadline is None else BOUNDED_POLL_MS)
         if not ready:
             self._connection.hang_up_if_late()
         return ready
 
     def _flush(self) -> None:
         """Return once the system has all of it; meanwhile what the server says is read, or both would wait."""
+        self._connection.begin_to_wait()
         pgconn = self._pgconn
         while pgconn.flush():
             self._poll.modify(pgconn.socket, select.POLLIN | select.POLLOUT)
@@ -112,6 +111,7 @@ class Exchange:
 
     def _answer(self) -> pq.abc.PGresult:
         """Wait for the answer to what was sent; raises psycopg's error where it is one."""
+        self._connection.begin_to_wait()
         pgconn = self._pgconn
         answer = None
         while True:
