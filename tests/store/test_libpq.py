@@ -46,6 +46,15 @@ def test_values_arrive_and_come_back(exchange: Exchange, kind: str, value: Any) 
         assert (row.value, row.none, row.rest) == (value, value is None, 2)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 1000])
+def test_all_rows_arrive_in_order(exchange: Exchange, rows: int) -> None:
+    statement = Statement("SELECT n, 'r' || n AS name FROM generate_series(1, %(rows)s::int) AS n ORDER BY n")
+
+    for _ in range(PREPARE_AFTER + 2):
+        found = exchange.run(statement, {"rows": rows})
+        assert [(row.n, row.name) for row in found] == [(n, f"r{n}") for n in range(1, rows + 1)]
+
+
 def test_a_large_value_arrives_whole(exchange: Exchange) -> None:
     large = "0123456789" * 2_000_000
 

@@ -29,6 +29,13 @@ pool, order = places.Places(1), []
 users = [gevent.spawn(use, name, 30.0) for name in range(2)]
 gevent.joinall(users, timeout=1.0)
 assert order == [0, 1], order
+
+places.PATIENCE_S = 30.0
+users.append(gevent.spawn(use, 2, 30.0))
+gevent.sleep(0.01)
+users[0].kill()  # its place is for the one that waits, and not for the one that went on without
+gevent.sleep(0.01)
+assert order == [0, 1, 2], order
 gevent.killall(users)
 assert (pool._free, len(pool._waiting)) == (1, 0)
 print("in order")

@@ -1,0 +1,37 @@
+"""What is read of a kept message, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from celery_sidejob.model.durable import headers_of
+
+
+@pytest.mark.parametrize("headers", [{"id": "one", "sidejob": {"n": 1}}, {}])
+def test_the_headers_of_a_kept_message_are_shown(headers: Any) -> None:
+    assert headers_of(json.dumps({"about": json.dumps({"headers": headers})})) == headers
+
+
+@pytest.mark.parametrize(
+    "publication",
+    [
+        "",
+        "no JSON",
+        "null",
+        "[]",
+        "{}",
+        json.dumps({"about": None}),
+        json.dumps({"about": "no JSON"}),
+        json.dumps({"about": "[]"}),
+        json.dumps({"about": "{}"}),
+        *(
+            json.dumps({"about": json.dumps({"headers": headers})})
+            for headers in (None, [], [["id", 1]], "id", 1, True)
+        ),
+    ],
+)
+def test_what_this_version_cannot_read_has_no_headers(publication: str) -> None:
+    assert headers_of(publication) == {}
