@@ -9,18 +9,21 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 from celery.concurrency.thread import TaskPool as Threads
-from celery.exceptions import WorkerTerminate
+from celery.exceptions import InvalidTaskError, WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, task_ready
 
 from ..model.durable import WORKER
 from ..services.runs_here import RELEASED, Delivery, RunsHere
+from .received import OF_THE_PARENT, UNREAL, check_request
 
 
 class Delivered(Request):
     """Celery's request, with a row behind it (`_has_row`), or none yet: then the message is all there is."""
 
+    _header: tuple[str, Callable[[object], str | None]]
+    """The header by which our publishers tell of a row, and what says what is wrong with one."""
     _solo_is_busy = False
     """Whether the one process of a solo worker is running a body."""
 
@@ -29,6 +32,16 @@ class Delivered(Request):
     _is_being_accepted = False
     _connection_is_lost = False
     """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raise InvalidTaskError for what is no message of a task."""
+        try:
+            super().__init__(*args, **kwargs)
+            check_request(self._request_dict, self._payload, *self._header)
+        except UNREAL as error:
+            raise InvalidTaskError(f"the message cannot be read: {type(error).__name__}: {error}") from error
+        for ours in OF_THE_PARENT:
+            self._request_dict.pop(ours, None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""

@@ -15,7 +15,20 @@ from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker.state import task_ready
 
-from ..model.durable import ADOPTED, AHEAD, DIGEST, HEADER, LATE, WORKER, Address, Content, Key, is_first, key_of
+from ..model.durable import (
+    ADOPTED,
+    AHEAD,
+    DIGEST,
+    HEADER,
+    LATE,
+    WORKER,
+    Address,
+    Content,
+    Key,
+    is_first,
+    key_of,
+    why_no_header,
+)
 from ..operations import durable_locks
 from ..services.runs_here import ENDED
 from . import durable_task
@@ -54,10 +67,10 @@ def _received(request: Any = None, **_: Any) -> None:
 class DurableRequest(Delivered):
     """Celery's request, for messages of durable tasks."""
 
+    _header = (HEADER, why_no_header)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        for ours in (ADOPTED, AHEAD, DIGEST, LATE, WORKER):  # headers of a message come with it
-            self._request_dict.pop(ours, None)
         header = self._request_dict.get(HEADER)
         self._kept: Key | None = key_of(self.id, header)
         self._key: Key = self._kept or (self.id, 1)
@@ -93,8 +106,9 @@ class DurableRequest(Delivered):
             }
         if self._kept is not None:
             given[DIGEST] = self._content.digest
-        elif HEADER not in given:
-            given[ADOPTED] = received(self._app, self.task_name, self._message)
+        elif given.get(HEADER) is None:
+            own = (given, self._payload) if self._decoded else None
+            given[ADOPTED] = received(self._app, self.task_name, self._message, own)
         if self.task.locks_late and is_first(given) and self._content.unpack is None:
             given[LATE] = True
             for _, delivery in self._deliveries:

@@ -49,6 +49,7 @@ from .holders import bury, holders
 from .kept_message import content_of, unpacker
 from .not_begun import Copy, Forged, Left, SentBack
 from .on_commit import OnCommit, made_early
+from .received import checked
 from .task_options import check_ordinary
 
 logger = logging.getLogger("celery_sidejob")
@@ -86,7 +87,7 @@ class DurableTask(OnCommit):
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Return what takes the task's messages in a worker's parent process; those that nobody can read are buried."""
-        take = super().start_strategy(app, consumer, **options)
+        take = checked(super().start_strategy(app, consumer, **options))
 
         def take_or_bury(message: Any, *args: Any, **given: Any) -> Any:
             try:
@@ -241,13 +242,17 @@ def _begin(task: DurableTask, request: Context) -> None:
     key, address = key_of(request.id, header), Address.of(header)
     adopted = request.get(ADOPTED) if key is None else None
     if key is None and adopted is None:
-        _back(request, "its message is of a newer format")
+        # Its row is in the store: it is sent again when it has not been heard of for a while.
+        logger.warning("Task %s is left to newer workers: its message is of a newer format", request.id)
+        raise Ignore(f"task {request.id}: its message is of a newer format")
     try:
         places = _places(runtime.stores, request.get(WORKER), address, adopted=adopted is not None)
     except StoreUnavailableError as error:
         _leave(runtime, request, str(error))
     if not places:
-        _leave(runtime, request, "this worker is not known, or not just now, in the store that has its row")
+        elsewhere = address.store is not None and request.get(WORKER) is not None
+        why = "this worker is not known, or not just now, in the store that has its row"
+        _leave(runtime, request, why, elsewhere=elsewhere)
     if key is not None and own_process.is_revoked(task.app, request.id):
         _revoked(task, request, key, places)
     policy = _policy(task, runtime)
@@ -347,13 +352,14 @@ def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tup
     raise Ignore(f"task {request.id} was revoked")
 
 
-def _leave(runtime: Runtime, request: Context, why: str) -> NoReturn:
+def _leave(runtime: Runtime, request: Context, why: str, *, elsewhere: bool = False) -> NoReturn:
     """Do not begin what has its row in a store that does not answer.
 
     With one store the message is to be there at once when that answers again. With several it must not keep this worker
-    from what is in the others: it is forgotten, and this worker has it sent again when the store is back.
+    from what is in the others: it is forgotten, and this worker has it sent again when the store is back. So is what
+    is `elsewhere`, in a store of which this worker knows nothing: it would come again at once, and never begin.
     """
-    if runtime.stores.several and request.get(HEADER) is not None:
+    if (elsewhere or runtime.stores.several) and request.get(HEADER) is not None:
         logger.warning("Task %s is left to the sweeper of its store: %s", request.id, why)
         raise Left(why)
     time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
@@ -378,7 +384,7 @@ def _lose(run: Run, error: BaseException) -> NoReturn:
 
 def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
     """Bury a message that cannot be read here: it would come again for ever. Who waits for its result is told."""
-    headers = message.headers
+    headers = message.headers or {}
     header = headers.get(HEADER)
     key, found = key_of(str(headers.get("id")), header), holders(app, header)
     if key is None or not found:

@@ -18,7 +18,7 @@ from celery.app.task import Context
 from celery.canvas import maybe_signature
 from celery.utils.time import maybe_iso8601
 from kombu.compression import decompress
-from kombu.serialization import loads, prepare_accept_content
+from kombu.serialization import dumps, loads, prepare_accept_content, registry
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
@@ -35,6 +35,12 @@ ABOUT = frozenset(
     {"content_type", "content_encoding", "headers", "properties", "exchange", "routing_key", "delivery_mode", "declare"}
 )
 """What goes around a body."""
+
+PROTOCOL_2 = (
+    "task", "id", "root_id", "parent_id", "group", "group_index", "shadow", "eta", "expires", "retries", "timelimit",
+    "argsrepr", "kwargsrepr", "origin", "ignore_result",
+)  # fmt: skip
+"""Headers of a message of task protocol 2 that one of protocol 1 has in its body."""
 
 RESERVED = "continuation:"
 """How keys of rows begin that are no messages of tasks."""
@@ -118,13 +124,22 @@ def request_of(app: Celery, message: Message) -> Context:
     return request
 
 
-def received(app: Celery, task: str, message: Any) -> Message:
-    """Return the message of a delivery whose publisher had no extension, as it would have been kept."""
+def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str, Any], Any] | None = None) -> Message:
+    """Return the message of a delivery whose publisher had no extension, as it would have been kept.
+
+    `converted` is what Celery has made of one of task protocol 1, as of protocol 2: headers, and what the body says.
+    """
     about = message.delivery_info
-    headers = {key: value for key, value in message.headers.items() if key != "compression"}  # kombu has undone it
+    body, content_type, content_encoding = message.body, message.content_type, message.content_encoding
+    if converted is None:
+        headers = {key: value for key, value in message.headers.items() if key != "compression"}  # kombu has undone it
+    else:
+        headers = {"lang": "py", **{key: converted[0][key] for key in PROTOCOL_2 if key in converted[0]}}
+        serializer = registry.type_to_name.get(content_type, "json")
+        content_type, content_encoding, body = dumps(converted[1], serializer=serializer)
     properties = {key: value for key, value in message.properties.items() if key in PROPERTIES}
     kept = {
-        "content_type": message.content_type, "content_encoding": message.content_encoding, "headers": headers,
+        "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
         "properties": properties, "exchange": about.get("exchange") or "", "routing_key": about.get("routing_key"),
         "delivery_mode": None, "declare": [],
     }  # fmt: skip
@@ -133,7 +148,7 @@ def received(app: Celery, task: str, message: Any) -> Message:
         task=task,
         queue=str(about.get("routing_key") or app.conf.task_default_queue),
         publication=publication_of(kept),
-        body=body_of(message),
+        body=as_bytes(body or b"", content_encoding),
         expires_at=time_of(headers.get("expires")),
         call=headers.get(CALL),
     )  # fmt: skip
@@ -141,7 +156,7 @@ def received(app: Celery, task: str, message: Any) -> Message:
 
 def content_of(message: Any) -> Content:
     """Return what a delivery, with the header of a kept message, would run; kombu has undone its compression."""
-    headers = message.headers
+    headers = message.headers or {}
     return Content(str(headers.get("task")), digest_of(body_of(message)), unpacker(headers.get("compression")))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.state import active_requests, requests, task_ready
 
-from ..model.messages import is_readable
+from ..model.messages import is_readable, why_no_doorbell
 from ..services.runs_here import ENDED, Key
 from ..services.stopped_runs import end_from_outside
 from .delivered import Delivered
@@ -23,6 +23,8 @@ logger = logging.getLogger("celery_sidejob")
 
 class JobRequest(Delivered):
     """Celery's request, for messages of jobs."""
+
+    _header = (HEADER, why_no_doorbell)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

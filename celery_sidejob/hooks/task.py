@@ -20,6 +20,7 @@ from .calls import check_arguments
 from .doorbell import HEADER
 from .eager import apply_eagerly
 from .on_commit import OnCommit
+from .received import checked
 from .run import adopt_delivery, run_delivery
 from .task_options import OWN_OPTIONS, check_options, given
 
@@ -74,6 +75,10 @@ class SideJobTask(OnCommit):
         """How long finished jobs are kept, in seconds; None for the setting's time."""
         kept = self.retention
         return kept.total_seconds() if isinstance(kept, timedelta) else kept
+
+    def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
+        """Return what takes the task's messages in a worker's parent process."""
+        return checked(super().start_strategy(app, consumer, **options))
 
     # -- what a class-based task overrides -----------------------------------------------------------------------
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from .messages import is_number
+from .names import why_not_name
+
 HEADER = "sidejob_durable"
 """The message's header: ``{"v": 1, "n": generation}``. A message without it has no row.
 
@@ -36,6 +39,8 @@ FORMAT = 2
 HEADER_FORMAT = 1
 
 ON_LOST = ("requeue", "dead")
+
+MOST_GENERATIONS = 2**31 - 1
 
 Key = tuple[str, int]
 """(task id, generation)"""
@@ -128,7 +133,7 @@ class Address:
     @classmethod
     def of(cls, header: Any) -> Address:
         """Read it; a message without a header has no row."""
-        if not isinstance(header, Mapping):
+        if not isinstance(header, Mapping) or why_no_header(header) is not None:
             return cls()
         return cls(header.get("s"), header.get("c"), tuple(header.get("t") or ()), bool(header.get("u")))
 
@@ -146,9 +151,34 @@ def headers_of(publication: str) -> Mapping[str, Any]:
     return headers if isinstance(headers, Mapping) else {}
 
 
+def why_no_header(header: object) -> str | None:
+    """Say what is wrong with the header of a durable task's message, or return None; newer formats may say anything."""
+    if not isinstance(header, Mapping):
+        return "it is no mapping"
+    if not is_number(header.get("v", HEADER_FORMAT)):
+        return "its version is no number"
+    if header.get("v", HEADER_FORMAT) > HEADER_FORMAT:
+        return None
+    if not is_number(header.get("n"), MOST_GENERATIONS):
+        return "its 'n' is no number"
+    tried = header.get("t") or ()
+    if not isinstance(tried, list | tuple):
+        return "its 't' is no list"
+    wrong = [text for text in (header.get("s"), header.get("c"), *tried) if text is not None and why_not_name(text)]
+    return f"it holds {str(wrong[0])[:60]!a}, which is no name" if wrong else None
+
+
+def is_newer(header: object) -> bool:
+    """Tell whether a newer version wrote a header that is in order."""
+    return isinstance(header, Mapping) and why_no_header(header) is None and header.get("v", 1) > HEADER_FORMAT
+
+
 def key_of(task_id: str, header: Any) -> Key | None:
-    """Return which row a delivery belongs to; None for one of a publisher without this package, or of a newer one."""
-    if not isinstance(header, Mapping) or int(header.get("v", 1)) > HEADER_FORMAT:
+    """Return which row a delivery belongs to; None for one of a publisher without this package, or of a newer one.
+
+    And for what no publisher of ours has made.
+    """
+    if header is None or why_no_header(header) is not None or is_newer(header):
         return None
     return task_id, int(header["n"])
 

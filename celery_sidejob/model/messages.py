@@ -25,6 +25,27 @@ def is_readable(document: Mapping[str, Any]) -> bool:
     return int(document.get("v", 1)) <= FORMAT
 
 
+MOST = 2**63 - 1
+"""The largest number of a job or of a run."""
+
+
+def is_number(value: object, most: int = MOST) -> bool:
+    """Tell whether this is a whole number from 0 on that a row can hold."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
+
+
+def why_no_doorbell(header: object) -> str | None:
+    """Say what is wrong with the header of a job's message, or return None; a newer format is not looked into."""
+    if not isinstance(header, Mapping):
+        return "it is no mapping"
+    if not is_number(header.get("v", FORMAT)):
+        return "its version is no number"
+    if not is_readable(header):
+        return None
+    wrong = [name for name in ("job", "for_run") if not is_number(header.get(name))]
+    return f"its {wrong[0]!r} is no number" if wrong else None
+
+
 CONTINUATION = "continuation:"
 """How the key of a continuation's row begins."""
 

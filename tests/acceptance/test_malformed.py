@@ -1,0 +1,185 @@
+"""Messages that no publisher could mean: a worker drops them, tells of them, and goes on with the next."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import kombu
+import psycopg
+import pytest
+from celery import Celery
+
+from celery_sidejob import SideJob
+from tests.tools.brokers import Broker
+from tests.tools.databases import SCHEMA
+from tests.tools.pgbouncer import direct
+from tests.tools.recorder import Record
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes, WorkerProcess
+
+APP = "tests.acceptance.malformed_app"
+QUEUE = "malformed"
+TASKS = {"sidejob_durable": f"{APP}.noted", "sidejob": f"{APP}.job"}
+TIMEOUT_S = 60.0
+
+DURABLE_HEADERS: list[Any] = [
+    "x", 5, 0, "", [], [1], {}, True, {"v": "x", "n": 1}, {"v": None, "n": 1}, {"v": [1], "n": 1}, {"v": 1.5, "n": 1},
+    {"v": 1}, {"v": 1, "n": None}, {"v": 1, "n": "x"}, {"v": 1, "n": [1]}, {"v": 1, "n": {}}, {"v": 1, "n": -1},
+    {"v": 1, "n": 2**40}, {"v": 1, "n": 1.5}, {"v": 1, "n": 1, "s": 5}, {"v": 1, "n": 1, "s": [1]},
+    {"v": 1, "n": 1, "s": {"a": 1}}, {"v": 1, "n": 1, "s": "nowhere"}, {"v": 1, "n": 1, "c": 5},
+    {"v": 1, "n": 1, "c": [1]}, {"v": 1, "n": 1, "t": 5}, {"v": 1, "n": 1, "t": "x"}, {"v": 1, "n": 1, "t": [[1]]},
+    {"v": 1, "n": 1, "c": "x", "t": [5]}, {"v": 1, "n": 1, "u": "x"}, {"v": 2, "n": 1}, {"v": 99},
+    {"v": 99, "n": [1]}, {"v": 1, "n": 1, "c": "a\x00b", "u": True},
+]  # fmt: skip
+"""What says that a row of a durable task stands behind the message."""
+JOB_HEADERS: list[Any] = [
+    "x", 5, 0, "", [], [1], {}, True, {"v": "x"}, {"v": 1}, {"v": 1, "job": 1}, {"v": 1, "for_run": 1},
+    {"v": 1, "job": None, "for_run": 1}, {"v": 1, "job": [1], "for_run": 1}, {"v": 1, "job": {}, "for_run": 1},
+    {"v": 1, "job": "1", "for_run": 1}, {"v": 1, "job": -1, "for_run": 1}, {"v": 1, "job": 2**63 - 1, "for_run": 1},
+    {"v": 1, "job": 1.5, "for_run": 1}, {"v": 1, "job": 1, "for_run": None}, {"v": 1, "job": 1, "for_run": [1]},
+    {"v": 1, "job": 1, "for_run": "x"}, {"v": 1, "job": 1, "for_run": -32768}, {"v": 1, "job": 1, "for_run": 2**62},
+    {"v": [1], "job": 1, "for_run": 1}, {"v": 99}, {"v": 99, "job": [1]},
+]  # fmt: skip
+"""What says that a job stands behind the message."""
+OTHERS: list[dict[str, Any]] = [
+    {"id": None}, {"id": 5}, {"id": [1]}, {"id": {}}, {"id": ""}, {"id": "a\x00b"}, {"id": "x" * 5000},
+    {"timelimit": 5}, {"timelimit": "x"}, {"timelimit": ["a", "b"]}, {"timelimit": [1, 2, 3]}, {"timelimit": {"a": 1}},
+    {"timelimit": [-1, -1]}, {"retries": "x"}, {"retries": -1}, {"retries": 2**40}, {"retries": [1]}, {"eta": 5},
+    {"eta": [1]}, {"eta": "x"}, {"eta": "0001-01-01T00:00:00"}, {"expires": 5}, {"expires": [1]}, {"expires": "x"},
+    {"shadow": [1]}, {"argsrepr": 5}, {"root_id": [1]}, {"parent_id": 5}, {"group": [1]}, {"group_index": "x"},
+    {"ignore_result": "x"}, {"stamped_headers": 5}, {"stamped_headers": "x", "stamps": 5}, {"lang": 5},
+    {"origin": [1]}, {"meth": 5}, {"replaced_task_nesting": "x"}, {"sidejob_worker": "x"}, {"sidejob_worker": {"a": 1}},
+    {"sidejob_adopted": {"a": 1}}, {"sidejob_ahead": 5}, {"sidejob_late": True}, {"sidejob_call": 5},
+    {"sidejob_call": "a\x00b"}, {"sidejob_deaths": 5}, {"sidejob_deaths": ["x"]}, {"sidejob_republished": [1]},
+    {"compression": "x"}, {"compression": 5},
+]  # fmt: skip
+"""Other headers, of ours and of Celery's."""
+BODIES: list[str | bytes] = [
+    "5", '"x"', "null", "[]", "[1, 2, 3]", "[[], {}]", "[[], [], {}]", "[{}, {}, {}]", "[[], {}, 5]", "{}",
+    '{"args": 5}', "no JSON", "", b"\xff\xfe", "[[], {}, {}, {}]", '[[1, 2, 3, 4], {"no": "such"}, {}]',
+    '[[], {}, {"callbacks": 5}]', '[[], {}, {"chord": 5}]', '[[], {}, {"chain": 5}]', '[[], {}, {"errbacks": [5]}]',
+    '[["a\\u0000b"], {}, {}]',
+]  # fmt: skip
+
+
+class Site:
+    """A worker, and what sends it messages as anybody can who may write into its queue."""
+
+    def __init__(self, database_url: str, broker: Broker, record: Record, processes: Processes) -> None:
+        self.broker, self.record, self._processes = broker, record, processes
+        self._env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, "SIDEJOB_LOST_AFTER": "2"}
+        self._database_url = database_url
+        self.app = Celery("client", set_as_current=False)
+        self.app.conf.update(
+            broker.configuration, sidejob_database_url=database_url, task_default_queue=QUEUE,
+            sidejob_durable_tasks=[TASKS["sidejob_durable"]],
+        )  # fmt: skip
+        self.sidejob = SideJob(self.app)
+        self._sent = 0
+
+    def close(self) -> None:
+        self.sidejob.close()
+        self.app.close()
+
+    def worker(self, pool: str, **env: str) -> WorkerProcess:
+        return self._processes.start_worker(APP, env={**self._env, **env}, pool=pool)
+
+    def publish(self, body: str | bytes, headers: dict[str, Any] | None, **options: Any) -> None:
+        """Put a message into the queue."""
+        about = {"content_type": "application/json", "content_encoding": "utf-8", "routing_key": QUEUE, **options}
+        body = body.encode() if isinstance(body, str) else body
+        with kombu.Connection(self.broker.url) as connection:
+            queue = self.app.amqp.queues[QUEUE]
+            connection.Producer().publish(body, headers=headers, declare=[queue], **about)
+
+    def send(self, task: str, body: str | bytes = "[[], {}, {}]", **headers: Any) -> None:
+        """Send a task as Celery does, but for what is said otherwise."""
+        self._sent += 1
+        own = {"lang": "py", "task": task, "id": f"bad{self._sent}", "retries": 0, "timelimit": [None, None]}
+        self.publish(body, {**own, **headers})
+
+    def send_first_protocol(self, task: str, task_id: Any, **body: Any) -> None:
+        """Send a task as Celery 3 does."""
+        made = {"task": task, "id": task_id, "args": [7], "kwargs": {}, "retries": 0, "eta": None, **body}
+        self.publish(json.dumps(made), {})
+
+    def waits(self) -> int:
+        """How many messages wait in the queue."""
+        with kombu.Connection(self.broker.url) as connection:
+            channel = connection.default_channel
+            return int(channel.queue_declare(QUEUE, durable=True, auto_delete=False).message_count)
+
+    def sql(self, statement: str) -> list[Any]:
+        options = f"-c search_path={SCHEMA}"
+        with psycopg.connect(direct(self._database_url), autocommit=True, options=options) as connection:
+            return connection.execute(statement).fetchall()
+
+    def prove(self) -> None:
+        """Have a durable task and a job run."""
+        value = uuid.uuid4().hex
+        self.app.send_task(TASKS["sidejob_durable"], (value,))
+        self.app.send_task(TASKS["sidejob"], (value,))  # of a client that does not know it: adopted
+        self.record.wait_for("ran", count=2, timeout=TIMEOUT_S, value=value)
+
+
+@pytest.fixture
+def site(database_url: str, broker: Broker, record: Record, processes: Processes) -> Iterator[Site]:
+    made = Site(database_url, broker, record, processes)
+    yield made
+    made.close()
+
+
+@pytest.mark.brokers("redis", "amqp")
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_worker_outlives_whatever_is_sent_to_it(site: Site, pool: str) -> None:
+    for value in DURABLE_HEADERS:
+        site.send(TASKS["sidejob_durable"], sidejob_durable=value)
+    for value in JOB_HEADERS:
+        site.send(TASKS["sidejob"], sidejob=value)
+    for task in TASKS.values():
+        for headers in OTHERS:
+            site.send(task, **headers)
+        for body in BODIES:
+            site.send(task, body)
+        site.publish("[[], {}, {}]", {"task": task})
+        site.publish("[[], {}, {}]", {"task": task, "id": "odd1"}, content_type="application/x-nothing")
+        site.publish("[[], {}, {}]", {"task": task, "id": "odd2"}, content_encoding="x")
+        site.publish(b"\x80\x04K\x05.", {"task": task, "id": "odd3"}, content_type="application/x-python-serialize")
+        for body in ({"id": None}, {"id": 5}, {"args": 5}, {"kwargs": 5}, {"sidejob_durable": "x"}, {"sidejob": [1]}):
+            site.send_first_protocol(task, "odd4", **body)
+
+    worker = site.worker(pool)
+    wait_until(lambda: site.waits() == 0, timeout=TIMEOUT_S, message="all to be fetched")
+    site.prove()
+    wait_until(lambda: site.waits() == 0, timeout=TIMEOUT_S, message="nothing to be left")
+
+    assert worker.alive
+    for sign in ("Connection to broker lost", "Trying to re-establish", "Unrecoverable error", "WorkerLostError"):
+        assert sign not in worker.log(), sign
+
+
+@pytest.mark.brokers("redis", "amqp")
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_a_message_of_the_first_protocol_is_run_once_and_kept_until_then(site: Site, pool: str) -> None:
+    for task in TASKS.values():
+        site.send_first_protocol(task, f"first-{task}")
+
+    site.worker(pool)
+
+    site.record.wait_for("ran", count=2, timeout=TIMEOUT_S, value=7)
+    wait_until(lambda: site.sql("SELECT 1 FROM messages") == [], timeout=TIMEOUT_S, message="both to be through")
+    assert len(site.record.of("ran")) == 2
+
+
+def test_what_other_workers_can_run_does_not_keep_a_solo_worker_from_its_own(site: Site) -> None:
+    """It was given back to the queue, and came next."""
+    site.send(f"{APP}.noted_late", sidejob_durable={"v": 99, "n": 1})
+    site.send(f"{APP}.noted_late", sidejob_durable={"v": 1, "n": 1, "s": "nowhere"})
+    site.worker("solo", PREFETCH="1")
+
+    site.prove()
+
+    wait_until(lambda: site.waits() == 0, timeout=TIMEOUT_S, message="nothing to be left")
