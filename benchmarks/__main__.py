@@ -10,6 +10,7 @@ BENCHMARKS = {
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "transport": "sidejob:// against kombu's redis://, plain and durable tasks",
     "scale": "what statements cost on large tables",
+    "million": "what each statement of workers and each page of commands costs over a million rows of each kind",
     "recovery": "how soon runs begin again after kills",
     "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",
     "idle": "what workers that have nothing to do cost the store",

@@ -273,7 +273,7 @@ class DeadSet:
     def _delete(self, store: Runtime, number: int, job_id: int | None) -> bool:
         if job_id is None:
             return self._ask(store, lambda executor: dead.delete_message(executor, number))
-        return delete_finished(self._runtime, job_id, DELETABLE)
+        return delete_finished(self._runtime, [job_id], DELETABLE) == 1
 
     def _entry(self, store: Runtime, row: Any) -> DeadEntry:
         hide = self._runtime.settings.redacted

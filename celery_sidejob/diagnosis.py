@@ -20,6 +20,7 @@ from .store import (
     grants,
     health,
     messages,
+    piles,
     revisions,
     schema_check,
     served_tasks,
@@ -45,6 +46,10 @@ SKEW_S = 2.0
 """By how much clocks may differ; `expires` of tasks, and people who read logs, go by them."""
 DEAD_ROWS = 20_000
 """So many dead rows, and more than live ones, are more than autovacuum usually leaves."""
+FINISHED = 100_000
+"""So many finished jobs that nothing will remove are worth a word."""
+CHILDREN = 10_000
+"""So many children of one job are, too: they stay as long as it does."""
 PINNED_S = (300.0, 3600.0)
 """For how long a transaction may keep vacuum from its work."""
 UPGRADE = "run `celery -A <app> sidejob db upgrade`"
@@ -109,7 +114,7 @@ class Diagnosis:
         try:
             yield from self._look(
                 self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping,
-                self._results, self._dead, self._vacuum, self._horizon, within_s=self._patience_s,
+                self._results, self._dead, self._retention, self._vacuum, self._horizon, within_s=self._patience_s,
             )  # fmt: skip
             yield from self._look(
                 lambda executor: self._rules(executor, thorough), within_s=None if thorough else self._patience_s
@@ -424,6 +429,25 @@ class Diagnosis:
             remedy="Look with celery -A <app> sidejob dead groups, mend the cause, then celery -A <app> sidejob dead "
             "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
+
+    def _retention(self, executor: Executor) -> Iterator[Finding]:
+        finished = piles.finished(executor) if self._settings.retention is None else 0
+        if finished >= FINISHED:
+            yield warning(
+                "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them: the "
+                "tables, backups and every VACUUM grow with them.",
+                remedy="Set sidejob_retention, or retention= of their tasks.",
+            )  # fmt: skip
+        families = piles.families(executor, least=CHILDREN)
+        if families:
+            shown = ", ".join(f"job {row.parent_id} has about {row.children}" for row in families)
+            yield warning(
+                "retention", f"very many children: {shown}", meaning="Finished children are kept as long as their "
+                "parent, unless their own task has a retention. A run that asks for job.children reads them all.",
+                remedy="Give the children's task a retention=, or make them without a parent.",
+            )  # fmt: skip
+        if finished < FINISHED and not families:
+            yield well("retention", "no finished jobs pile up")
 
     # -- the health of tables ------------------------------------------------------------------------------------
 

@@ -17,7 +17,21 @@ from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
 from .model.measures import counts, durations
 from .operations.runtime import Runtime
-from .store import aliases, asks, counters, dead, jobs, kept, messages, packets, ports, state, statistics, workers
+from .store import (
+    aliases,
+    asks,
+    counters,
+    dead,
+    jobs,
+    kept,
+    messages,
+    packets,
+    ports,
+    state,
+    statistics,
+    trees,
+    workers,
+)
 from .store.statement import Executor
 
 CHILDREN = 100
@@ -244,8 +258,8 @@ class Inspection:
         found = jobs.find(executor, [job_id])
         if not found:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
-        children = jobs.nodes_below(executor, [job_id], limit=CHILDREN)
-        node = jobs.node(executor, job_id)
+        children = trees.nodes_below(executor, [job_id], limit=CHILDREN)
+        node = trees.node(executor, job_id)
         message = messages.of_job(executor, job_id)
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
@@ -344,7 +358,7 @@ def _ports(executor: Executor, job_id: int) -> Mapping[str, dict[str, Any]]:
 
 def _walk(executor: Executor, root: int, depth: int | None, limit: int) -> Iterator[Node]:
     """Read a tree level by level, so that no more is read than is shown."""
-    row = jobs.node(executor, root)
+    row = trees.node(executor, root)
     if row is None:
         raise JobNotFoundError(f"There is no job {root}: it was deleted, or never committed.")
     yield _node(row, 0)
@@ -352,7 +366,7 @@ def _walk(executor: Executor, root: int, depth: int | None, limit: int) -> Itera
     while level and len(seen) < limit and (depth is None or down < depth):
         down += 1
         above = [row.id for row in level if row.children]
-        found = jobs.nodes_below(executor, above, limit=limit - len(seen)) if above else ()
+        found = trees.nodes_below(executor, above, limit=limit - len(seen)) if above else ()
         level = [row for row in found if row.id not in seen]  # one that was adopted meanwhile is shown once
         seen.update(row.id for row in level)
         yield from (_node(row, down) for row in level)

@@ -47,7 +47,7 @@ from .operations.unit_of_work import carry_out
 from .port import Port
 from .scopes import current_context
 from .store import aliases as alias_rows
-from .store import jobs, ports
+from .store import jobs, ports, trees
 from .store import state as state_rows
 
 
@@ -228,7 +228,7 @@ class Job:
     @property
     def terminated(self) -> bool:
         """Whether the job and everything below it are terminated; asks the store."""
-        return all(row.status == Status.TERMINATED for row in jobs.subtree(self._runtime.connections, [self.id]))
+        return all(row.status == Status.TERMINATED for row in trees.subtree(self._runtime.connections, [self.id]))
 
     def delete(self) -> bool:
         """Delete the job and everything below it, if all are terminated; otherwise change nothing and return False."""
@@ -281,7 +281,11 @@ class Job:
 
     @property
     def children(self) -> dict[str, Job]:
-        """The job's children by their names, oldest first; asks the store."""
+        """The job's children by their names, oldest first; asks the store, which reads them all.
+
+        In a run they are until its first commit as they were when the body began, or, where there are more than
+        500, when it first asked for them.
+        """
         found = {row.name: Job(row.id, runtime=self._runtime, row=row) for row in self._child_rows()}
         unit = active()
         if unit is not None:
@@ -292,10 +296,17 @@ class Job:
 
     def child(self, name: str) -> Job | None:
         """Return the child of this name, None if there is none."""
-        if active() is not None:
-            return self.children.get(name)
-        child_id = jobs.child(self._runtime.connections, self.id, name)
-        return None if child_id is None else Job(child_id, runtime=self._runtime)
+        unit = active()
+        if unit is None:
+            child_id = jobs.child(self._runtime.connections, self.id, name)
+            return None if child_id is None else Job(child_id, runtime=self._runtime)
+        gained, gone = unit.family(self.id)
+        if name in gained:
+            return Job(gained[name], runtime=self._runtime)
+        found = unit.children.find(self.id, name)
+        if found is None or gone & {name, found[0]}:
+            return None
+        return Job(found[0], runtime=self._runtime, row=found[1])
 
     def enqueue(
         self, task: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None, *, child_name: str, **options: Any
@@ -319,10 +330,10 @@ class Job:
         """Make a child a job without a parent."""
         child = name_or_job.id if isinstance(name_or_job, Job) else name_or_job
         if active() is not None:
-            found = [job.id for name, job in self.children.items() if child in (name, job.id)]
-            if not found:
+            found = self.child(child) if isinstance(child, str) else name_or_job
+            if not isinstance(found, Job) or found.parent != self:
                 raise NotAChildError(f"Job {self.id} has no child {child!r}; see job.children.")
-            child = found[0]
+            child = found.id
         self._do("disown", Disown(self.id, child))
 
     # -- names ---------------------------------------------------------------------------------------------------
@@ -458,8 +469,8 @@ class Job:
 
     def _child_rows(self) -> Iterable[Any]:
         unit = active()
-        if unit is not None and unit.hold.job_id == self.id and unit.children is not None:
-            return unit.children
+        if unit is not None and unit.hold.job_id == self.id:
+            return unit.children.all()
         return jobs.children(self._runtime.connections, self.id)
 
     def _ports(self, direction: str) -> list[Port]:

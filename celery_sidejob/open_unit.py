@@ -20,6 +20,7 @@ from .model import unit_view
 from .model.changes import Change, NewJob, PortKey
 from .model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
 from .operations import runs
+from .operations.children import Children
 from .operations.hold import Hold
 from .operations.runs import Unit
 from .operations.runtime import Runtime
@@ -38,7 +39,7 @@ class OpenUnit:
         self.hold = hold
         self.unit = Unit()
         self.job: Any = None
-        self.children: list[Any] | None = None
+        self.children = Children(runtime, hold)
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
         self._ports: dict[int, dict[tuple[str, str], Any]] = {}
@@ -55,13 +56,6 @@ class OpenUnit:
         self._over = False
 
     # -- committing ----------------------------------------------------------------------------------------------
-
-    def look(self) -> None:
-        """Read the children as the run begins; `children` shows these until the first commit.
-
-        So a body that sees a child's end sees all ends that need no further run, and no other.
-        """
-        self.children = runs.look(self.runtime, self.hold)
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -231,7 +225,7 @@ class OpenUnit:
 
     def _begin_next(self) -> None:
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
-        self.children = None
+        self.children.begin_next()
         self._ahead.begin_next()
         self._fresh_ports.clear()
         for job_id in list(self._ports):

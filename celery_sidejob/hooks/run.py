@@ -198,7 +198,7 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
         return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     if own_process.is_revoked(task.app, row.task_id):
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
-    unit.look()
+    unit.children.look()
     try:
         if not hold.started:
             task.run_hook("startup", job)

@@ -1,15 +1,30 @@
-"""Deleting jobs. Asking and terminating are changes like any other (`unit_of_work`)."""
+"""Deleting jobs. Asking and terminating are changes like any other (`unit_of_work`).
+
+A job is only deleted with all that is below it. A tree that is too large for one transaction goes from below, in parts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from array import array
+from collections import defaultdict
+from collections.abc import Collection, Sequence, Set
+from typing import Any
 
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
-from ..store import askings, jobs, messages
-from ..store.errors import Moved, RowsLocked
+from ..store import jobs, messages, trees
+from ..store.errors import Moved
 from ..store.statement import Executor
 from .runtime import Runtime
+
+TOGETHER = 5000
+"""Jobs that the pruner deletes in one transaction, at most: what waits for it waits half a second."""
+PART = 500
+"""Jobs that one transaction takes from a larger tree."""
+
+
+class TooLargeError(Exception):
+    """More jobs are to be deleted than one transaction may."""
 
 
 def delete(runtime: Runtime, job_id: int) -> bool:
@@ -19,33 +34,89 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     and zombies find no row.
     """
 
-    return _delete(runtime, job_id, frozenset({Status.TERMINATED}))
-
-
-def delete_finished(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
-    """Delete a job and everything below it if all rest in `statuses` and nothing is still to happen to any.
-
-    A result that the backend does not have yet is still to come: a chord or an errback may wait for it.
-    """
-    try:
-        return _delete(runtime, job_id, statuses, with_results=False)
-    except (JobNotFoundError, RowsLocked):  # somebody was quicker, or looks at it just now
-        return False
-
-
-def _delete(runtime: Runtime, job_id: int, statuses: Set[str], *, with_results: bool = True) -> bool:
     def work(executor: Executor) -> bool:
-        before = {row.id for row in jobs.subtree(executor, [job_id])}
+        before = {row.id for row in trees.subtree(executor, [job_id])}
         if not before:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
         locked = jobs.lock_exclusively(executor, before)
-        if {row.id for row in jobs.subtree(executor, [job_id])} != before or locked.keys() != before:
+        if {row.id for row in trees.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
-        if any(row.status not in statuses for row in locked.values()) or messages.pending(executor, before):
-            return False
-        if not with_results and askings.any_unsent(executor, before):
+        if any(row.status != Status.TERMINATED for row in locked.values()) or messages.pending(executor, before):
             return False
         jobs.delete(executor, before)
         return True
 
     return runtime.connections.transact("delete", work)
+
+
+def delete_finished(runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None) -> int:
+    """Delete those of the jobs that rest in `statuses` with all below them, all in one transaction; returns how many.
+
+    A job stays if anything is still to happen to it or below it, if somebody has locked a part of its tree just now,
+    or if that changes meanwhile. A result that the backend does not have yet is still to come: a chord or an errback
+    may wait for it. Raises TooLargeError, and changes nothing, where the trees have more than `most` jobs.
+    """
+
+    def work(executor: Executor) -> int:
+        found = _trees(executor, job_ids)
+        everything = [job_id for tree in found.values() for job_id in tree]
+        if most is not None and len(everything) > most:
+            raise TooLargeError
+        locked = jobs.lock_free_exclusively(executor, everything)
+        kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
+        kept |= jobs.unsettled(executor, everything)
+        now = _trees(executor, job_ids)
+        gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
+        jobs.delete(executor, [job_id for root in gone for job_id in found[root]])
+        return len(gone)
+
+    return runtime.connections.transact("delete", work) if job_ids else 0
+
+
+def _trees(executor: Executor, job_ids: Collection[int]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = defaultdict(set)
+    for row in trees.by_root(executor, job_ids):
+        found[row.root].add(row.id)
+    return found
+
+
+class LargeTree:
+    """A tree that is deleted from below, in parts, and is not begun unless all of it rests in `statuses`.
+
+    Its root goes last. While a run of that is asked for, or somebody locks it, nothing more is deleted.
+    """
+
+    def __init__(self, runtime: Runtime, root: int, statuses: Set[str]) -> None:
+        self._runtime = runtime
+        self._root = root
+        self._statuses = statuses
+        self._left = array("q")  # each job after all that are above it
+
+    def read(self) -> bool:
+        """Read which jobs there are; False if one of them is not finished."""
+        found = trees.levels(self._runtime.connections, self._root, self._statuses)
+        if found is not None:
+            self._left = array("q", found)
+        return found is not None
+
+    def delete_part(self) -> bool:
+        """Delete the next part; False if nothing more is to be deleted, or can be."""
+        part = self._left[-PART:].tolist()
+
+        def work(executor: Executor) -> bool:
+            locked = jobs.lock_free_exclusively(executor, {self._root, *part})
+            if not self._are_free(executor, locked, part):
+                return False
+            jobs.delete(executor, part)
+            return True
+
+        if not part or not self._runtime.connections.transact("delete", work):
+            return False
+        del self._left[-PART:]
+        return bool(self._left)
+
+    def _are_free(self, executor: Executor, locked: dict[int, Any], part: list[int]) -> bool:
+        if locked.keys() != {self._root, *part} or any(row.status not in self._statuses for row in locked.values()):
+            return False
+        below = {row.id for row in trees.by_root(executor, part)}
+        return below == set(part) and not jobs.unsettled(executor, {self._root, *part})

@@ -174,9 +174,9 @@ def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss
     return _lose(runtime, work)
 
 
-def take_from_the_dead(runtime: Runtime, limit: int) -> int:
+def take_from_the_dead(runtime: Runtime) -> int:
     """Take a page of runs from workers that were declared dead; returns how many."""
-    return _lose(runtime, lambda executor: durable_locks.take_from_the_dead(executor, limit))
+    return _lose(runtime, durable_locks.take_from_the_dead)
 
 
 # --------------------------------------------------------------------------------------------------------------------

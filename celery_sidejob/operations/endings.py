@@ -161,7 +161,7 @@ def _hand_down(executor: Executor, hold: Hold, changes: list[Change]) -> bool:
     row = claims.read_claimed(executor, hold.job_id)
     if row is None or not row.terminate_tree:
         return False
-    below = [child.id for child in jobs.children(executor, hold.job_id)]
+    below = jobs.child_ids(executor, hold.job_id)
     below += [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
     changes += [Terminate(child, tree=True) for child in below]
     return True

@@ -18,7 +18,7 @@ from ..model.errors import (
 )
 from ..model.messages import Doorbell
 from ..model.status import Status
-from ..store import aliases, jobs, ports, state
+from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Executor, violated
 from .mailboxes import port_row
@@ -80,7 +80,7 @@ class Family:
             raise HasParentError(f"Job {child} is a child of job {above}; disown it there first.")
         if self._touched.statuses[parent] in (Status.TERMINATING, Status.TERMINATED):
             raise IllegalMoveError(f"Job {parent} is {self._touched.statuses[parent]}: it takes no more children.")
-        if child in jobs.ancestors(self._executor, parent):
+        if child in trees.ancestors(self._executor, parent):
             raise CycleError(f"Job {parent} cannot adopt job {child}, which is itself or one of its ancestors.")
         if jobs.child(self._executor, parent, change.name) is not None:
             raise child_name_taken((parent, change.name))
@@ -89,14 +89,17 @@ class Family:
 
     def disown(self, change: Disown) -> None:
         """Make a child a job without a parent."""
-        for child in jobs.children(self._executor, change.parent_id):
-            if change.child in (child.id, child.name):
-                if child.id not in self._touched.statuses:
-                    raise Moved(f"another job became child {change.child!r} of job {change.parent_id}")
-                jobs.set_parent(self._executor, child.id, parent_id=None, name=None)
-                self._touched.parents[child.id] = None
-                return
-        raise NotAChildError(f"Job {change.parent_id} has no child {change.child!r}; see job.children.")
+        child, parent_id = change.child, change.parent_id
+        if isinstance(child, str):
+            child_id = jobs.child(self._executor, parent_id, child)
+        else:
+            child_id = child if jobs.parents(self._executor, [child]).get(child) == parent_id else None
+        if child_id is None:
+            raise NotAChildError(f"Job {parent_id} has no child {child!r}; see job.children.")
+        if child_id not in self._touched.statuses:
+            raise Moved(f"another job became child {child!r} of job {parent_id}")
+        jobs.set_parent(self._executor, child_id, parent_id=None, name=None)
+        self._touched.parents[child_id] = None
 
     def _check_parent(self, job: NewJob) -> None:
         if job.parent_id is None or job.parent_id in self._touched.new:

@@ -111,7 +111,7 @@ def _put_to_rest(runtime: Runtime, executor: Executor, job: Any, row: Any, run_n
     outcome = Status.TERMINATED if terminating else Status.FAILED
     task_id = close_asking(runtime, executor, job, outcome=outcome, result=error, aftermath=aftermath)
     if terminating and job.terminate_tree:  # its shutdown, which would have handed this down, is given up
-        below = [child.id for child in jobs.children(executor, job.id)]
+        below = jobs.child_ids(executor, job.id)
         asks.note(executor, below, "terminate_tree")
         aftermath.noted += below
     if terminating and row.asked_again:  # a forced run was asked for while it was terminating

@@ -89,20 +89,28 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
     return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started, row=found)
 
 
-def look(runtime: Runtime, hold: Hold) -> list[Any]:
+LOOK_MOST = 500
+"""Children up to which a run begins with reading them: the body may ask for none of them."""
+
+
+def look(runtime: Runtime, hold: Hold) -> list[Any] | None:
     """Read the job's children as they are when its run begins, and note which asks had come by then.
+
+    Returns None where the children are more than `LOOK_MOST`. The body that asks for them then reads them later than
+    the asks: it may see a child's end for which a further run is owed, and misses none.
 
     It is one statement, before any code of the user runs. Nudges among the asks since the claim need no run of their
     own: what they are for is seen by this run, as if the claim had been made now. A `run()` among them keeps its run.
     Raises CameLateError if the job is not to run but to be terminated.
     """
-    rows = list(claims.look(runtime.connections, hold.job_id))
+    rows = list(claims.look(runtime.connections, hold.job_id, most=LOOK_MOST + 1))
     if rows and rows[0].came_late:
         raise CameLateError(f"Job {hold.job_id} became a child of one that was terminated with all below it.")
     if rows:
         asked, nudged = rows[0].wakes - hold.row.wakes_taken, rows[0].nudges - hold.row.nudges
         hold.seen_wakes = rows[0].wakes if asked == nudged else None
-    return [row for row in rows if row.id is not None]
+    children = [row for row in rows if row.id is not None]
+    return children if len(children) <= LOOK_MOST else None
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:

@@ -8,7 +8,7 @@ import uuid
 
 from ..model.errors import LeaseLostError
 from ..model.status import Status
-from ..store import jobs, messages, workers
+from ..store import messages, trees, workers
 from . import recovery
 from .endings import Ending, end
 from .runs import Unit, claim
@@ -32,7 +32,7 @@ def end_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool = Fal
 
 
 def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
-    rows = jobs.subtree(runtime.connections, [job_id])
+    rows = trees.subtree(runtime.connections, [job_id])
     return [row.id for row in rows if row.status == Status.TERMINATING and (recursive or row.id == job_id)]
 
 

@@ -27,7 +27,7 @@ from ..model.changes import (
     Write,
 )
 from ..model.errors import JobNotFoundError
-from ..store import jobs, ports
+from ..store import jobs, ports, trees
 from ..store.errors import Moved
 from ..store.statement import Executor
 
@@ -124,10 +124,10 @@ class Touched:
         upward |= known.keys()
         for change in self.new.values():
             self.parents[change.id] = change.parent_id
-        trees = {row.id for row in jobs.subtree(self._executor, downward)} if downward else set()
+        below = {row.id for row in trees.subtree(self._executor, downward)} if downward else set()
         self._read_ports()
         self._read_subscribers()
-        everything = set(named) | trees
+        everything = set(named) | below
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
         everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
         return _Found(everything - self.new.keys(), named)
@@ -183,7 +183,7 @@ class Touched:
                 while above in self.new:
                     above = self.new[above].parent_id
                 if above is not None:
-                    touched |= jobs.ancestors(self._executor, above)
+                    touched |= trees.ancestors(self._executor, above)
         return touched - self.new.keys()
 
     def _read_ports(self) -> None:

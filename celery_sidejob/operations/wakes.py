@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
-from ..store import asks, jobs
+from ..store import asks, jobs, trees
 from ..store.statement import Executor
 from .runtime import Aftermath, Move, Runtime
 from .touched import Touched
@@ -101,7 +101,7 @@ class Wakes:
                 if timer.ask == "terminate_tree":
                     # Locking the subtree now could break the ascending order, so it is handed down step by step; the
                     # job's own shutdown repeats it for children that come meanwhile.
-                    below = [child.id for child in jobs.children(self._executor, job_id)]
+                    below = jobs.child_ids(self._executor, job_id)
                     asks.note(self._executor, below, "terminate_tree")
                     self._aftermath.noted += below
                 self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
@@ -123,7 +123,7 @@ class Wakes:
                 self.apply_due(job_id)
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
-            below = [row.id for row in jobs.subtree(self._executor, ids)]
+            below = [row.id for row in trees.subtree(self._executor, ids)]
             unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
             if unlocked:  # adopted in this very transaction, or since the tree was looked at
                 asks.note(self._executor, unlocked, "terminate_tree")

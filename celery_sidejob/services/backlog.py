@@ -14,11 +14,9 @@ from typing import Any
 from ..model.sight import Look, Sight, Sought
 from ..operations.runtime import Runtime
 from ..store import durable_looks, messages
-from ..store.messages import OVERTAKEN_S
+from ..store.messages import LOOK_PAGE, OVERTAKEN_S
 from ..store.statement import Executor
 
-LOOK_PAGE = 1000
-"""Messages whose next look is moved in one transaction."""
 FRONT_S = 300.0
 REST_S = 3600.0
 """When a message that waits is looked at again, at the latest: one of those that are served next, and any other."""
@@ -58,7 +56,7 @@ class Backlog:
                 continue
 
             def work(executor: Executor, queue: str = queue) -> int:
-                return messages.pass_over(executor, queue, limit=LOOK_PAGE)
+                return messages.pass_over(executor, queue)
 
             passed = LOOK_PAGE
             while passed == LOOK_PAGE and self._may_go_on():

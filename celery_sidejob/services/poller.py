@@ -95,7 +95,7 @@ class Poller:
         self._emptied = True
 
     def _take_from_the_dead(self) -> None:
-        self._report.tasks_taken += durable_locks.take_from_the_dead(self._runtime, BODIES)
+        self._report.tasks_taken += durable_locks.take_from_the_dead(self._runtime)
 
     def _look_at_pages(self) -> None:
         until = time.monotonic() + TURN_S

@@ -22,11 +22,12 @@ from ..operations.noted_asks import apply_noted_asks
 from ..operations.runtime import Runtime
 from ..store import asks, claims, messages, workers
 from ..store.errors import RowsLocked
+from ..store.messages import LOOK_PAGE
 from ..store.statement import Executor
-from .backlog import LOOK_PAGE, Backlog
+from .backlog import Backlog
 from .duties import Duties
 from .poller import Poller
-from .pruner import PRUNE_S, Pruner
+from .pruner import LONG_SLICE_S, SLICE_S, Pruner
 from .set_aside import SET_ASIDE_S, SetAside
 from .unsendable import Unsendable
 from .unsent_results import RESULT_GRACE_S, UnsentResults
@@ -99,7 +100,7 @@ class Sweeper:
         self._runtime = runtime
         self._settings = runtime.settings
         self._worker = worker
-        self._pruner = Pruner(runtime)
+        self._pruner = Pruner(runtime, slice_s=SLICE_S if worker is not None else LONG_SLICE_S)
         self._backlog = Backlog(runtime, self._may_sweep)
         self._results = UnsentResults(runtime, apart=worker is not None)
         self._unsendable = Unsendable(runtime, worker)
@@ -179,7 +180,7 @@ class Sweeper:
             self._report.results += self._results.run_once()
 
     def _prune(self) -> None:
-        if self._is_time("prune", PRUNE_S):
+        if self._pruner.is_due():
             self._pruner.run_once()
 
     # -- workers -------------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ class Sweeper:
             page_after = after
 
             def work(executor: Any, page_after: int = page_after) -> int | None:
-                return messages.look_now(executor, after=page_after, limit=LOOK_PAGE)
+                return messages.look_now(executor, after=page_after)
 
             after = self._runtime.connections.transact("look-now", work)
         self._emptied = False
@@ -266,7 +267,7 @@ class Sweeper:
                 continue
 
             def work(executor: Any, queue: str = queue) -> int:
-                return messages.look_now_in(executor, queue, limit=LOOK_PAGE)
+                return messages.look_now_in(executor, queue)
 
             while self._runtime.connections.transact("look-now", work) == LOOK_PAGE:
                 pass

@@ -57,15 +57,6 @@ def unsent(executor: Executor, *, older_than_s: float, limit: int, since: Any = 
     return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit, since=since)
 
 
-_ANY_UNSENT = Statement("""
-SELECT EXISTS (SELECT FROM {askings} a WHERE a.job_id = ANY(%(job_ids)s::bigint[]) AND a.stored_at IS NULL) AS found""")
-
-
-def any_unsent(executor: Executor, job_ids: Iterable[int]) -> bool:
-    """Tell whether the backend still lacks the result of any asking of these jobs."""
-    return bool(executor.run(_ANY_UNSENT, job_ids=list(job_ids))[0].found)
-
-
 _OUTCOME = Statement("""
 SELECT task_id, outcome, result::text AS result FROM {askings} WHERE task_id = %(task_id)s""")
 

@@ -147,8 +147,13 @@ def drop_runs(executor: Executor, job_id: int) -> None:
     executor.run(_DROP_RUNS, id=job_id)
 
 
-_DUE_TIMERS = Statement("""
-SELECT job_id FROM {timers} WHERE due_at <= now() GROUP BY job_id ORDER BY min(due_at) LIMIT %(limit)s""")
+SOONEST = 1000
+"""Timers that are due among which jobs are looked for, the soonest first: after an outage a million may be due."""
+
+_DUE_TIMERS = Statement(f"""
+SELECT t.job_id FROM (
+  SELECT job_id, due_at FROM {{timers}} WHERE due_at <= now() ORDER BY due_at LIMIT {SOONEST}) t
+GROUP BY t.job_id ORDER BY min(t.due_at) LIMIT %(limit)s""")
 
 
 def due(executor: Executor, limit: int) -> list[int]:

@@ -9,8 +9,6 @@ from ..model.durable import Content, Key, Message
 from .durable_messages import DIGEST, FIRST_LOOK_S, SINCE
 from .statement import Executor, Statement
 
-NEWEST = 100_000
-"""Entries of the dead set among which that of one run is looked for: it was called lost and goes on, for one."""
 MOST_DEATHS = 10
 """How many earlier deaths of a task are remembered; they travel with its message."""
 
@@ -83,7 +81,7 @@ def revive_continuations(executor: Executor, entry_ids: Sequence[int], *, prefix
 
 _BURIED = Statement(
     """
-SELECT d.id, d.task FROM (SELECT * FROM {dead} ORDER BY id DESC LIMIT %(newest)s) d
+SELECT d.id, d.task FROM {dead} d
 WHERE d.task_id = %(task_id)s AND (d.payload->>'generation')::int = %(generation)s AND d.body IS NOT NULL
 ORDER BY d.id DESC LIMIT 1""",
     since=SINCE,
@@ -91,8 +89,8 @@ ORDER BY d.id DESC LIMIT 1""",
 
 
 def buried(executor: Executor, key: Key) -> Any | None:
-    """Read the (id, task) of the entry that a row became, looked for among the newest; a generation does so once."""
-    found = executor.run(_BURIED, task_id=key[0], generation=key[1], newest=NEWEST)
+    """Read the (id, task) of the entry that a row became; a generation does so once."""
+    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
     return found[0] if found else None
 
 
@@ -153,11 +151,15 @@ WITH page AS MATERIALIZED (
   SELECT id, died_at, job_id IS NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
  gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(
    SELECT id FROM page WHERE ordinary AND died_at < now() - make_interval(secs => %(age_s)s))) RETURNING id)
-SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last""",
+SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last,
+  (SELECT count(*) = %(limit)s AND bool_or(died_at < now() - make_interval(secs => %(age_s)s)) FROM page) AS goes_on""",
     since=SINCE,
 )
 
 
 def forget_entries(executor: Executor, *, after: int, age_s: float, limit: int) -> Any:
-    """Remove those of a page of the dead set that are of ordinary tasks and older than this: (removed, last id)."""
+    """Remove those of a page of the dead set that are of ordinary tasks and older than this.
+
+    Returns (removed, last, goes_on): the page's last id, and whether there may be old ones behind it.
+    """
     return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, limit=limit)[0]

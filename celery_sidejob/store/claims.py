@@ -159,17 +159,18 @@ SELECT p.wakes, p.nudges,
     SELECT FROM {{jobs}} a
     WHERE a.id = p.parent_id AND a.terminate_tree AND a.status IN ('terminating', 'terminated')) AS came_late, c.*
 FROM {{jobs}} p
-LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id ORDER BY j.id) c ON true
+LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id LIMIT %(most)s) c ON true
 WHERE p.id = %(id)s ORDER BY c.id""")
 
 
-def look(executor: Executor, job_id: int) -> Sequence[Any]:
+def look(executor: Executor, job_id: int, *, most: int) -> Sequence[Any]:
     """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot.
 
-    `came_late`: it never came to rest, nobody terminated it, and its parent was terminated with all that was
-    below it, before the transaction was committed that made it a child.
+    Reads `most` children and no more: where there are so many, there may be others. `came_late`: it never came to
+    rest, nobody terminated it, and its parent was terminated with all that was below it, before the transaction was
+    committed that made it a child.
     """
-    return executor.run(_LOOK, id=job_id)
+    return executor.run(_LOOK, id=job_id, most=most)
 
 
 _TOUCH = Statement("""

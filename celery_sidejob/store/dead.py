@@ -46,11 +46,14 @@ def bury(
 
 _COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
 _GROUP = "task || ': ' || split_part(coalesce(error, ''), ':', 1)"
+_MATCHING = f"""(%(queue)s::text IS NULL OR queue = %(queue)s)
+  AND (%(task_group)s::text IS NULL OR {_GROUP} = %(task_group)s)"""
 _PAGE = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}}
-WHERE id > %(after)s AND (%(task)s::text IS NULL OR task = %(task)s) AND (%(queue)s::text IS NULL OR queue = %(queue)s)
-  AND (%(task_group)s::text IS NULL OR {_GROUP} = %(task_group)s)
-ORDER BY id LIMIT %(limit)s""")
+SELECT {_COLUMNS} FROM {{dead}} WHERE id > %(after)s AND {_MATCHING} ORDER BY id LIMIT %(limit)s""")
+# Not `task = ...`: the primary key is in that order too, and a task with few entries would be looked for among all.
+_PAGE_OF_TASK = Statement(f"""
+SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id > %(after)s AND {_MATCHING}
+ORDER BY task, id LIMIT %(limit)s""")
 _GROUPS = Statement(f'SELECT {_GROUP} AS "group", count(*) AS entries FROM {{dead}} GROUP BY 1 ORDER BY 2 DESC, 1')
 _LAST = Statement("SELECT coalesce(max(id), 0) AS last FROM {dead}")
 _BEFORE = Statement("SELECT id FROM {dead} ORDER BY id DESC OFFSET %(keep)s LIMIT 1")
@@ -66,22 +69,32 @@ _COUNT = Statement("SELECT count(*) AS entries, count(job_id) AS jobs FROM {dead
 
 
 _OLD_ROOTS = Statement("""
-SELECT d.id, d.job_id FROM {dead} d JOIN {jobs} j ON j.id = d.job_id
-WHERE d.id > %(after)s AND d.died_at < now() - make_interval(secs => %(age_s)s) AND j.parent_id IS NULL
-ORDER BY d.id LIMIT %(limit)s""")
+SELECT d.id, (SELECT j.id FROM {jobs} j WHERE j.id = d.job_id AND j.parent_id IS NULL) AS job_id,
+  d.died_at < now() - make_interval(secs => %(age_s)s) AS old
+FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d ORDER BY d.id""")
 
 
-def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> Sequence[Any]:
-    """Read the next entries older than this of jobs without a parent; others are kept by what is above them."""
-    return executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)
+def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> tuple[list[int], int | None]:
+    """Read, of the next `limit` entries, the jobs without a parent whose entry is older than this.
+
+    Other jobs are kept by what is above them. Returns their ids, and after which entry to go on: None at the end, which
+    is where nothing is old, as an entry's id grows with its age.
+    """
+    page = executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)
+    found = [row.job_id for row in page if row.old and row.job_id is not None]
+    return found, page[-1].id if len(page) == limit and any(row.old for row in page) else None
 
 
 def page(
     executor: Executor, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
     queue: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
-    """Read the next entries by id, those that match; walks the primary key until `limit` do."""
-    return executor.run(_PAGE, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
+    """Read the next entries by id, those that match; reads those of the task, or else all, until `limit` do."""
+    if task is None and task_group is not None:
+        task = task_group.rpartition(": ")[0]  # the kind of error, behind it, has no colon
+    if task is None:
+        return executor.run(_PAGE, after=after, limit=limit, task_group=task_group, queue=queue)
+    return executor.run(_PAGE_OF_TASK, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
 
 
 def groups(executor: Executor) -> dict[str, int]:
@@ -124,7 +137,7 @@ def of_job(executor: Executor, job_id: int) -> Any | None:
 
 
 def of_task(executor: Executor, task_id: str) -> Any | None:
-    """Read the newest entry of this task id; reads the whole dead set."""
+    """Read the newest entry of this task id."""
     found = executor.run(_OF_TASK, task_id=task_id)
     return found[0] if found else None
 

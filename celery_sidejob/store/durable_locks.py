@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..model.durable import Content, Key, Message
-from .burials import NEWEST
 from .connection import Connections
 from .durable_messages import DIGEST, SINCE
 from .sent import Sent
@@ -135,11 +134,10 @@ _WAS_THE_SAME = f"""coalesce((d.payload->>'due_at')::timestamptz <= now() - make
 _TAKE_BACK_LATE = Statement(
     f"""
 DELETE FROM {{dead}} WHERE id = ANY(ARRAY(
-  SELECT max(d.id) FROM (
-    SELECT d.* FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d
-    WHERE d.task_id = ANY(%(task_ids)s::text[]) AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
-      AND (d.payload->>'generation')::int = {_FIRST}) d
-    JOIN {_RUNS} ON r.task_id = d.task_id
+  SELECT max(d.id) FROM {_RUNS} CROSS JOIN LATERAL (
+    SELECT e.* FROM {{dead}} e
+    WHERE e.task_id = r.task_id AND e.body IS NOT NULL AND e.reason IN ('lost', 'revoked', 'expired')
+      AND (e.payload->>'generation')::int = {_FIRST} OFFSET 0) d
   WHERE {_WAS_THE_SAME} AND d.task = r.task AND {DIGEST} = r.digest
   GROUP BY d.task_id))
 RETURNING task_id""",
@@ -149,7 +147,7 @@ RETURNING task_id""",
 
 def take_back_late(executor: Executor, runs: Sequence[Late]) -> set[str]:
     """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
-    found = executor.run(_TAKE_BACK_LATE, newest=NEWEST, **_parameters(runs))
+    found = executor.run(_TAKE_BACK_LATE, **_parameters(runs))
     return {row.task_id for row in found}
 
 
@@ -197,8 +195,7 @@ _FREE = f"""body IS NOT NULL AND locked_by IS NULL AND task = %(task)s AND {DIGE
     AND (%(age_s)s::double precision IS NULL OR due_at <= now() - make_interval(secs => %(age_s)s))"""
 
 _ENTRY = f"""
-    SELECT d.id FROM (SELECT * FROM {{dead}} ORDER BY id DESC LIMIT %(newest)s) d,
-      (SELECT %(age_s)s::double precision AS age_s) r
+    SELECT d.id FROM {{dead}} d, (SELECT %(age_s)s::double precision AS age_s) r
     WHERE d.task_id = %(task_id)s AND d.body IS NOT NULL AND d.reason IN ('lost', 'revoked', 'expired')
       AND (d.payload->>'generation')::int = %(generation)s AND d.task = %(task)s AND {DIGEST} = %(digest)s
       AND (r.age_s IS NULL OR {_WAS_THE_SAME})
@@ -217,14 +214,13 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry""",
 def take_back(executor: Executor, key: Key, content: Content, *, age_s: float | None = None) -> bool:
     """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
 
-    That is its row, if no other run holds it, or its entry in the dead set, looked for among the newest ones: as lost,
-    or as what kept it from running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the
-    run began, if that was without a lock: of another call of this task id nothing is taken then.
+    That is its row, if no other run holds it, or its entry in the dead set: as lost, or as what kept it from
+    running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the run began, if that
+    was without a lock: of another call of this task id nothing is taken then.
     """
     return bool(
         executor.run(
             _TAKE_BACK, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, age_s=age_s,
-            newest=NEWEST,
         )
     )  # fmt: skip
 
@@ -263,7 +259,7 @@ def keep_from_others(executor: Executor, key: Key, content: Content, *, age_s: f
     return bool(
         executor.run(
             _KEEP_FROM_OTHERS, task_id=key[0], generation=key[1], task=content.task, digest=content.digest,
-            age_s=age_s, for_s=for_s, newest=NEWEST,
+            age_s=age_s, for_s=for_s,
         )
     )  # fmt: skip
 
@@ -322,22 +318,25 @@ def give_back(
     return executor.run(_GIVE_BACK, task_ids=list(task_ids), worker_id=worker_id, loss=int(loss), begun=begun)
 
 
+TAKEN = 200
+"""Runs that are taken from dead workers in one statement; in its text, as `messages.LOOK_PAGE`."""
+
 _TAKE_FROM_THE_DEAD = Statement(
     f"""
 WITH held AS MATERIALIZED (
   SELECT m2.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss, true AS begun
   FROM {{messages}} m2 LEFT JOIN {{workers}} w ON w.id = m2.locked_by
   WHERE m2.locked_by IS NOT NULL AND m2.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
-  ORDER BY m2.task_id LIMIT %(limit)s FOR UPDATE OF m2 SKIP LOCKED)
+  ORDER BY m2.task_id LIMIT {TAKEN} FOR UPDATE OF m2 SKIP LOCKED)
 UPDATE {{messages}} m SET {_LOST}
 FROM held WHERE m.task_id = held.task_id RETURNING m.task_id, m.task, held.loss, m.doom IS NULL AS goes_on""",
     since=SINCE,
 )
 
 
-def take_from_the_dead(executor: Executor, limit: int) -> Sequence[Any]:
+def take_from_the_dead(executor: Executor) -> Sequence[Any]:
     """Take a page of runs from workers that were declared dead; one that left as planned has lost nothing.
 
     Reads what is running, by the index of held rows.
     """
-    return executor.run(_TAKE_FROM_THE_DEAD, limit=limit)
+    return executor.run(_TAKE_FROM_THE_DEAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .statement import Executor, Statement
@@ -98,6 +99,15 @@ def lock_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
     return {row.id: row for row in executor.run(_LOCK_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
+_LOCK_FREE_EXCLUSIVELY = Statement("""
+SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
+
+
+def lock_free_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+    """Lock jobs as `lock_exclusively` does, but for those that somebody else has locked."""
+    return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
+
+
 _PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
@@ -144,6 +154,14 @@ def children(executor: Executor, job_id: int) -> Sequence[Any]:
     return executor.run(_CHILDREN, id=job_id)
 
 
+_CHILD_IDS = Statement("SELECT id FROM {jobs} WHERE parent_id = %(id)s ORDER BY id")
+
+
+def child_ids(executor: Executor, job_id: int) -> list[int]:
+    """Read the ids of a job's children, oldest first."""
+    return [row.id for row in executor.run(_CHILD_IDS, id=job_id)]
+
+
 _CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND name = %(name)s")
 
 
@@ -151,48 +169,6 @@ def child(executor: Executor, parent_id: int, name: str) -> int | None:
     """Read the id of a job's child of this name."""
     found = executor.run(_CHILD, parent_id=parent_id, name=name)
     return found[0].id if found else None
-
-
-_SUBTREE = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
-  UNION ALL SELECT j.id, j.status FROM {jobs} j JOIN tree ON j.parent_id = tree.id)
-SELECT id, status FROM tree""")
-
-
-def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
-    """Read the ids and statuses of jobs and of everything below them."""
-    return executor.run(_SUBTREE, ids=list(ids))
-
-
-_NODE = """j.id, j.parent_id, j.name, j.task, j.status,
-  (SELECT count(*) FROM {jobs} c WHERE c.parent_id = j.id) AS children"""
-_NODE_OF = Statement(f"SELECT {_NODE} FROM {{jobs}} j WHERE j.id = %(id)s")
-_NODES_BELOW = Statement(f"""
-SELECT {_NODE} FROM {{jobs}} j WHERE j.parent_id = ANY(%(ids)s::bigint[]) ORDER BY j.parent_id, j.id LIMIT %(limit)s""")
-
-
-def node(executor: Executor, job_id: int) -> Any | None:
-    """Read a job as a tree shows it, with the number of its children."""
-    found = executor.run(_NODE_OF, id=job_id)
-    return found[0] if found else None
-
-
-def nodes_below(executor: Executor, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
-    """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them."""
-    return executor.run(_NODES_BELOW, ids=list(ids), limit=limit)
-
-
-_ANCESTORS = Statement("""
-WITH RECURSIVE up AS (
-  SELECT id, parent_id FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id, j.parent_id FROM {jobs} j JOIN up ON j.id = up.parent_id)
-SELECT id FROM up""")
-
-
-def ancestors(executor: Executor, job_id: int) -> set[int]:
-    """Read the ids of a job and of everything above it."""
-    return {row.id for row in executor.run(_ANCESTORS, id=job_id)}
 
 
 _SET_PARENT = Statement("UPDATE {jobs} SET parent_id = %(parent_id)s, name = %(name)s WHERE id = %(id)s")
@@ -211,26 +187,51 @@ def delete(executor: Executor, ids: Iterable[int]) -> None:
     executor.run(_DELETE, ids=list(ids))
 
 
-_OLD_ROOTS = Statement("""
-SELECT j.id FROM {jobs} j
-WHERE j.id > %(after)s AND j.id <= %(after)s::bigint + %(window)s::bigint AND j.parent_id IS NULL
-  AND j.status IN ('completed', 'terminated')
-  AND j.ended_at < now() - make_interval(secs => coalesce(j.retention_s, %(age_s)s))
-ORDER BY j.id""")
-_LAST_ID = Statement("SELECT coalesce(max(id), 0) AS id FROM {jobs}")
+_UNSETTLED = Statement("""
+SELECT m.job_id FROM {messages} m WHERE m.job_id = ANY(%(ids)s::bigint[])
+UNION SELECT t.job_id FROM {timers} t WHERE t.job_id = ANY(%(ids)s::bigint[])
+UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) AND a.stored_at IS NULL""")
 
 
-def old_roots(executor: Executor, *, after: int, window: int, age_s: float | None) -> Sequence[Any]:
-    """Read, among the next `window` ids, the jobs without a parent that finished longer ago than their task's
-    retention, or else than `age_s` (None: those are kept for ever).
+def unsettled(executor: Executor, ids: Iterable[int]) -> set[int]:
+    """Read to which of these jobs something is still to happen, or whose result the backend does not have yet."""
+    return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
+
+
+WINDOW = 10_000
+"""Jobs that are looked at in one step of pruning."""
+
+_OLD_PAGE = Statement("""
+WITH page AS MATERIALIZED (
+  SELECT id, parent_id, status, ended_at, retention_s FROM {jobs} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s)
+SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs, ARRAY(
+  SELECT j.id FROM page j
+  WHERE j.status IN ('completed', 'terminated')
+    AND j.ended_at < now() - make_interval(secs => coalesce(j.retention_s, %(age_s)s))
+    AND (j.parent_id IS NULL OR j.retention_s IS NOT NULL AND EXISTS (
+        SELECT FROM {jobs} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
+          AND p.ran_at > j.ended_at)
+      AND NOT EXISTS (SELECT FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id))
+  ORDER BY j.id) AS ids""")
+
+
+@dataclass(frozen=True, slots=True)
+class OldPage:
+    """Jobs that may go. `last`: the last id that was looked at, None at the end."""
+
+    ids: list[int]
+    last: int | None
+
+
+def old_page(executor: Executor, *, after: int, age_s: float | None) -> OldPage:
+    """Read, among the next `WINDOW` jobs, those that finished longer ago than their task's retention, or else than
+    `age_s` (None: those are kept for ever), and that nothing above them keeps.
+
+    A child is kept by its parent, unless its own task has a retention and the parent has run since and rests; and as
+    long as packets wait on its ports.
     """
-    return executor.run(_OLD_ROOTS, after=after, window=window, age_s=age_s)
-
-
-def last_id(executor: Executor) -> int:
-    """Read the highest id there is."""
-    found: int = executor.run(_LAST_ID)[0].id
-    return found
+    page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s)[0]
+    return OldPage(page.ids, page.last if page.jobs == WINDOW else None)
 
 
 _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")

@@ -17,6 +17,12 @@ OVERTAKEN_S = 5.0
 """By how much later another message was published, at least, to have overtaken one."""
 RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
+LOOK_PAGE = 500
+"""Messages whose next look is moved in one transaction.
+
+It stands in the text of the statements: for a limit that Postgres learns only with the values it plans to read a tenth
+of the table, which is all of it at once.
+"""
 
 # A page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit to.
 # A row is looked up for each key; `durable_messages._MARK` says why.
@@ -133,21 +139,21 @@ def still_unpublished(executor: Executor, task_ids: Iterable[str], wait_s: float
     return len(executor.run(_SET_ASIDE, task_ids=list(task_ids), wait_s=wait_s))
 
 
-_LOOK_NOW = Statement("""
+_LOOK_NOW = Statement(f"""
 WITH page AS (
-  SELECT task_id FROM {messages}
+  SELECT task_id FROM {{messages}}
   WHERE published_at IS NOT NULL AND locked_by IS NULL AND look_at > now() AND job_id > %(after)s
-  ORDER BY job_id LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-UPDATE {messages} m SET look_at = now(), published_at = NULL
+  ORDER BY job_id LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
+UPDATE {{messages}} m SET look_at = now(), published_at = NULL
 FROM page WHERE m.task_id = page.task_id RETURNING m.job_id""")
 
 
-def look_now(executor: Executor, *, after: int, limit: int) -> int | None:
+def look_now(executor: Executor, *, after: int) -> int | None:
     """Have a page of the published and unclaimed messages published again; returns the last job id, None at the end.
 
     This is what follows an emptied broker.
     """
-    found = [row.job_id for row in executor.run(_LOOK_NOW, after=after, limit=limit)]
+    found = [row.job_id for row in executor.run(_LOOK_NOW, after=after)]
     return max(found) if found else None
 
 
@@ -190,22 +196,22 @@ def queues_in_broker(executor: Executor) -> list[str]:
     return [row.queue for row in executor.run(_IN_BROKER)]
 
 
-_LOOK_NOW_IN = Statement("""
+_LOOK_NOW_IN = Statement(f"""
 WITH page AS (
-  SELECT task_id FROM {messages}
+  SELECT task_id FROM {{messages}}
   WHERE queue = %(queue)s AND look_at > now() AND look_at < 'infinity'
     AND published_at IS NOT NULL AND locked_by IS NULL
-  ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-UPDATE {messages} m SET look_at = now(), published_at = NULL
+  ORDER BY look_at LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
+UPDATE {{messages}} m SET look_at = now(), published_at = NULL
 FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
-def look_now_in(executor: Executor, queue: str, *, limit: int) -> int:
+def look_now_in(executor: Executor, queue: str) -> int:
     """Have a page of one queue's published and unclaimed messages published again; returns how many those are.
 
-    This is what follows a deleted queue. Fewer than `limit`: there are no more.
+    This is what follows a deleted queue. Fewer than `LOOK_PAGE`: there are no more.
     """
-    return len(executor.run(_LOOK_NOW_IN, queue=queue, limit=limit))
+    return len(executor.run(_LOOK_NOW_IN, queue=queue))
 
 
 _OVERDUE = Statement(
@@ -224,24 +230,25 @@ def overdue(executor: Executor, *, limit: int) -> dict[str, int]:
     return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
 
 
-_PASS_OVER = Statement("""
+_PASS_OVER = Statement(f"""
 WITH page AS (
-  SELECT task_id FROM {messages}
+  SELECT task_id FROM {{messages}}
   WHERE queue = %(queue)s AND look_at <= now() AND locked_by IS NULL
-    AND published_at > coalesce((SELECT max(r.published_at) FROM {messages} r
+    AND published_at > coalesce((SELECT max(r.published_at) FROM {{messages}} r
       WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
-  ORDER BY look_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED)
-UPDATE {messages} m SET missing_at = NULL,
+  ORDER BY look_at LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
+UPDATE {{messages}} m SET missing_at = NULL,
   look_at = now() + least(greatest(m.look_after, now() - m.published_at), make_interval(secs => %(longest_s)s))
 FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
-def pass_over(executor: Executor, queue: str, *, limit: int) -> int:
+def pass_over(executor: Executor, queue: str) -> int:
     """Look later at messages of a queue in which as many wait, when they have waited for as long again; counts them.
 
-    Not at one that was overtaken: a queue is served in order, and a later message of it has its run.
+    A page of them: fewer than `LOOK_PAGE` are the last. Not at one that was overtaken: a queue is served in order, and
+    a later message of it has its run.
     """
-    found = executor.run(_PASS_OVER, queue=queue, limit=limit, longest_s=LONGEST_LOOK_S, margin_s=OVERTAKEN_S)
+    found = executor.run(_PASS_OVER, queue=queue, longest_s=LONGEST_LOOK_S, margin_s=OVERTAKEN_S)
     return len(found)
 
 

@@ -111,7 +111,7 @@ def reassign(
         before = connections.transact("reassign", change)
         after: int | None = 0
         while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
-            after = connections.transact("look-now", partial(messages.look_now, after=after, limit=1000))
+            after = connections.transact("look-now", partial(messages.look_now, after=after))
         return before
 
 

@@ -30,6 +30,19 @@ def served(executor: Executor, task: str) -> Any | None:
     return found[0] if found else None
 
 
+UNSERVED_DAYS = 180
+
+_FORGET_UNSERVED = Statement(f"""
+DELETE FROM {{registry}} r
+WHERE r.seen_at < now() - make_interval(days => {UNSERVED_DAYS})
+  AND r.seen_at < (SELECT min(w.started_at) FROM {{workers}} w WHERE w.dead_at IS NULL) - interval '1 day'""")
+
+
+def forget_unserved(executor: Executor) -> None:
+    """Forget tasks that were not served for half a year, and by no worker that lives now; without any, none."""
+    executor.run(_FORGET_UNSERVED)
+
+
 _NOTE_META = Statement("""
 INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO NOTHING""")
 _READ_META = Statement("SELECT key, value FROM {meta}")

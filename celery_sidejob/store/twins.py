@@ -122,18 +122,20 @@ def give_way(executor: Executor, copy: Copy) -> bool:
     return bool(executor.run(_GIVE_WAY, task_id=copy[0], call=copy[1]))
 
 
+PAGE = 1000
+"""What is forgotten in one statement; in its text, as `messages.LOOK_PAGE`."""
+
 _PRUNE = Statement(
-    """
-DELETE FROM {twins} t USING (
-  SELECT task_id, call FROM {twins} WHERE kept_until < now() ORDER BY kept_until LIMIT %(limit)s) old
-WHERE t.task_id = old.task_id AND t.call = old.call""",
+    f"""
+DELETE FROM {{twins}} WHERE ctid = ANY(ARRAY(
+  SELECT ctid FROM {{twins}} WHERE kept_until < now() ORDER BY kept_until LIMIT {PAGE})) RETURNING call""",
     since=SINCE,
 )
 
 
-def prune(executor: Executor, limit: int) -> None:
-    """Forget a page of what was remembered for long enough."""
-    executor.run(_PRUNE, limit=limit)
+def prune(executor: Executor) -> int:
+    """Forget a page of what was remembered for long enough; returns how much that was."""
+    return len(executor.run(_PRUNE))
 
 
 def exist(executor: Executor) -> bool:

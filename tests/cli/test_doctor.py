@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from urllib.parse import urlsplit
 
@@ -70,7 +71,7 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     assert bad == {"durability"}, "the servers of tests do not write to the disk"
     assert found.keys() == {
         "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "workers", "sweeping",
-        "results", "dead set", "vacuum", "horizon", "rules", "liveness",
+        "results", "dead set", "retention", "vacuum", "horizon", "rules", "liveness",
     }  # fmt: skip
 
 
@@ -268,6 +269,35 @@ def test_the_dead_set(locked: Stage) -> None:
     assert (finding.level, finding.found) == (Level.WARNING, "1 entries: 1 of stage.call (ValueError)")
     assert "sidejob dead groups" in finding.remedy
     assert "sidejob dead retry" in finding.remedy
+
+
+def test_finished_jobs_that_nothing_removes(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.diagnosis.FINISHED", 50)
+    locked.sql(
+        "INSERT INTO jobs (task, queue, status, retention_s) "
+        "SELECT 't', 'q', 'completed', 60 FROM generate_series(1, 90)"
+    )
+    assert levels(locked, "retention") == ["ok"]
+
+    locked.sql("INSERT INTO jobs (task, queue, status) SELECT 't', 'q', 'completed' FROM generate_series(1, 60)")
+    (finding,) = findings(locked)["retention"]
+    assert (finding.level, finding.found) == (Level.WARNING, "about 60 finished jobs are kept for ever")
+
+    with closing(Stage(locked.database_url, sidejob_retention=60)) as keeping:
+        assert levels(keeping, "retention") == ["ok"]
+
+
+def test_a_job_with_very_many_children(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_sidejob.diagnosis.CHILDREN", 50)
+    parent = locked.job()
+    locked.sql(
+        "INSERT INTO jobs (task, queue, status, parent_id, name) "
+        "SELECT 't', 'q', 'completed', %s, 'c' || n FROM generate_series(1, 60) n",
+        parent.id,
+    )
+    locked.sql("ANALYZE jobs")
+    (finding,) = findings(locked)["retention"]
+    assert (finding.level, finding.found) == (Level.WARNING, f"very many children: job {parent.id} has about 60")
 
 
 def test_a_transaction_that_keeps_vacuum_from_its_work(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import Job, RunningJob
+from celery_sidejob import Job, NotAChildError, RunningJob
+from celery_sidejob.operations import runs
+from celery_sidejob.store import jobs
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -99,3 +101,84 @@ def test_a_failed_run_satisfies_no_nudge(stage: Stage) -> None:
     assert status_after(stage, job, lambda: stage.sidejob.get(job.id).input("a").write(1)) == "queued"
     with pytest.raises(ValueError, match="whatever came"):
         raise stage.raised[job.id]
+
+
+# -- very many children ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one child is more than a run begins with reading."""
+    monkeypatch.setattr(runs, "LOOK_MOST", 1)
+
+
+def large_family(stage: Stage, second_run: Callable[[RunningJob], Any]) -> tuple[Job, Job]:
+    """As `family`, with a second child that has ended."""
+    parent, child = family(stage, second_run)
+    stage.run(parent.enqueue("stage.idle", child_name="other"))
+    return parent, child
+
+
+@pytest.mark.usefixtures("two_are_many")
+def test_very_many_children_are_not_read_unless_the_body_asks(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, _ = large_family(stage, lambda job: job.child("other"))
+
+    def children(*_: Any) -> Any:
+        raise AssertionError("all children were read")
+
+    monkeypatch.setattr(jobs, "children", children)
+    assert stage.run(parent) == "completed"
+
+
+@pytest.mark.usefixtures("two_are_many")
+def test_very_many_children_are_the_same_ones_until_the_first_commit(stage: Stage) -> None:
+    seen: list[str] = []
+
+    def second_run(job: RunningJob) -> None:
+        for act in (lambda: None, lambda: stage.outside(lambda: stage.run(child)), job.checkpoint):
+            act()
+            seen.append(job.children["only"].status)
+
+    parent, child = large_family(stage, second_run)
+    assert stage.run(parent) == "queued"
+    assert seen == ["queued", "queued", "completed"]
+
+
+@pytest.mark.usefixtures("two_are_many")
+def test_an_end_among_very_many_children_may_be_seen_and_has_a_run_all_the_same(stage: Stage) -> None:
+    seen: list[str] = []
+
+    def second_run(job: RunningJob) -> None:
+        stage.outside(lambda: stage.run(child))
+        seen.append(job.children["only"].status)
+
+    parent, child = large_family(stage, second_run)
+    assert stage.run(parent) == "queued"
+    assert seen == ["completed"]
+
+
+@pytest.mark.parametrize("most", [0, 10], ids=["later", "at once"])
+def test_a_child_is_found_by_its_name_as_the_unit_leaves_the_family(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(runs, "LOOK_MOST", most)
+    found: list[Any] = []
+
+    def second_run(job: RunningJob) -> None:
+        known = job.child("only")
+        assert known is not None
+        job.disown("only")
+        new = job.enqueue("stage.idle", child_name="new")
+        with pytest.raises(NotAChildError):
+            job.disown("only")
+        with pytest.raises(NotAChildError):
+            job.disown(known)
+        found.extend([job.child("only"), job.child("new") == new, job.child("nobody")])
+        job.adopt(known, "again")
+        found.append(job.child("again") == known)
+
+    parent, _ = family(stage, second_run)
+    parent.run()
+    stage.run(parent)
+    assert found == [None, True, None, True]
+    assert set(parent.children) == {"again", "new"}

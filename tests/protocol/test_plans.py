@@ -34,6 +34,7 @@ from celery_sidejob.store import (
     served_tasks,
     state,
     statistics,
+    trees,
     twins,
 )
 from celery_sidejob.store.connection import Connections
@@ -44,19 +45,17 @@ from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, askings, asks, burials, claims, counters, dead, durable_locks, durable_looks, durable_messages, jobs, kept,
-    messages, packets, ports, revocation, served_tasks, state, statistics, twins,
+    messages, packets, ports, revocation, served_tasks, state, statistics, trees, twins,
 )  # fmt: skip
 
 READS_ALL = {
     "dead._COUNT": "counts",
-    "dead._OF_TASK": "a person's question",
     "dead._GROUPS": "counts",
     "jobs._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "jobs._LIST": "walks the primary key until `limit` rows match",
     "jobs._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "durable_looks._UNHELD": "pages through everything after a broker was emptied",
     "messages._DEPTH": "counts",
-    "messages._LOOK_NOW": "pages through everything after a broker was emptied",
     "served_tasks._DUE": "reads what is due; see below",
     "statistics._RESTING": "counts what is not finished; see below",
     "statistics._TIMERS": "counts",
@@ -341,3 +340,118 @@ def test_a_busy_connection_forgets_plans_for_empty_tables(
             other.execute(FILL_MESSAGES)
             wait_until(lambda: not reads_all(), timeout=20, message="plans for full tables")
         connections.close()
+
+
+# -- where one has very many ------------------------------------------------------------------------------------------
+
+MANY = 50_000
+SKEWED = f"""
+INSERT INTO jobs (id, task, queue, status) VALUES (1, 'task', 'q', 'suspended');
+INSERT INTO jobs (id, task, queue, status, parent_id, name)
+  SELECT n + 1, 'task', 'q', 'completed', 1, 'kid' || n FROM generate_series(1, {MANY}) n;
+INSERT INTO jobs (id, task, queue, status)
+  SELECT {MANY} + 1 + n, 'task', 'q', 'completed' FROM generate_series(1, 100) n;
+INSERT INTO messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+  SELECT 'm' || id, id, 1, 'q', now(), now() + interval '1 hour', '30 s' FROM jobs;
+INSERT INTO messages (task_id, task, generation, queue, body, publication, published_at, look_at, look_after)
+  SELECT 't' || n, 'task', 1, 'q', convert_to(repeat('x', 700), 'utf8'), '{{}}', now(), now() + interval '1 hour',
+    '30 s' FROM generate_series(1, {MANY}) n;
+INSERT INTO askings (task_id, job_id, closed_at, outcome, stored_at)
+  SELECT 'm' || n, 1, now(), 'completed', now() FROM generate_series(1, {MANY}) n;
+INSERT INTO timers (job_id, due_at, ask, accepted)
+  SELECT 1, now() - interval '1 hour', 'run', true FROM generate_series(1, {MANY}) n;
+INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
+INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;
+INSERT INTO subscriptions SELECT '/c' || n, 1 FROM generate_series(1, {MANY}) n;
+INSERT INTO state SELECT 1, 'k' || n, '1' FROM generate_series(1, {MANY}) n;
+INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
+INSERT INTO dead (job_id, task_id, task, queue, reason, payload)
+  SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}' FROM generate_series(1, {MANY}) n;
+INSERT INTO twins (task_id, call, tried, kept_until)
+  SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
+ANALYZE"""
+
+
+@pytest.fixture(scope="module")
+def skewed_store(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store in which one job, and one port, has nearly all that there is."""
+    with filled(databases, database_template, SKEWED) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_one_with_very_many_makes_nobody_read_a_whole_table(skewed_store: psycopg.Connection[Any], name: str) -> None:
+    if HOT[name].text.startswith("SET "):
+        pytest.skip("no query")
+    plan = plan_of(skewed_store, HOT[name])
+    assert set(scans(plan)) <= SMALL, json.dumps(plan, indent=1)
+
+
+OTHER = MANY + 50
+ROOT = MANY + 60
+BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
+    "a run begins, of the parent of all": (claims._LOOK, {"id": 1, "most": 501}, 10 * 501),
+    "a run begins, of another": (claims._LOOK, {"id": OTHER, "most": 501}, 20),
+    "below another": (trees._SUBTREE, {"ids": [OTHER]}, 20),
+    "children of another": (jobs._CHILD_IDS, {"id": OTHER}, 20),
+    "packets of another": (
+        packets._TAKE,
+        {"port_id": OTHER, "job_id": ROOT, "run_no": 1, "limit": 100},
+        20,
+    ),
+    "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
+    "an emptied broker": (messages._LOOK_NOW, {"after": 0}, 20 * messages.LOOK_PAGE),
+    "a queue that is gone": (messages._LOOK_NOW_IN, {"queue": "q"}, 20 * messages.LOOK_PAGE),
+    "who is dead": (durable_locks._TAKE_FROM_THE_DEAD, {}, 20),
+    "old notes on copies": (twins._PRUNE, {}, 10 * twins.PAGE),
+    "old entries of jobs": (dead._OLD_ROOTS, {"after": 0, "age_s": 1e6, "limit": 1000}, 10 * 1000),
+    "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
+    "entries of a task": (
+        dead._PAGE_OF_TASK,
+        {"after": 0, "task": "task7", "queue": None, "task_group": None, "limit": 100},
+        1000,
+    ),
+    "a run that goes on after all": (
+        durable_locks._TAKE_BACK,
+        {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None},
+        40,
+    ),
+    "runs that go on after all": (
+        durable_locks._TAKE_BACK_LATE,
+        {
+            "task_ids": ["m7", "m8"],
+            "tasks": ["task7", "task8"],
+            "digests": ["d", "d"],
+            "ages": [1.0, 1.0],
+            "max_losses": [3, 3],
+        },
+        40,
+    ),
+    "old jobs": (jobs._OLD_PAGE, {"after": 0, "limit": 1000, "age_s": 1e6}, 10 * 1000),
+    "children, as a tree shows them": (trees._NODES_BELOW, {"ids": [1], "limit": 100}, 10 * trees.COUNTED),
+}
+"""What reads at most so many rows, whoever has how many."""
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_more_rows_are_read_than_are_wanted(skewed_store: psycopg.Connection[Any], name: str) -> None:
+    statement, parameters, most = BOUNDED[name]
+    with skewed_store.transaction(force_rollback=True):
+        found = skewed_store.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.render(SCHEMA), parameters, prepare=True
+        ).fetchone()
+    assert rows_read(found[0][0]["Plan"]) <= most, json.dumps(found[0], indent=1)  # type: ignore[index]
+
+
+def test_a_deletion_reads_no_whole_table_for_its_foreign_keys(skewed_store: psycopg.Connection[Any]) -> None:
+    def read() -> dict[str, int]:
+        return dict(
+            skewed_store.execute(
+                "SELECT relname, seq_tup_read FROM pg_stat_xact_user_tables WHERE seq_tup_read > 0"
+            ).fetchall()
+        )
+
+    with skewed_store.transaction(force_rollback=True):
+        before = read()
+        skewed_store.execute(jobs._DELETE.render(SCHEMA), {"ids": [OTHER]})
+        assert {name: rows for name, rows in read().items() if rows != before.get(name)} == {}

@@ -1,0 +1,91 @@
+"""What people and monitors look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery_sidejob.diagnosis import Diagnosis
+from celery_sidejob.inspection import Inspection
+from celery_sidejob.job import Job
+from tests.tools.in_process import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`is_stated`: the docstring of what is read tells of its cost."""
+
+    read: Callable[[], Any]
+    is_stated: bool = False
+
+
+def pages_of(stage: Stage, rows: int) -> dict[str, Page]:
+    """Return each page by the name of the command or the call."""
+    sidejob, inspection = stage.sidejob, Inspection(stage.runtime)
+    dead, port = sidejob.dead, Job(rows, runtime=stage.runtime).input("a")
+    parent = Job(rows + 1, runtime=stage.runtime)
+    newest = next(iter(dead.list(limit=1))).id
+    return {
+        "show: a job": Page(lambda: inspection.details(Job(7, runtime=stage.runtime))),
+        "show: a parent of all": Page(lambda: inspection.details(parent)),
+        "show: a port with all packets": Page(lambda: inspection.details(Job(rows, runtime=stage.runtime))),
+        "show: a durable task": Page(lambda: inspection.task("task-7")),
+        "find(alias)": Page(lambda: sidejob.find("alias-7")),
+        "for_task_id": Page(lambda: sidejob.for_task_id("closed-7")),
+        "for_task_id, of no job": Page(lambda: sidejob.for_task_id("nobody's")),
+        "tree --limit 1000": Page(lambda: inspection.tree(parent, limit=1000)),
+        "parent.child(name)": Page(lambda: parent.child("child-7")),
+        "parent.children": Page(lambda: parent.children, is_stated=True),
+        "len(port)": Page(lambda: len(port), is_stated=True),
+        "port.has_data": Page(lambda: port.has_data),
+        "port.peek()": Page(port.peek),
+        "stats": Page(inspection.stats),
+        "drain": Page(lambda: inspection.pending(horizon_s=60.0)),
+        "drain --queue": Page(lambda: inspection.pending("rare", horizon_s=60.0)),
+        "knows_queue, of none": Page(lambda: inspection.knows_queue("nobody's"), is_stated=True),
+        "jobs()": Page(sidejob.jobs),
+        "jobs(queued, queue)": Page(lambda: sidejob.jobs(status="queued", queue="waits")),
+        "jobs(queued, a small queue)": Page(lambda: sidejob.jobs(status="queued", queue="rare")),
+        "jobs(queued, no such queue)": Page(lambda: sidejob.jobs(status="queued", queue="nobody's")),
+        "jobs(queued)": Page(lambda: sidejob.jobs(status="queued")),
+        "jobs(running)": Page(lambda: sidejob.jobs(status="running")),
+        "jobs(suspended)": Page(lambda: sidejob.jobs(status="suspended"), is_stated=True),
+        "jobs(terminating)": Page(lambda: sidejob.jobs(status="terminating")),
+        "jobs(failed)": Page(lambda: sidejob.jobs(status="failed")),
+        "jobs(failed, task)": Page(lambda: sidejob.jobs(status="failed", task="broken")),
+        "jobs(completed)": Page(lambda: sidejob.jobs(status="completed")),
+        "jobs(parent)": Page(lambda: sidejob.jobs(parent=parent)),
+        "jobs(created_by), of nobody": Page(lambda: sidejob.jobs(created_by="nobody"), is_stated=True),
+        "count_jobs()": Page(sidejob.count_jobs, is_stated=True),
+        "len(dead)": Page(lambda: len(dead), is_stated=True),
+        "dead.list()": Page(dead.list),
+        "dead.list(task)": Page(lambda: dead.list(task="mail-7")),
+        "dead.list(group)": Page(lambda: dead.list(group="mail-7: Lost")),
+        "dead.list(task), of none": Page(lambda: dead.list(task="nobody's"), is_stated=True),
+        "dead.groups()": Page(dead.groups, is_stated=True),
+        "dead.get": Page(lambda: dead.get(newest)),
+        "dead.for_task_id": Page(lambda: dead.for_task_id("buried-7")),
+        "dead.for_task_id, of none": Page(lambda: dead.for_task_id("nobody's")),
+        **_checks(stage),
+    }
+
+
+def _checks(stage: Stage) -> dict[str, Page]:
+    """Return each check of `doctor` that reads tables."""
+    diagnosis = Diagnosis(stage.runtime, stage.sidejob.owner)
+    checks = (
+        diagnosis._rights, diagnosis._queues, diagnosis._publishing, diagnosis._tasks, diagnosis._workers,
+        diagnosis._sweeping, diagnosis._results, diagnosis._dead, diagnosis._vacuum, diagnosis._horizon,
+    )  # fmt: skip
+    named = {
+        f"doctor: {check.__name__.strip('_')}": Page(lambda check=check: list(diagnosis._look(check, within_s=None)))
+        for check in checks
+    }
+    rules = {
+        "doctor: rules": Page(lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, False), within_s=None))),
+        "doctor --thorough: rules": Page(
+            lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, True), within_s=None)), is_stated=True
+        ),
+    }
+    return {**named, **rules}

@@ -1,0 +1,39 @@
+"""What has piled up: estimates, from what Postgres knows of its tables and from a sample of their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+MOST_PAGES = 2000
+"""Pages of a table that are looked at; a larger one is judged by so many of them."""
+
+_FINISHED = Statement(f"""
+SELECT count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL)
+  * greatest(1, pg_relation_size('{{jobs}}'::regclass) / 8192.0 / {MOST_PAGES}) AS jobs
+FROM {{jobs}} j TABLESAMPLE SYSTEM (
+  least(100, 100.0 * {MOST_PAGES} / greatest(1, pg_relation_size('{{jobs}}'::regclass) / 8192)))""")
+
+
+def finished(executor: Executor) -> int:
+    """Estimate how many jobs are finished and have no retention of their task's own."""
+    return round(float(executor.run(_FINISHED)[0].jobs))
+
+
+_FAMILIES = Statement("""
+SELECT f.parent_id, round(f.share * c.reltuples)::bigint AS children
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'parent_id'
+  CROSS JOIN LATERAL unnest(s.most_common_vals::text::bigint[], s.most_common_freqs) AS f(parent_id, share)
+WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s
+  AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC LIMIT 5""")
+
+
+def families(executor: Executor, *, least: int) -> Sequence[Any]:
+    """Estimate which jobs have so many children, (parent_id, children), the largest families first.
+
+    As of the last ANALYZE of the table.
+    """
+    return executor.run(_FAMILIES, least=least)

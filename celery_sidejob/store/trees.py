@@ -1,0 +1,94 @@
+"""Trees of jobs, as rows of `jobs` know them by their parents: what is below a job, and above it.
+
+Children are found by the index for each job (LATERAL): a join would read all jobs where one has very many children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from .statement import Executor, Statement
+
+_SUBTREE = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
+    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT id, status FROM tree""")
+
+
+def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
+    """Read the ids and statuses of jobs and of everything below them, each job's children by the index."""
+    return executor.run(_SUBTREE, ids=list(ids))
+
+
+_BY_ROOT = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id AS root, id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT tree.root, j.id FROM tree CROSS JOIN LATERAL (
+    SELECT c.id FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT root, id FROM tree""")
+
+
+def by_root(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
+    """Read the ids of jobs and of everything below them, each with the `root` above it: one of those given."""
+    return executor.run(_BY_ROOT, ids=list(ids))
+
+
+_LEVELS = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id, status, 0 AS level FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.status, tree.level + 1 FROM tree CROSS JOIN LATERAL (
+    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT array_agg(id ORDER BY level) AS ids, bool_and(status = ANY(%(statuses)s::text[])) AS finished FROM tree""")
+
+
+def levels(executor: Executor, job_id: int, statuses: Collection[str]) -> list[int] | None:
+    """Read the ids of a job and of everything below it, each after those above it.
+
+    None if the status of any is another one than these. It reads the whole tree: a second for a million.
+    """
+    found = executor.run(_LEVELS, id=job_id, statuses=[str(status) for status in statuses])[0]
+    return found.ids if found.finished else None
+
+
+COUNTED = 10_000
+"""Up to how many children of a job are counted; among so many, by their names, the oldest are found."""
+TOO_MANY = COUNTED + 1
+"""The number of children of a job that has more."""
+
+_NODE = f"""j.id, j.parent_id, j.name, j.task, j.status, (
+    SELECT count(*) FROM (SELECT FROM {{jobs}} c WHERE c.parent_id = j.id LIMIT {TOO_MANY}) few) AS children"""
+_NODE_OF = Statement(f"SELECT {_NODE} FROM {{jobs}} j WHERE j.id = %(id)s")
+_NODES_BELOW = Statement(f"""
+SELECT {_NODE} FROM (
+  SELECT x.* FROM unnest(%(ids)s::bigint[]) AS r(id) CROSS JOIN LATERAL (
+    SELECT c.* FROM {{jobs}} c WHERE c.parent_id = r.id ORDER BY c.parent_id, c.name LIMIT {TOO_MANY}) x
+  ORDER BY x.parent_id, x.id LIMIT %(limit)s) j ORDER BY j.parent_id, j.id""")
+
+
+def node(executor: Executor, job_id: int) -> Any | None:
+    """Read a job as a tree shows it, with the number of its children, `TOO_MANY` at most."""
+    found = executor.run(_NODE_OF, id=job_id)
+    return found[0] if found else None
+
+
+def nodes_below(executor: Executor, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
+    """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them.
+
+    Of a job with more than `COUNTED` children the oldest of the first ones by name.
+    """
+    return executor.run(_NODES_BELOW, ids=list(ids), limit=limit)
+
+
+_ANCESTORS = Statement("""
+WITH RECURSIVE up AS (
+  SELECT id, parent_id FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.parent_id FROM {jobs} j JOIN up ON j.id = up.parent_id)
+SELECT id FROM up""")
+
+
+def ancestors(executor: Executor, job_id: int) -> set[int]:
+    """Read the ids of a job and of everything above it."""
+    return {row.id for row in executor.run(_ANCESTORS, id=job_id)}
