@@ -1,6 +1,7 @@
 """Runs, packets and enqueues per second, each as a ratio to plain Celery's tasks on the same Redis, in turns.
 
-A plain task is a message in Redis; a job is rows in Postgres as well: two durable commits for each call, two for each run.
+A plain task is a message in Redis; a job is rows in Postgres as well: two durable commits for each call and two for
+each run.
 """
 
 from __future__ import annotations
