@@ -80,7 +80,7 @@ class Shop:
     def lose(self) -> None:
         """Take all rows from their runs, as from workers that were silent for too long."""
         self.sql("UPDATE workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now()")
-        assert durable_locks.take_from_the_dead(self.runtime, 10) == 1
+        assert durable_locks.take_from_the_dead(self.runtime) == 1
 
     def begin_elsewhere(self, task_id: str) -> bool:
         """Have another worker begin the task, if it may."""

@@ -13,7 +13,7 @@ def test_what_somebody_is_claiming_is_passed_over_by_a_look_at_its_queue(stage: 
         claimer.execute("UPDATE messages SET locked_by = %s, locked_at = now() WHERE job_id = %s",
                         (stage.worker_id, jobs[0].id))  # fmt: skip
         looked = stage.runtime.connections.transact(
-            "look", lambda executor: messages.look_now_in(executor, jobs[0].queue, limit=10), within_s=10.0
+            "look", lambda executor: messages.look_now_in(executor, jobs[0].queue), within_s=10.0
         )
         assert looked == 2
         claimer.rollback()
