@@ -212,7 +212,8 @@ _REARM = Statement("""
 UPDATE {messages} SET task_id = coalesce(%(task_id)s, task_id), for_run = %(for_run)s, locked_by = NULL,
   locked_at = NULL, locked_pid = NULL, missing_at = NULL, published_at = NULL,
   due_at = now() + make_interval(secs => %(wait_s)s),
-  look_at = now() + make_interval(secs => %(wait_s)s + CASE WHEN %(wait_s)s > 0 THEN 0 ELSE %(first_look_s)s END),
+  look_at = now() + make_interval(secs => %(wait_s)s::double precision
+    + CASE WHEN %(wait_s)s > 0::double precision THEN 0 ELSE %(first_look_s)s::double precision END),
   look_after = make_interval(secs => %(look_after_s)s), losses = losses + CASE WHEN %(moved)s THEN 1 ELSE 0 END
 WHERE job_id = %(id)s
 RETURNING task_id, for_run,

@@ -129,7 +129,7 @@ BURIAL_S = 1.0
 
 # The same of an entry: it was not kept later, as far as the entry tells, and it died after the run had begun.
 _WAS_THE_SAME = f"""coalesce((d.payload->>'due_at')::timestamptz <= now() - make_interval(secs => r.age_s), true)
-    AND d.died_at > now() - make_interval(secs => r.age_s + {BURIAL_S})"""
+    AND d.died_at > now() - make_interval(secs => r.age_s + {BURIAL_S}::double precision)"""
 
 _TAKE_BACK_LATE = Statement(
     f"""

@@ -80,7 +80,7 @@ WITH free AS MATERIALIZED (
       SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
       WHERE m2.task_id = r.task_id AND m2.generation = r.generation AND m2.body IS NOT NULL
         AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.doom IS NULL AND m2.due_at <= now()
-        AND m2.look_at NOT BETWEEN now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
+        AND m2.look_at NOT BETWEEN now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)
           AND now() + make_interval(secs => %(wait_s)s)
       FOR UPDATE OF m2 SKIP LOCKED) found)
 UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s), missing_at = NULL
@@ -153,7 +153,7 @@ UPDATE {messages} m SET
   published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
   doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
   look_after = CASE WHEN free.fate = 'publish' AND m.missing_at IS NOT NULL
-    THEN least(m.look_after * 2, make_interval(secs => %(longest_s)s)) ELSE m.look_after END
+    THEN least(m.look_after * 2::double precision, make_interval(secs => %(longest_s)s)) ELSE m.look_after END
 FROM free WHERE m.task_id = free.task_id
 RETURNING free.fate, free.missing, m.task_id, m.task, m.queue, m.generation, m.expires_at, m.losses, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,

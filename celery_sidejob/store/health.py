@@ -54,11 +54,11 @@ def tables(executor: Executor, schema: str) -> Sequence[Any]:
 _HORIZON = Statement("""
 SELECT h.kind, h.who, h.xids, h.since_s FROM (
   SELECT 'transaction' AS kind,
-    'pid ' || pid || ' (' || coalesce(nullif(application_name, ''), usename::text) || ', ' || state || ')' AS who,
+    'pid ' || pid::text || ' (' || coalesce(nullif(application_name, ''), usename::text) || ', ' || state || ')' AS who,
     age(backend_xmin) AS xids, extract(epoch FROM clock_timestamp() - xact_start)::double precision AS since_s
   FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND datname = current_database() AND pid <> pg_backend_pid()
   UNION ALL
-  SELECT 'prepared transaction', gid || ' of ' || owner, age(transaction),
+  SELECT 'prepared transaction', gid || ' of ' || owner::text, age(transaction),
     extract(epoch FROM clock_timestamp() - prepared)::double precision
   FROM pg_prepared_xacts WHERE database = current_database()
   UNION ALL

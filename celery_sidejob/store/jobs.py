@@ -33,7 +33,8 @@ WITH given AS (
     task_id text, options text,
     due_at timestamptz, wait_s double precision)),
 r AS (
-  SELECT coalesce(id, nextval('{jobs_id_seq}'::regclass)) AS job_id, (due_at > now() OR wait_s > 0) IS TRUE AS later, *
+  SELECT coalesce(id, nextval('{jobs_id_seq}'::regclass)) AS job_id,
+    (due_at > now() OR wait_s > 0::double precision) IS TRUE AS later, *
   FROM given),
 j AS (
   INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses,

@@ -81,7 +81,7 @@ WITH free AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED) found)
 UPDATE {messages} m SET published_at = NULL, look_at = now() + make_interval(secs => %(reserve_s)s),
   look_after = CASE WHEN m.published_at IS NULL THEN m.look_after
-    ELSE least(m.look_after * 2, make_interval(secs => %(longest_s)s)) END
+    ELSE least(m.look_after * 2::double precision, make_interval(secs => %(longest_s)s)) END
 FROM free WHERE m.task_id = free.task_id
 RETURNING m.task_id, m.job_id, m.for_run, m.queue, m.publication, free.published_at IS NOT NULL AS missing,
   extract(epoch FROM now() - m.due_at)::double precision AS waited_s,
@@ -164,7 +164,7 @@ WITH free AS MATERIALIZED (
       SELECT m2.task_id, set_config('synchronous_commit', 'off', true) FROM {messages} m2
       WHERE m2.job_id = r.job_id AND m2.for_run = r.for_run
         AND m2.published_at IS NOT NULL AND m2.locked_by IS NULL AND m2.due_at <= now()
-        AND m2.look_at < now() + make_interval(secs => 0.75 * %(wait_s)s::double precision)
+        AND m2.look_at < now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)
       FOR UPDATE OF m2 SKIP LOCKED) found)
 UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s)
 FROM free WHERE m.task_id = free.task_id RETURNING m.task_id""")

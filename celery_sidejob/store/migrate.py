@@ -185,7 +185,7 @@ def _alone(connections: Connections) -> Iterator[None]:
 def _take(cursor: psycopg.ClientCursor[Any], schema: str) -> bool:
     cursor.execute("BEGIN")
     cursor.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
-    cursor.execute("SELECT pg_try_advisory_xact_lock(%s, hashtext(%s))", (UPGRADE_LOCK, schema))
+    cursor.execute("SELECT pg_catalog.pg_try_advisory_xact_lock(%s, pg_catalog.hashtext(%s))", (UPGRADE_LOCK, schema))
     ((taken,),) = cursor.fetchall()
     if not taken:
         cursor.execute("ROLLBACK")
@@ -199,10 +199,10 @@ _alembic = threading.Lock()
 def _migrate(url: str, schema: str, to: str, *, fresh: bool) -> None:
     connect = partial(psycopg.connect, prepare_threshold=None, **connection_parameters(url))
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
-    event.listen(engine, "begin", _limit_waits)
+    event.listen(engine, "begin", _begin)
     with engine.begin() as connection:
         # IF NOT EXISTS alone would want the right to create schemas where a DBA has made this one.
-        if not connection.exec_driver_sql("SELECT to_regnamespace(%s)", (quoted(schema),)).scalar():
+        if not connection.exec_driver_sql("SELECT pg_catalog.to_regnamespace(%s)", (quoted(schema),)).scalar():
             connection.exec_driver_sql(f"CREATE SCHEMA {quoted(schema)}")
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
@@ -217,8 +217,12 @@ def _migrate(url: str, schema: str, to: str, *, fresh: bool) -> None:
         time.sleep(LOCK_PAUSE_S)
 
 
-def _limit_waits(connection: Connection) -> None:
-    """At the begin of each transaction; in a block that autocommits it has no effect, as it should be there."""
+def _begin(connection: Connection) -> None:
+    """At the begin of each transaction; in a block that autocommits it has no effect, as it should be there.
+
+    Statements of SQLAlchemy and Alembic do not say whose functions and operators they mean, and this is the owner.
+    """
+    connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1000)}")
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a role's own limit is not meant for migrations
 

@@ -11,10 +11,12 @@ MOST_PAGES = 2000
 """Pages of a table that are looked at; a larger one is judged by so many of them."""
 
 _FINISHED = Statement(f"""
-SELECT count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL)
-  * greatest(1, pg_relation_size('{{jobs}}'::regclass) / 8192.0 / {MOST_PAGES}) AS jobs
+SELECT (count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL))::double precision
+  * greatest(1,
+    pg_relation_size('{{jobs}}'::regclass)::double precision / {MOST_PAGES * 8192}::double precision) AS jobs
 FROM {{jobs}} j TABLESAMPLE SYSTEM (
-  least(100, 100.0 * {MOST_PAGES} / greatest(1, pg_relation_size('{{jobs}}'::regclass) / 8192)))""")
+  least(100, {100 * MOST_PAGES * 8192}::double precision
+    / greatest(1, pg_relation_size('{{jobs}}'::regclass)::double precision)))""")
 
 
 def finished(executor: Executor) -> int:
@@ -27,7 +29,7 @@ SELECT f.parent_id, round(f.share * c.reltuples)::bigint AS children
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_stats s ON s.schemaname = n.nspname AND s.tablename = c.relname AND s.attname = 'parent_id'
   CROSS JOIN LATERAL unnest(s.most_common_vals::text::bigint[], s.most_common_freqs) AS f(parent_id, share)
-WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s
+WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
   AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC LIMIT 5""")
 
 

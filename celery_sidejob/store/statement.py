@@ -10,12 +10,23 @@ from typing import Any, Protocol
 
 _TABLE = re.compile(r"\{(\w+)\}")
 _PARAMETER = re.compile(r"%\((\w+)\)s")
+_FUNCTION = re.compile(
+    r"(?<![\w.])(?<!\bAS )(?<!\bRECURSIVE )(?!(?:coalesce|extract|greatest|least|nullif)\()"
+    r"(?!unnest\((?:[^(),]|\([^()]*\))*,)(?=[a-z]\w*\()"
+)
+"""Where the name of a function begins. Not of what is syntax, as an unnest of several arrays is, nor of an alias with
+columns; SQL's own words are in capitals here."""
+_CATALOG = re.compile(r"(?:(?<=\bFROM )|(?<=\bJOIN ))(?=pg_\w+\b(?![.(]))")
+_KEY = re.compile(r"(->>?'\w+')(?!::)")
+"""The key of a JSON value: without a type it would be taken for JSON, if there were an operator for that."""
 
 
 class Statement:
     """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
 
-    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy.
+    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy, and
+    who may create something in a schema on it would have it called in place of Postgres' own: tables by their braces,
+    functions by this class, which puts `pg_catalog` before each. Operators are written so that they fit exactly.
     `since` is the revision of the schema that it needs: who runs it on an older one sees to that. What is `frequent` is
     run without a cursor where that is possible (`libpq.py`).
     """
@@ -23,7 +34,8 @@ class Statement:
     __slots__ = ("_positional", "_rendered", "frequent", "since", "text")
 
     def __init__(self, text: str, *, since: str = "0001", frequent: bool = False) -> None:
-        self.text = text.strip()
+        text = _CATALOG.sub("pg_catalog.", _FUNCTION.sub("pg_catalog.", text.strip()))
+        self.text = _KEY.sub(r"\1::text", text)
         self.since = since
         self.frequent = frequent
         self._rendered: dict[str, str] = {}

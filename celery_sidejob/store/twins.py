@@ -45,7 +45,7 @@ def note(executor: Executor, copies: Iterable[Copy], *, tried: Sequence[str] = (
 _TRIED = Statement(
     """
 SELECT task_id, call, tried FROM {twins}
-WHERE task_id = ANY(%(task_ids)s::text[]) AND tried <> ARRAY[]::text[]""",
+WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[]""",
     since=SINCE,
 )
 
@@ -107,7 +107,8 @@ def drop(executor: Executor, key: Key, *, worker_id: int | None = None) -> None:
 _FORGET = Statement("DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s", since=SINCE)
 _GIVE_WAY = Statement(
     """
-DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s AND tried <> ARRAY[]::text[] RETURNING task_id""",
+DELETE FROM {twins}
+WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[] RETURNING task_id""",
     since=SINCE,
 )
 
