@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
@@ -22,11 +22,12 @@ from .model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreU
 from .operations import runs
 from .operations.children import Children
 from .operations.hold import Hold
+from .operations.known_ports import KnownPorts
 from .operations.runs import Unit
 from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .read_ahead import ReadAhead, Written
-from .store import claims, ports, state
+from .store import claims, state
 from .store.borrowed import owners
 from .store.trouble import comes_from, is_trouble
 
@@ -42,8 +43,7 @@ class OpenUnit:
         self.children = Children(runtime, hold)
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
-        self._ports: dict[int, dict[tuple[str, str], Any]] = {}
-        self._fresh_ports: set[int] = set()
+        self._ports = KnownPorts(runtime)
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._in_doubt = False
@@ -224,13 +224,10 @@ class OpenUnit:
         self._begin_next()
 
     def _begin_next(self) -> None:
+        self._ports.begin_next(self.unit.changes)
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
         self.children.begin_next()
         self._ahead.begin_next()
-        self._fresh_ports.clear()
-        for job_id in list(self._ports):
-            if any(row.id is None for row in self._ports[job_id].values()):
-                del self._ports[job_id]
 
     def go_back(self, before: Unit) -> None:
         """Forget what this unit did since the snapshot `before` was taken; what it had read is read again.
@@ -322,14 +319,7 @@ class OpenUnit:
     def ports(self, job_id: int, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         """Return a job's ports as this unit leaves them, {(direction, name): row}; a row not yet stored has no id."""
         new = self.new_jobs().get(job_id)
-        if new is not None:
-            known: Mapping[tuple[str, str], Any] = unit_view.ports_made(job_id, new.ports)
-        else:
-            if job_id not in self._ports or (fresh and job_id not in self._fresh_ports):
-                rows = ports.of_jobs(self.runtime.connections, [job_id])
-                self._ports[job_id] = {(row.direction, row.name): row for row in rows}
-                self._fresh_ports.add(job_id)
-            known = self._ports[job_id]
+        known = unit_view.ports_made(job_id, new.ports) if new is not None else self._ports.of(job_id, fresh=fresh)
         return unit_view.ports(self.unit.changes, job_id, known)
 
     # -- packets -------------------------------------------------------------------------------------------------

@@ -552,6 +552,20 @@ def test_packets_that_a_run_has_taken_are_counted_and_shown_to_it(stage: Stage, 
     assert [packet.value for packet in (job.input("p") if direction == "in" else job.output("p")).peek()] == seen[0][2]
 
 
+@pytest.mark.parametrize("how", ["by its first use", "by configure_ports"])
+def test_a_port_that_a_run_has_made_is_known_to_it_after_its_commit(stage: Stage, how: str) -> None:
+    def body(job: RunningJob) -> None:
+        if how == "by configure_ports":
+            job.configure_ports(inports={"new": {}, "*": {}})
+        job.input("new").write(1)
+        job.checkpoint()
+        seen.append(job.input("new").read())
+
+    seen: list[Any] = []
+    stage.run(stage.job(body))
+    assert seen == [1]
+
+
 def test_a_pipeline_of_jobs_moves_everything_in_order(stage: Stage) -> None:
     def forward(job: RunningJob) -> None:
         for value in job.for_inputs("a", commit_every=7):

@@ -115,8 +115,9 @@ def test_a_block_is_not_repeated_after_its_commit_was_applied(stage: Stage, prox
     assert job.info["losses"] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["turn", "checkpoint"])
+@pytest.mark.parametrize(
+    ("kind", "how"), [*[(kind, "checkpoint") for kind in KINDS], ("psycopg", "turn"), ("session-psycopg", "turn")]
+)
 def test_a_body_that_knows_of_it_goes_on(stage: Stage, proxy: TcpProxy, kind: str, how: str) -> None:
     def body(job: RunningJob) -> None:
         for order in job.for_inputs("orders"):
@@ -162,8 +163,13 @@ def test_a_block_is_repeated_after_a_commit_that_was_not_applied(stage: Stage, p
     assert (billed(stage), waiting(job)) == (ORDERS, [])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["in the block", "after it"])
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        *[(kind, "after it") for kind in KINDS],
+        *[(kind, "in the block") for kind in ("psycopg", "session-psycopg2", "django")],
+    ],
+)
 def test_a_connection_that_broke_before_the_commit_is_not_the_jobs_failure(
     stage: Stage, proxy: TcpProxy, kind: str, where: str
 ) -> None:
