@@ -1,0 +1,166 @@
+"""Celery's own integration tests on stock Redis, on `sidejob://` and with all tasks durable, compared test by test.
+
+    python -m benchmarks upstream               # canvas, tasks, inspect and worker on all three sides: half an hour
+    python -m benchmarks upstream --sides stock,durable -- t/integration/test_canvas.py -k chord
+
+The sides are `stock` (kombu's transport for Redis), `sidejob` (the same tests on `sidejob://`) and `durable` (kombu's
+transport, with every task durable). The package index gives the tests, in the version of the Celery that is installed
+here; they are not changed. `benchmarks/upstream/plugin.py` gives the tests' app our broker URL or our store. Each
+side has a Valkey of its own, and a Postgres where it needs one. A test may fail on the stock side too: the command
+fails only where a test ends differently on two sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+
+from celery_sidejob import embedded
+from celery_sidejob.store.migrate import upgrade
+
+ROOT = Path(__file__).parents[2]
+STOCK = "stock"
+"""The scheme by which the plugin has kombu know its own transport for Redis."""
+SIDES = ("stock", "sidejob", "durable")
+ALONE = ("pytest-rerunfailures", "pytest-subtests", "pytest-order", "freezegun", "tblib")
+LIBRARIES = ("cryptography", "pydantic")
+"""Celery's tests import these, and our lock does not name them; pip installs the first ones without dependencies."""
+DEFAULT = [f"t/integration/test_{name}.py" for name in ("canvas", "tasks", "inspect", "worker")]
+DECIDED = {
+    "test_revoked_by_headers_complex_canvas": "calls one id again while a durable task of that id waits: we refuse it",
+    "test_task_sent_event_respects_publish_retry_limit": "an event that cannot be sent after a durable call is "
+    "dropped; Celery puts it into a list that nothing reads",
+}
+"""Differences of the durable side that stay, with the reason."""
+WITHOUT = ("randomly", "xdist", "asyncio")
+"""Plugins of our environment that these tests were not written for."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The unpacked tests, and what they import."""
+
+    folder: Path
+    libraries: Path
+
+
+def main(arguments: list[str]) -> int:
+    """Run the suite on each side; 1 if a test ended differently on one of them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks upstream", description=__doc__.splitlines()[0])
+    parser.add_argument("--sides", default=",".join(SIDES), help=f"some of {', '.join(SIDES)}")
+    parser.add_argument("--keep", type=Path, help="a folder for the output of each side's pytest")
+    parser.add_argument("pytest", nargs="*", help="tests and options for pytest, after --")
+    given = parser.parse_args(arguments)
+    sides = given.sides.split(",")
+    if unknown := set(sides) - set(SIDES):
+        parser.error(f"--sides takes {', '.join(SIDES)}, not {', '.join(sorted(unknown))}")
+    with tempfile.TemporaryDirectory(prefix="upstream-") as directory:
+        logs = given.keep or Path(directory)
+        logs.mkdir(parents=True, exist_ok=True)
+        suite = fetch(Path(directory))
+        with ThreadPoolExecutor() as pool:  # the tests mostly wait
+            ended = pool.map(lambda side: run(side, suite, given.pytest or DEFAULT, logs), sides)
+            outcomes = dict(zip(sides, ended, strict=True))
+    return report(outcomes)
+
+
+def fetch(directory: Path) -> Suite:
+    """Download the source of the installed Celery and what its tests need."""
+    libraries = directory / "libraries"
+    pip("install", "--target", libraries, *LIBRARIES)
+    pip("install", "--target", libraries, "--no-deps", *ALONE)
+    pip("download", "--dest", directory, "--no-deps", "--no-binary", ":all:", f"celery=={version('celery')}")
+    (archive,) = directory.glob("celery-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        tar.extractall(directory, filter="data")
+    (unpacked,) = (path for path in directory.glob("celery-*") if path.is_dir())
+    folder = directory / "suite"
+    folder.mkdir()
+    # Without the package beside them: the tests import the Celery that is installed here.
+    (unpacked / "t").rename(folder / "t")
+    (unpacked / "pyproject.toml").rename(folder / "pyproject.toml")
+    return Suite(folder, libraries)
+
+
+def pip(*words: str | Path) -> None:
+    """Call pip, which stays silent unless something goes wrong."""
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, words)]
+    subprocess.run(command, check=True)
+
+
+def run(side: str, suite: Suite, arguments: list[str], logs: Path) -> dict[str, str]:
+    """Run the tests on one side; returns how each ended."""
+    results = logs / f"{side}.xml"
+    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.upstream.plugin", f"--junitxml={results}"]
+    command += [*(word for plugin in WITHOUT for word in ("-p", f"no:{plugin}")), "--tb=native", *arguments]
+    with ExitStack() as stack, (logs / f"{side}.log").open("w") as log:
+        environment = {**os.environ, **servers(side, stack), "PYTHONPATH": f"{ROOT}:{suite.libraries}"}
+        print(f"{side}: running, output in {log.name}", flush=True)
+        subprocess.run(command, cwd=suite.folder, env=environment, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return outcomes_in(results)
+
+
+def servers(side: str, stack: ExitStack) -> Mapping[str, str]:
+    """Start a side's servers; returns the variables by which the tests and the plugin find them."""
+    server = stack.enter_context(embedded.Valkey())
+    with redis.Redis.from_url(server.url) as client:
+        client.acl_setuser("default", enabled=True, nopass=True)  # the tests' own connections know no password
+    url = urlsplit(server.url)
+    # Under a name of its own, as a test asks for URLs that begin with redis and leaves that broker out.
+    scheme = "sidejob" if side == "sidejob" else STOCK
+    given = {
+        "TEST_BROKER": url._replace(scheme=scheme, path="/0").geturl(),
+        "TEST_BACKEND": url._replace(path="/0").geturl(),
+        "REDIS_HOST": str(url.hostname),
+        "REDIS_PORT": str(url.port),
+        "WORKER_LOGLEVEL": "INFO",  # some tests read the worker's log
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # and one starts `celery`
+    }
+    if side == "durable":
+        given["UPSTREAM_STORE"] = stack.enter_context(embedded.Postgres(durable=False)).url
+        upgrade(given["UPSTREAM_STORE"], schema="sidejob")
+    return given
+
+
+def outcomes_in(results: Path) -> dict[str, str]:
+    """Read how each test ended from pytest's own file; empty if it did not come to write one."""
+    if not results.exists():
+        return {}
+    found = {}
+    for case in ElementTree.parse(results).iter("testcase"):
+        name = f"{case.get('classname')}::{case.get('name')}"
+        ended = {child.tag for child in case}
+        found[name] = next((word for word in ("error", "failure", "skipped") if word in ended), "passed")
+    return found
+
+
+def report(outcomes: Mapping[str, Mapping[str, str]]) -> int:
+    """Print the counts of each side and every test that ended differently on two of them."""
+    for side, ended in outcomes.items():
+        words = sorted(set(ended.values()))
+        print(f"{side}: " + (", ".join(f"{list(ended.values()).count(word)} {word}" for word in words) or "no result"))
+    names = sorted({name for ended in outcomes.values() for name in ended})
+    different = [name for name in names if len({ended.get(name) for ended in outcomes.values()}) > 1]
+    unexplained = 0
+    for name in different:
+        reason = DECIDED.get(name.rpartition("::")[2])
+        unexplained += reason is None
+        print(f"  {name}: " + ", ".join(f"{side} {ended.get(name, 'not run')}" for side, ended in outcomes.items()))
+        if reason:
+            print(f"    decided: {reason}")
+    print(f"{len(different)} of {len(names)} tests ended differently, {unexplained} of them without a decided reason")
+    return int(bool(unexplained) or not names)
