@@ -121,6 +121,8 @@ def _end(
     if unit is not None:
         consume(executor, hold, unit)
     applied.apply()
+    if ending.outcome == Status.FAILED:
+        applied.wakes.apply_due(hold.job_id)  # what is noted and committed by now came before the failure
     unwanted = not runtime.results.wanted(job.task, None)
     row = _write_end(executor, hold, unit, ending, unwanted=unwanted, any_unit=from_outside)
     if row is None:

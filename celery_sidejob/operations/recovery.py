@@ -13,6 +13,8 @@ from .endings import bury, close_asking, error_json
 from .hold import PAUSE_S
 from .noted_asks import apply_noted_asks
 from .runtime import Aftermath, Move, Runtime
+from .touched import Touched
+from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 
@@ -77,12 +79,16 @@ def _free(
 def _free_locked(
     runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool, moved: bool
 ) -> Aftermath | None:
+    aftermath = Aftermath()
+    most = job.max_losses or runtime.settings.max_losses
+    if loss and job.losses + 1 >= most:
+        # What is noted and committed by now came before the end. The lock is held, this only reads what became of it.
+        Wakes(runtime, executor, Touched.of_row(executor, job), aftermath).apply_due(job.id)
+        job = jobs.lock(executor, [job.id])[job.id]
     row = claims.release(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
     if row is None:
         return None
-    aftermath = Aftermath()
     readers = packets.release(executor, job.id, run_no)
-    most = job.max_losses or runtime.settings.max_losses
     if loss:
         aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, run_no))
     if loss and row.losses >= most:

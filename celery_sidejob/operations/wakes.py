@@ -93,11 +93,14 @@ class Wakes:
         """Apply the due timers of a job that is locked, in the order in which they were set.
 
         A timer was accepted when it was set, so a failure since then does not cancel it; only a termination does, by
-        deleting it. An ask of a borrowed transaction is judged now.
+        deleting it. What a borrowed transaction has noted is judged now, also what it wants later.
         """
         for timer in asks.take_due(self._executor, job_id):
             status = self._touched.statuses[job_id]
-            if timer.ask.startswith("terminate"):
+            if timer.later is not None:
+                if timer.ask == "force" or status in ASKABLE:
+                    self._moved(job_id, asks.accept(self._executor, job_id, timer))
+            elif timer.ask.startswith("terminate"):
                 if timer.ask == "terminate_tree":
                     # Locking the subtree now could break the ascending order, so it is handed down step by step; the
                     # job's own shutdown repeats it for children that come meanwhile.
@@ -143,6 +146,7 @@ class Wakes:
             asks.note(
                 self._executor, [job_id], "force" if force else "run", due_at=change.due_at, wait_s=change.wait_s or 0.0
             )
+            self._aftermath.noted.append(job_id)
         else:
             after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
             self._moved(job_id, after)

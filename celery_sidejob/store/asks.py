@@ -96,17 +96,22 @@ def terminate(
     )  # fmt: skip
 
 
-_SET_TIMER = Statement("""
-WITH t AS (
-  INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true)),
+_COUNTS = """,
 revived AS (
   DELETE FROM {dead} WHERE %(ask)s = 'force' AND job_id = %(id)s)
 UPDATE {jobs} SET
   status = CASE WHEN unit_no IS NULL AND status <> 'terminating' THEN 'queued' ELSE status END,
   losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
-WHERE id = %(id)s RETURNING status""")
+WHERE id = %(id)s RETURNING status"""
+
+_SET_TIMER = Statement(
+    """
+WITH t AS (
+  INSERT INTO {timers} (job_id, due_at, ask, accepted)
+  VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))"""
+    + _COUNTS
+)
 
 
 def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
@@ -116,6 +121,21 @@ def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | N
     """
     ask = "force" if force else "run"
     status: str = executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status
+    return status
+
+
+_ACCEPT = Statement(
+    """
+WITH t AS (
+  INSERT INTO {timers} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
+  VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true))"""
+    + _COUNTS
+)
+
+
+def accept(executor: Executor, job_id: int, timer: Any) -> str:
+    """Have a timer that was noted, and was just taken, count as one that is set now, in its place in the order."""
+    status: str = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0].status
     return status
 
 
@@ -131,11 +151,15 @@ def note(executor: Executor, ids: Iterable[int], ask: str, *, due_at: Any = None
 
 
 _TAKE_DUE = Statement("""
-DELETE FROM {timers} WHERE job_id = %(id)s AND due_at <= now() RETURNING id, ask, accepted""")
+DELETE FROM {timers} WHERE job_id = %(id)s AND (due_at <= now() OR NOT accepted)
+RETURNING id, ask, accepted, CASE WHEN due_at > now() THEN due_at END AS later""")
 
 
 def take_due(executor: Executor, job_id: int) -> list[Any]:
-    """Remove the job's due timers and return them, oldest first; the job is locked."""
+    """Remove the job's timers that are due or only noted, and return them, oldest first; the job is locked.
+
+    Those that are noted for `later` are judged now, and set again by `accept`.
+    """
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
 
 
@@ -152,12 +176,14 @@ SOONEST = 1000
 
 _DUE_TIMERS = Statement(f"""
 SELECT t.job_id FROM (
-  SELECT job_id, due_at FROM {{timers}} WHERE due_at <= now() ORDER BY due_at LIMIT {SOONEST}) t
+  (SELECT job_id, due_at FROM {{timers}} WHERE due_at <= now() ORDER BY due_at LIMIT {SOONEST})
+  UNION ALL
+  (SELECT job_id, now() FROM {{timers}} WHERE NOT accepted ORDER BY id LIMIT {SOONEST})) t
 GROUP BY t.job_id ORDER BY min(t.due_at) LIMIT %(limit)s""")
 
 
 def due(executor: Executor, limit: int) -> list[int]:
-    """Read the ids of jobs with due timers, those that have waited longest first."""
+    """Read the ids of jobs with timers that are due or only noted, those that have waited longest first."""
     return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
 
 

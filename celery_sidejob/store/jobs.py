@@ -67,7 +67,8 @@ def insert(
 
 
 _LOCK = Statement("""
-SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, max_losses
+SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree,
+  losses, max_losses
 FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""")
 
 
@@ -81,7 +82,8 @@ def lock(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
 
 
 _LOCK_FREE = Statement("""
-SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, max_losses
+SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree,
+  losses, max_losses
 FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .statement import Executor, Statement
 
-KNOWN = "0007"
+KNOWN = "0008"
 """The newest revision this code knows; the head of the migrations."""
 
 FIRST = "0001"

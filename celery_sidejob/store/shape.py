@@ -33,6 +33,7 @@ ADDED: dict[str, dict[str, str]] = {
     "0005": {"served_tasks": "worker_id tasks"},
     "0006": {},
     "0007": {},
+    "0008": {},
 }
 """What came with each revision: the columns of new and of older tables."""
 

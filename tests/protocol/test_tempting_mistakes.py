@@ -33,8 +33,10 @@ def test_a_plain_run_that_was_only_noted_revives_no_failed_job(stage: Stage) -> 
     hold = stage.claim(job)
     assert hold is not None
     with stage.connect(autocommit=False) as connection:
+        job.run(transaction=connection)
         job.run(countdown=3600, transaction=connection)
-    stage.perform(hold)
+        stage.perform(hold)
+    stage.drain()
     stage.sql("UPDATE timers SET due_at = now()")
     stage.drain()
     assert (job.refresh().status, job.info["run_no"]) == ("failed", 1)
