@@ -1,13 +1,13 @@
 """Read-only views for commands and dashboards. The running side never imports this.
 
-What comes from here is fit to be shown: arguments, errors and tracebacks went through `sidejob_redact`, also where
-`Job.info` shows them.
+What comes from here is fit to be shown: arguments, aliases, state, ports' defaults, errors and tracebacks went through
+`sidejob_redact`, also where `Job.info` shows them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -261,11 +261,12 @@ class Inspection:
         children = trees.nodes_below(executor, [job_id], limit=CHILDREN)
         node = trees.node(executor, job_id)
         message = messages.of_job(executor, job_id)
+        hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,
-            "aliases": aliases.of(executor, job_id),
-            "state": {key: values.decode(text) for key, text in state.read(executor, job_id).items()},
-            **_ports(executor, job_id),
+            "aliases": [hide(alias) for alias in aliases.of(executor, job_id)],
+            "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
+            **_ports(executor, job_id, hide),
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},
             "children_count": node.children if node is not None else 0,
             "message": message and message._asdict(),
@@ -345,13 +346,13 @@ def _sweep(row: Any) -> dict[str, Any]:
     }
 
 
-def _ports(executor: Executor, job_id: int) -> Mapping[str, dict[str, Any]]:
+def _ports(executor: Executor, job_id: int, hide: Callable[[Any], Any]) -> Mapping[str, dict[str, Any]]:
     waiting = packets.count_by_port(executor, job_id)
     shown: dict[str, dict[str, Any]] = {"inports": {}, "outports": {}}
     for row in ports.of_jobs(executor, [job_id]):
         port = {"packets": waiting.get(row.id, 0), "channels": list(row.channels)}
         if row.default_value is not None:  # null is a default
-            port["default"] = values.decode(row.default_value)
+            port["default"] = hide(values.decode(row.default_value))
         shown[f"{row.direction}ports"][row.name] = port
     return shown
 

@@ -62,7 +62,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "arguments": shortened(details["args"]),
             "keywords": shortened(details["kwargs"]) if details["kwargs"] else None,
             "parent": parent_of(details),
-            "aliases": ", ".join(details["aliases"]),
+            "aliases": ", ".join(map(str, details["aliases"])),
             "created": details["created_at"],
             "created by": details["created_by"],
             "last run": details["ran_at"],
@@ -89,7 +89,8 @@ def _message(message: dict[str, Any]) -> str:
 
 
 def _state(details: dict[str, Any]) -> list[RenderableType]:
-    rows = [(key, shortened(value)) for key, value in details["state"].items()]
+    state = details["state"]  # or what `sidejob_redact` has made of it
+    rows = [(key, shortened(value)) for key, value in (state if isinstance(state, dict) else {"": state}).items()]
     return [table("Key", "Value", title="State", rows=rows)] if rows else []
 
 

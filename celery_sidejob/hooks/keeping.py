@@ -139,7 +139,11 @@ class KeepingAMQP(AMQP):
             for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
                 if not given and options.get(key) is None:
                     options[key] = self._how_nothing_looks[key]
-        return super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+        if made.sent_event and is_durable(self.app, name):  # that of a job says nothing of its arguments
+            hide = self.app.sidejob.settings.redacted
+            made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})
+        return made
 
     @cached_property
     def _how_nothing_looks(self) -> dict[str, str]:

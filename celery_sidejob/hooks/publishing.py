@@ -25,6 +25,7 @@ from ..model.errors import SettingsError
 from ..model.messages import Continuation, Doorbell
 from ..model.protocols import Publication, Refused
 from ..model.sight import Look
+from ..model.troubles import log_trouble
 from . import continuation, doorbell, kept_message, rabbitmq, redis_dead
 from .broker_connection import ATTEMPT_S, BrokerConnection
 from .carried import check_call, is_of_the_message, is_unsendable
@@ -203,7 +204,9 @@ class CeleryPublisher:
                 elif is_unsendable(message, error):
                     self._refuse(message, error, refused)
                 elif is_of_the_message(message, error):
-                    logger.exception("A message cannot be published; it is tried again: %s", message.task_id)
+                    log_trouble(
+                        logger, message.task_id, "A message cannot be published; it is tried again: %s", message.task_id
+                    )
                 else:
                     connection.pass_over(message.queue, error)
             else:
@@ -364,7 +367,7 @@ class CeleryPublisher:
             try:
                 continuation.send(self._app, one)
             except Exception:
-                logger.exception("A continuation failed; it is tried again: %s", one.task_id)
+                log_trouble(logger, one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
             else:
                 done.append(one)
         return done

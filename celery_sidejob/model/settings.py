@@ -217,7 +217,7 @@ class Settings:
         None, _or_none(_REDIS_URL), "for live announcements and capacity counters; None is the broker's, if it is Redis"
     )
     redact: Callable[[Any], Any] | None = _setting(  # noqa: RUF009 - the default is None, shared by all harmlessly
-        None, _or_none(_CALLABLE), "applied to arguments and tracebacks wherever they are shown or logged"
+        None, _or_none(_CALLABLE), "applied to arguments, state and tracebacks wherever they are shown or logged"
     )
 
     def require_database_url(self) -> str:

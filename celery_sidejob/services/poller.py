@@ -18,6 +18,7 @@ from ..model.crash_points import reach
 from ..model.durable import Address, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
+from ..model.troubles import log_trouble
 from ..operations import burials, copies, durable_locks, publishing
 from ..operations.runtime import Runtime
 from ..store import durable_looks
@@ -154,7 +155,12 @@ class Poller:
         except StoreUnavailableError:
             raise
         except Exception:  # the entries behind it must not wait for it
-            logger.exception("What the dead list of the transport has of task %.100r was left there", buried.key[0])
+            log_trouble(
+                logger,
+                buried.key,
+                "What the dead list of the transport has of task %.100r was left there",
+                buried.key[0],
+            )
             return False
 
     def _look_at_a_page(self, report: Report) -> bool:
@@ -210,7 +216,9 @@ class Poller:
             try:
                 report.tasks_buried += self._bury_one(row, address)
             except Exception:
-                logger.exception("Task %s is doomed, and could not be buried; it is tried again", row.task_id)
+                log_trouble(
+                    logger, row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id
+                )
 
     def _bury_one(self, row: Any, address: Address) -> bool:
         key = (row.task_id, row.generation)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..model.errors import StoreUnavailableError
+from ..model.troubles import log_trouble
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -37,4 +38,4 @@ class SetAside:
             raise
         except Exception:
             self._until[what, job_id] = now + SET_ASIDE_S
-            logger.exception("Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)
+            log_trouble(logger, job_id, "Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)

@@ -14,6 +14,7 @@ from ..model.durable import Message
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Continuation, Doorbell
 from ..model.protocols import Refused
+from ..model.troubles import log_trouble
 from ..operations import burials, copies
 from ..operations.endings import storable
 from ..operations.runtime import Runtime
@@ -50,7 +51,9 @@ class Unsendable:
             except StoreUnavailableError:
                 raise
             except Exception:
-                logger.exception("The message of %s could not be buried; it is tried again", message.task_id)
+                log_trouble(
+                    logger, message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
+                )
         return buried
 
     def _bury(self, message: Message | Doorbell | Continuation, error: str, reason: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..model.messages import Outcome
+from ..model.troubles import log_trouble
 from ..operations.runtime import Runtime
 from ..store import askings
 from ..store.turns import take_turns
@@ -73,7 +74,9 @@ class UnsentResults:
             try:
                 outcomes.append(_outcome(row))
             except ValueError:
-                logger.exception("The end of %s cannot be read, and is not brought to the backend", row.task_id)
+                log_trouble(
+                    logger, row.task_id, "The end of %s cannot be read, and is not brought to the backend", row.task_id
+                )
         return self._runtime.settle(outcomes)
 
 

@@ -824,13 +824,18 @@ def test_arguments_errors_and_tracebacks_are_redacted(database_url: str) -> None
 
     stage = Stage(database_url, sidejob_redact=redact)
     try:
-        job = stage.sidejob.enqueue(stage.task(_shout, name="stage.shout"), ("my secret",), {"word": "secret"})
+        task = stage.task(_shout, name="stage.shout", inports={"in": {"default": {"secret": 1}}})
+        job = stage.sidejob.enqueue(task, ("my secret",), {"word": "secret"}, aliases=["secret-1"])
         stage.perform(stage.claim(job))  # type: ignore[arg-type]
+        job.set(secret="secret", token={"of": ["secret"]})
 
         for words in (("jobs", "--json"), ("show", job.id), ("show", job.id, "--json")):
             said = ask(stage.app, *words)
             assert "***" in said.out
             assert "secret" not in said.out
+        details = ask(stage.app, "show", job.id, "--json").document
+        assert (details["aliases"], details["state"]) == (["***-1"], {"***": "***", "token": {"of": ["***"]}})
+        assert details["inports"]["in"]["default"] == {"***": 1}
     finally:
         stage.close()
 
@@ -842,10 +847,12 @@ def test_what_cannot_be_redacted_is_not_shown(database_url: str) -> None:
     stage = Stage(database_url, sidejob_redact=redact)
     try:
         job = stage.sidejob.enqueue(stage.task(_shout, name="stage.shout"), ("my secret",), {"word": "secret"})
+        job.set(password="secret")
 
-        assert ask(stage.app, "show", job.id, "--json").document["args"] == (
-            "(not shown: sidejob_redact raised RuntimeError)"
-        )
+        nothing = "(not shown: sidejob_redact raised RuntimeError)"
+        details = ask(stage.app, "show", job.id, "--json").document
+        assert (details["args"], details["state"]) == (nothing, nothing)
+        assert "secret" not in ask(stage.app, "show", job.id).out
     finally:
         stage.close()
 

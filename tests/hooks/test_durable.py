@@ -9,6 +9,7 @@ import logging
 import pickle
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,6 +38,7 @@ from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.contents import NOTHING
 from tests.tools.crash_points import Arm, lost
+from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
 
@@ -714,3 +716,35 @@ def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of
     assert late_locks.is_here(app.sidejob.runtime, ("one", 1))
     late_locks.of(app.sidejob.runtime).drop(run)
     del durable_task.RUNS["one"]
+
+
+@pytest.mark.parametrize("how", ["alone", "together", "by name"])
+def test_the_event_of_a_call_is_redacted(app: Celery, mail: Any, how: str) -> None:
+    app.conf.task_send_sent_event = True
+    with Events(app.conf.broker_url) as events:
+        if how == "together":
+            (result,) = app.sidejob.send_many([mail.s("hunter2", cc="hunter2")])
+        else:
+            call = mail.apply_async if how == "alone" else partial(app.send_task, "shop.mail")
+            result = call(("hunter2",), {"cc": "hunter2"})
+        wait_until(lambda: events.types(result.id), message="the event")
+
+    (event,) = events.raw
+    assert event["type"] == "task-sent"
+    assert (event["args"], event["kwargs"]) == ("('[hidden]',)", "{'cc': '[hidden]'}")
+    assert "hunter2" not in json.dumps(event)
+
+
+def test_a_row_that_cannot_be_published_logs_its_traceback_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    ids = [app.send_task("shop.mail").id for _ in range(2)]  # the process remembers what it has told
+    connections = app.sidejob.runtime.connections
+    connections.write_put_off()
+    connections.run(Statement("UPDATE {messages} SET publication = '{\"v\": 99}', published_at = NULL"))
+    with caplog.at_level(logging.WARNING, logger="celery_sidejob"):
+        for _ in range(3):
+            connections.run(_due())
+            app.sidejob.poll()
+
+    told = [record for record in caplog.records if "cannot be published" in record.getMessage()]
+    assert [bool(record.exc_info or record.exc_text) for record in told] == [True, True, False, False, False, False]
+    assert all(any(task_id in record.getMessage() for task_id in ids) for record in told)

@@ -1,0 +1,24 @@
+"""Troubles with single rows, which come again at each try: the log has the traceback of each once."""
+
+from __future__ import annotations
+
+import sys
+from logging import Logger
+
+MOST = 1000
+"""How many troubles this process remembers."""
+
+_told: set[tuple[str, object, type]] = set()
+
+
+def log_trouble(logger: Logger, row: object, text: str, *args: object) -> None:
+    """Log the error that is being handled, of a row: with its traceback at first, then in one line."""
+    error = sys.exc_info()[1]
+    trouble = (text, row, type(error))
+    if trouble in _told:
+        logger.error(f"{text} (%s)", *args, type(error).__name__)
+        return
+    if len(_told) >= MOST:
+        _told.clear()
+    _told.add(trouble)
+    logger.exception(text, *args)
