@@ -183,7 +183,7 @@ class OpenUnit:
         undone = self._undone
         if undone is not None and (undone.has_inputs or ending) and not self._in_block:
             self._undone = None
-            self.go_back(Unit(serial=self.unit.serial))
+            self.go_back(Unit(self.unit.terminations_of(self.hold.job_id), serial=self.unit.serial))
             raise undone.error() from undone.cause
 
     def settle(self) -> None:
@@ -247,7 +247,7 @@ class OpenUnit:
         self._undone = Undone(self.hold.job_id, has_inputs=True, cause=error) if self.unit.has_inputs else None
 
     def discard(self) -> None:
-        """Forget what was not committed: the run raised.
+        """Forget what was not committed, but for a termination of the run's own job: the run raised.
 
         A transaction that the body left open, with the unit and the lock on the job in it, is rolled back: the run
         could not be ended otherwise.
@@ -256,7 +256,7 @@ class OpenUnit:
             self._lent.roll_back()
         self.settle()
         self._undone = None
-        self.unit = Unit(took=self.unit.took)
+        self.unit = Unit(self.unit.terminations_of(self.hold.job_id), took=self.unit.took)
 
     def renew(self) -> None:
         """Move the run's own deadline, and raise LeaseLostError if it is no longer the job's current run."""

@@ -293,6 +293,8 @@ def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> Ended:
     repeated. If the first one was committed after all, the second finds the run over (LeaseLostError).
     """
     unit.end()
+    if last is None:
+        ending = replace(ending, asked=unit.unit.changes)  # it was discarded: this is what is left of it
     with outside_of_runs():
         try:
             return endings.end(unit.runtime, unit.hold, last, ending)

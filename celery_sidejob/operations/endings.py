@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,8 @@ class Ending:
     traceback: str | None = None
     retry_in_s: float | None = None
     reason: str = "failed"
+    asked: Sequence[Change] = ()
+    """What is applied of the unit of a run that raised: the termination of its own job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _end(
     runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, Ended]:  # fmt: skip
-    changes = list(unit.changes) if unit is not None else []
+    changes = list(unit.changes if unit is not None else ending.asked)
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes)
     applied = Applied(runtime, executor, changes, own=hold.job_id)
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import getpid
 from typing import Any
 
-from ..model.changes import Adopt, Change, Disown, RememberInputs
+from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
 from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
 from ..store import claims, jobs, packets
 from ..store.borrowed import Borrowed, transaction_id
@@ -49,6 +49,10 @@ class Unit:
     def has_inputs(self) -> bool:
         """Whether it has read something: packets, or the defaults of a turn that is not to come again."""
         return bool(self.read) or any(isinstance(change, RememberInputs) for change in self.changes)
+
+    def terminations_of(self, job_id: int) -> list[Change]:
+        """Return what is not forgotten with the unit of a run that raised: the termination of the run's own job."""
+        return [change for change in self.changes if isinstance(change, Terminate) and change.job_id == job_id]
 
     def copy(self) -> Unit:
         """Return a snapshot to go back to."""
