@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from .job import Job
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
+from .model.given import check_number, check_text, is_keepable, is_seconds, shown
 from .model.status import Status
 from .operations import burials
 from .operations.deletion import delete_finished
@@ -30,6 +31,8 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_sidejob")
 
 PAGE = 200
+MOST_DIGITS = 18
+"""Of the number of an entry, as Postgres counts them."""
 DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
 
 
@@ -91,7 +94,8 @@ class DeadSet:
         after: int | str = 0,
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`."""
-        _count("limit", limit)
+        check_number("limit", limit, least=1, of="entries")
+        _check_filters(group=group, task=task, queue=queue)
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
 
@@ -124,8 +128,11 @@ class DeadSet:
     def for_task_id(self, task_id: str) -> DeadEntry | None:
         """Return the newest entry of a durable task, or of a job's asking, by its Celery id; None if there is none."""
 
+        if not is_keepable(str(task_id)):
+            return None
+
         def read(store: Runtime) -> Sequence[DeadEntry]:
-            row = self._ask(store, lambda executor: dead.of_task(executor, task_id))
+            row = self._ask(store, lambda executor: dead.of_task(executor, str(task_id)))
             return [] if row is None else [self._entry(store, row)]
 
         return next(iter(self._of_each(read)), None)
@@ -150,8 +157,9 @@ class DeadSet:
         Messages of ordinary tasks a page at a time, each in one statement. An entry that was buried after this was
         called is left alone, so that what fails again is not tried for ever.
         """
+        _check_filters(group=group, task=task)
         if limit is not None:
-            _count("limit", limit)
+            check_number("limit", limit, least=1, of="entries")
         retried = 0
 
         def retry(store: Runtime) -> Iterator[int]:
@@ -177,11 +185,11 @@ class DeadSet:
         if older_than is None and keep is None:
             raise InvalidValueError("purge() takes older_than= or keep=: what is to go?")
         if keep is not None:
-            _count("keep", keep, least=0)
+            check_number("keep", keep, of="entries")
         age_s = older_than.total_seconds() if isinstance(older_than, timedelta) else older_than
-        if age_s is not None and (isinstance(age_s, bool) or not isinstance(age_s, int | float) or not age_s >= 0):
+        if age_s is not None and not is_seconds(age_s):
             raise InvalidValueError(
-                f"older_than is a timedelta or a number of seconds, at least 0, not {older_than!r}."
+                f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
             )
         return sum(self._of_each(lambda store: self._purge_in(store, age_s, keep)))
 
@@ -224,11 +232,9 @@ class DeadSet:
 
     def _place_of(self, entry_id: int | str) -> tuple[Runtime, int]:
         """Return the store that an entry is in, and its number there."""
-        if isinstance(entry_id, int):
-            return self._stores[0], entry_id
-        name, _, number = str(entry_id).rpartition(":")
-        if not number.isdecimal():
-            raise InvalidValueError(f"{entry_id!r} is no id of the dead set: a number, or a store's name:number.")
+        name, _, number = ("" if isinstance(entry_id, bool) else str(entry_id)).rpartition(":")
+        if not number.isascii() or not number.isdecimal() or len(number) > MOST_DIGITS:
+            raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
     def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
@@ -304,6 +310,6 @@ def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:
     }
 
 
-def _count(name: str, number: int, *, least: int = 1) -> None:
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise InvalidValueError(f"{name} is a number of entries, at least {least}, not {number!r}.")
+def _check_filters(**filters: str | None) -> None:
+    for name, text in filters.items():
+        check_text(name, text)

@@ -42,6 +42,7 @@ from .model import channel as channels
 from .model import values
 from .model.changes import Publish
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
+from .model.given import MOST, check_number, check_text, is_keepable, shown
 from .model.settings import Settings
 from .model.status import status_of
 from .open_unit import submit
@@ -236,8 +237,8 @@ class SideJob:
 
     def for_task_id(self, task_id: str) -> Job | None:
         """Return the job one of whose askings has this Celery task id."""
-        if "\0" in str(task_id):
-            return None  # Postgres could not even be asked
+        if not is_keepable(str(task_id)):
+            return None
         row = jobs.find_by_task_id(self.runtime.connections, str(task_id))
         return None if row is None else Job(row.id, runtime=self.runtime, row=row)
 
@@ -257,16 +258,21 @@ class SideJob:
         `limit` rows match: use `iter_jobs` on large stores.
         """
         statuses = None if status is None else sorted({status_of(one) for one in _several(status)})
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise InvalidValueError(f"limit is a number of jobs, at least 1, not {limit!r}.")
+        check_number("limit", limit, least=1, of="jobs")
+        task = getattr(task, "name", task)
+        for name, text in (("task", task), ("queue", queue), ("created_by", created_by)):
+            check_text(name, text)
+        after = after.id if isinstance(after, Job) else 0 if after is None else after
+        if isinstance(after, bool) or not isinstance(after, int) or not -MOST <= after <= MOST:
+            raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
         rows = jobs.page(
             self.runtime.connections,
             statuses=[str(one) for one in statuses] if statuses is not None else None,
-            task=task if task is None or isinstance(task, str) else task.name,
+            task=task,
             queue=queue,
             created_by=created_by,
             parent_id=None if parent is None else self.get(parent).id,
-            after=after.id if isinstance(after, Job) else after or 0,
+            after=after,
             limit=limit,
         )
         return [Job(row.id, runtime=self.runtime, row=row) for row in rows]
@@ -282,7 +288,7 @@ class SideJob:
 
     def count_jobs(self, by: str = "status") -> dict[str, int]:
         """Count jobs by ``status``, ``task``, ``queue`` or ``created_by``; reads the whole table."""
-        if by not in jobs.COUNTED_BY:
+        if not isinstance(by, str) or by not in jobs.COUNTED_BY:
             raise InvalidValueError(f"Jobs are counted by {', '.join(jobs.COUNTED_BY)}; not by {by!r}.")
         return jobs.count(self.runtime.connections, by)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -36,6 +37,7 @@ from .model.errors import (
     NotAChildError,
     SettingsError,
 )
+from .model.given import LONGEST_S, check_text, is_seconds, shown
 from .model.names import check_alias, check_child_name
 from .model.status import FINISHED, Status, status_of
 from .open_unit import active, submit
@@ -249,6 +251,8 @@ class Job:
             raise InvalidValueError(
                 f"wait() takes statuses; seconds go into timeout=, as in wait(timeout={statuses!r})."
             )
+        if timeout is not None and not is_seconds(timeout, least=-LONGEST_S) and timeout != math.inf:
+            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
         wanted = {status_of(status) for status in ([statuses] if isinstance(statuses, str) else statuses)}
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
@@ -296,6 +300,7 @@ class Job:
 
     def child(self, name: str) -> Job | None:
         """Return the child of this name, None if there is none."""
+        check_text("name", name)
         unit = active()
         if unit is None:
             child_id = jobs.child(self._runtime.connections, self.id, name)
@@ -329,6 +334,8 @@ class Job:
     def disown(self, name_or_job: str | Job) -> None:
         """Make a child a job without a parent."""
         child = name_or_job.id if isinstance(name_or_job, Job) else name_or_job
+        if not isinstance(name_or_job, Job):
+            check_text("name_or_job", child)
         if active() is not None:
             found = self.child(child) if isinstance(child, str) else name_or_job
             if not isinstance(found, Job) or found.parent != self:

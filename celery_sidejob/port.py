@@ -11,6 +11,7 @@ from .model import channel as channels_of
 from .model import values
 from .model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
 from .model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
+from .model.given import check_number
 from .model.port import NO_DATA, WILDCARD, check_port_name
 from .open_unit import active, submit
 from .read_ahead import READ_AHEAD, Written
@@ -105,6 +106,7 @@ class Port:
 
     def peek(self, limit: int = READ_AHEAD) -> list[Packet]:
         """Return the next packets without reading them."""
+        check_number("limit", limit, of="packets")
         unit = active()
         if unit is not None:
             return [_packet(found) for found in unit.peek(self._key, self._id(), limit)]

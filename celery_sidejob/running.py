@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from .job import Job
 from .model.changes import RememberInputs
 from .model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
+from .model.given import check_number, is_seconds, shown
 from .model.port import NO_DATA
 from .open_unit import ACTIVE, OpenUnit, active
 from .operations import durable_runs
@@ -114,8 +115,9 @@ class RunningJob(Job):
         in while another port has data. When some ports have data and another has neither, the run suspends; when all
         have only defaults, they are yielded once and what the turn writes becomes the default of the ports written to.
         """
-        if commit_every < 1:
-            raise InvalidValueError(f"commit_every is a number of turns, at least 1, not {commit_every!r}.")
+        check_number("commit_every", commit_every, least=1, of="turns")
+        if commit_within is not None and not is_seconds(commit_within):
+            raise InvalidValueError(f"commit_within is a number of seconds, not {shown(commit_within)}.")
         if len(set(names)) < len(names):
             raise InvalidPortError(f"for_inputs reads each port once in a turn, and {names!r} names one twice.")
         if names:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -173,7 +174,17 @@ UNWRITTEN: dict[str, Case] = {
         task_id="continuation:1"
     ),
     "`purge` of the dead set without saying what": lambda s: s.sidejob.dead.purge(),
-    "a number of entries of the dead set is none": lambda s: s.sidejob.dead.list(limit=0),
+    "a number of entries of the dead set, of jobs or of packets is none": lambda s: s.sidejob.dead.list(limit=0),
+    "a filter, or a name that is looked for, can be in no row": lambda s: s.sidejob.jobs(queue="a\x00b"),
+    "`after=` of `jobs` is neither a job nor its id": lambda s: s.sidejob.jobs(after="x"),  # type: ignore[arg-type]
+    "what is no id of the dead set": lambda s: s.sidejob.dead.get(True),
+    "one of Celery's options is not what it may be, as `link=5`": lambda s: s.stage.job(link=5),
+    "`expires=` of a job is no time": lambda s: s.stage.job(expires="soon"),
+    "`state=` is no mapping": lambda s: s.stage.job(state="x"),
+    "an `eta` at the end of all time": lambda s: s.job.run(
+        eta=datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
+    ),
+    "`timeout=` of `wait` is no time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
     "an option of a durable task is no JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
@@ -192,6 +203,7 @@ IN_A_RUN: dict[str, Case] = {
     "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
+    "`commit_within` is no time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
     "`for_inputs` with a port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
     "`read(transaction=)` inside a run": lambda s: s.inside(lambda job: s.job.input("a").read(transaction=object())),
     "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),

@@ -10,8 +10,6 @@ import difflib
 import inspect
 from collections.abc import Mapping
 from datetime import datetime
-from math import isfinite
-from numbers import Real
 from typing import Any
 
 from celery import Celery
@@ -19,6 +17,8 @@ from celery.app.task import Task
 from kombu import Producer
 
 from ..model.errors import InvalidValueError
+from ..model.given import LONGEST_S, is_seconds
+from .given_options import check_options
 from .kept_message import PROPERTIES, time_of
 from .task_options import CLOSE
 
@@ -46,10 +46,11 @@ def check_call(task: str, options: Mapping[str, Any]) -> None:
             if near:
                 raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near[0]!r}?")
     countdown, priority = options.get("countdown"), options.get("priority")
-    if countdown is not None and (not isinstance(countdown, Real) or not isfinite(countdown)):
+    if countdown is not None and not is_seconds(countdown, least=-LONGEST_S):
         raise InvalidValueError(f"countdown is a number of seconds, not {countdown!r} (a call of {task}).")
     if priority is not None and (not isinstance(priority, int) or not 0 <= priority <= HIGHEST):
         raise InvalidValueError(f"priority is a whole number from 0 to {HIGHEST}, not {priority!r} (a call of {task}).")
+    check_options(task, options)
     headers = options.get("headers") or {}
     if not isinstance(headers, Mapping):
         raise InvalidValueError(f"headers is a mapping, not {headers!r} (a call of {task}).")
@@ -69,4 +70,4 @@ def _is_time(given: Any, *, or_seconds: bool) -> bool:
             return time_of(given) is not None
         except ValueError:
             return False
-    return isinstance(given, datetime) or (or_seconds and isinstance(given, Real))
+    return isinstance(given, datetime) or (or_seconds and is_seconds(given, least=-LONGEST_S))

@@ -6,22 +6,25 @@ import difflib
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from celery import Celery
 from celery.canvas import Signature
 from celery.utils.time import make_aware
+from kombu.exceptions import EncodeError
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.uuid import uuid
 
 from ..model import values
 from ..model.call import Call
 from ..model.errors import InvalidValueError, UnknownTaskError
+from ..model.given import is_keepable, shown
 from ..model.port import NO_DATA, PortOptions, parse_ports
 from ..store import registry
 from ..store.connection import Connections
 from .carried import check_headers, check_names
+from .given_options import check_options, is_expiry
 from .propagation import propagated
 
 KEPT = frozenset(
@@ -74,8 +77,8 @@ class CeleryTasks:
             priority = merged.pop("priority", None) if priority is None else priority
             task = task["task"]
         name = task if isinstance(task, str) else getattr(task, "name", None)
-        if not isinstance(name, str):
-            raise UnknownTaskError(f"{task!r} is no task: give a sidejob task, its name, or a signature of it.")
+        if not isinstance(name, str) or not is_keepable(name):
+            raise UnknownTaskError(f"{shown(task)} is no task: give a sidejob task, its name, or a signature of it.")
         args = _sequence(args)
         if kwargs is not None and not isinstance(kwargs, Mapping):
             raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
@@ -161,6 +164,7 @@ class CeleryTasks:
             near = difflib.get_close_matches(name, _ALL_OPTIONS, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{hint}")
+        check_options(getattr(task, "name", "a job"), options)
         kept = {key: value for key, value in options.items() if key in KEPT and value is not None}
         for key in ("link", "link_error"):
             if key in kept and not isinstance(kept[key], list | tuple):
@@ -168,13 +172,16 @@ class CeleryTasks:
         default = getattr(task, "expires", None)
         if default is not None:
             kept.setdefault("expires", default)
+        if "expires" in kept and not is_expiry(kept["expires"]):
+            raise InvalidValueError(f"expires is a datetime or a number of seconds, not {shown(kept['expires'])}.")
         if isinstance(kept.get("expires"), int | float):
             kept["expires"] = {"after_s": kept["expires"]}
         elif "expires" in kept:
             kept["expires"] = {"at": self.localize(kept["expires"]).isoformat()}
         try:
             sorted_out["options"] = json.loads(kombu_dumps(kept))
-        except TypeError as error:
+            json.dumps(sorted_out["options"], allow_nan=False)
+        except (TypeError, ValueError, EncodeError) as error:
             raise InvalidValueError(f"The options of an asking must be JSON values: {error}") from error
         return sorted_out
 
@@ -239,7 +246,11 @@ class CeleryTasks:
 
     def localize(self, eta: datetime) -> datetime:
         """Give a naive `eta` the app's time zone."""
-        aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
+        try:
+            aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
+            aware.astimezone(UTC)
+        except (OverflowError, ValueError):
+            raise InvalidValueError(f"{eta} is no time that every time zone has.") from None
         return aware
 
     def result(self, task_id: str) -> Any:

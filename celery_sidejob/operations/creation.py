@@ -52,6 +52,8 @@ def draft(
         raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
     _check_text("created_by", created_by)
     _check_text("queue", call.queue)
+    if not isinstance(state, Mapping | None):
+        raise InvalidValueError(f"state= takes a mapping of keys to values, not a {type(state).__name__}.")
     limit = runtime.settings.max_value_bytes
     wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
     return NewJob(

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..model.errors import SchemaError, StoreUnavailableError
+from ..model.given import is_keepable
 from ..store import revocation
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Executor
@@ -39,7 +40,7 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
     Two stores may have a copy each, so all are asked. One that does not answer is no trouble where each id was found in
     another: who buries it there has a copy revoked first (`copies.revoke`).
     """
-    ids = list(task_ids)
+    ids = [task_id for task_id in task_ids if is_keepable(task_id)]
     waiting: dict[str, None] = {}
     running: dict[str, None] = {}
     unavailable: StoreUnavailableError | None = None
