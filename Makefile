@@ -38,7 +38,7 @@ lock: install ## requirements.lock anew, with the newest versions pyproject.toml
 	@$(PYTHON) -m uv --version >/dev/null 2>&1 || $(PYTHON) -m pip install --quiet uv
 	printf 'hatchling>=1.26\neditables\n' | $(PYTHON) -m uv pip compile pyproject.toml - \
 		--universal --python-version 3.11 --no-python-downloads --upgrade --quiet \
-		--extra embedded --extra graph --extra binary --extra prometheus --group test --group check \
+		--extra embedded --extra binary --extra prometheus --group test --group check \
 		--generate-hashes --no-emit-index-url --no-annotate --custom-compile-command 'make lock' \
 		--output-file requirements.lock
 

@@ -341,17 +341,6 @@ def test_tree_cannot_draw_into_a_folder_that_is_not_there(
     assert "No such file or directory" in said.err
 
 
-def test_tree_says_how_to_install_what_draws(
-    command: Command, family: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "igraph", None)
-
-    said = command("tree", "root", "--svg", tmp_path / "graph.svg", code=1)
-
-    assert 'pip install "celery-sidejob[graph]"' in said.err
-    assert command("tree", "root").code == 0
-
-
 # -- run and terminate -----------------------------------------------------------------------------------------------
 
 

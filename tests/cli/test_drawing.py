@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from celery_sidejob.cli.drawing import COLOURS, DOT, TALLEST, draw_tree
+from celery_sidejob.cli.drawing.boxes import BOX_HEIGHT
 from celery_sidejob.model.status import Status
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,6 +54,25 @@ def test_a_small_tree_is_boxes_from_left_to_right(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert place_of(root)[0] < place_of(left)[0] == place_of(right)[0]
     assert place_of(left)[1] < place_of(root)[1] < place_of(right)[1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_parent_stands_in_the_middle_and_families_do_not_touch(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    parents = [None, None, *(chance.randrange(1, number) for number in range(3, 41))]
+    rows: list[Row] = [(number, parent, f"{number}", "queued") for number, parent in enumerate(parents, 1)]
+    draw_tree(rows, tmp_path / "a.svg")
+
+    places = {int(str(job.get("id"))[3:]): place_of(job) for job in jobs_of(tmp_path / "a.svg")}
+    levels: dict[float, list[float]] = {}
+    for number, (x, y) in places.items():
+        levels.setdefault(x, []).append(y)
+        children = [places[child][1] for child, parent in enumerate(parents, 1) if parent == number]
+        assert children == sorted(children)
+        if children:
+            assert y == pytest.approx((children[0] + children[-1]) / 2, abs=0.2)
+    apart = min(second - first for rows_of in levels.values() for first, second in pairwise(sorted(rows_of)))
+    assert apart >= BOX_HEIGHT + 6
 
 
 @pytest.mark.parametrize(("size", "fan"), [(1, 1), (2, 1), (40, 3), (200, 4), (1500, 20), (1500, 1500), (3000, 2)])

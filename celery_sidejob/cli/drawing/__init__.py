@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from .boxes import DrawingLibraryMissingError, draw_boxes
+from .boxes import draw_boxes
 from .columns import draw_columns
 from .node import COLOURS, grow
 from .picture import DOT, Picture
@@ -19,7 +19,7 @@ TALLEST = 40
 """Rows up to which jobs are boxes; without children each is one."""
 MOST_BOXES = 150
 
-__all__ = ["COLOURS", "DOT", "TALLEST", "DrawingLibraryMissingError", "draw_tree"]
+__all__ = ["COLOURS", "DOT", "TALLEST", "draw_tree"]
 
 
 def draw_tree(
@@ -33,7 +33,7 @@ def draw_tree(
 
     A job whose parent is not among the rows is a root; siblings keep the order of the rows. The title stands above,
     with the number of jobs. `recovered` has the jobs of which a run was lost, {id: that in words}: they are marked.
-    Raises ValueError without any row, OSError if the file cannot be written, and DrawingLibraryMissingError.
+    Raises ValueError without any row, and OSError if the file cannot be written.
     """
     nodes = grow(rows, recovered or {})
     picture = Picture()

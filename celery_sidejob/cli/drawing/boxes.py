@@ -1,21 +1,15 @@
-"""Few jobs: labelled boxes from left to right, arranged by igraph (Reingold-Tilford)."""
+"""Few jobs: labelled boxes from left to right, arranged as Reingold and Tilford do it."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from ...model.errors import SideJobError
 from .node import Node, text_width
 from .picture import PAPER, RECOVERED, Picture
 
 BOX_FONT, BOX_HEIGHT, ROW, COLUMN_GAP = 13.0, 24.0, 34.0, 56.0
-
-
-class DrawingLibraryMissingError(SideJobError, ImportError):
-    """Drawing was asked for without igraph: ``pip install "celery-sidejob[graph]"``."""
 
 
 def draw_boxes(picture: Picture, nodes: Sequence[Node]) -> None:
@@ -36,25 +30,49 @@ def draw_boxes(picture: Picture, nodes: Sequence[Node]) -> None:
             picture.line(_curve(x + _width(node), y, *places[child]))
 
 
+Outline = list[tuple[float, float]]
+"""The first and the last row that a family takes at each level from its eldest on, whose row is 0."""
+
+
 def _arranged(nodes: Sequence[Node]) -> dict[Node, float]:
-    """Return the row of each job; a parent stands in the middle of its children."""
-    igraph = _require_igraph()
-    numbers = {node: number for number, node in enumerate(nodes)}
-    lines = [(numbers[node.parent], number) for node, number in numbers.items() if node.parent is not None]
-    roots = [number for node, number in numbers.items() if node.parent is None]
-    arranged = igraph.Graph(len(nodes), lines, directed=True).layout_reingold_tilford(mode="out", root=roots).coords
-    first = min(row for row, _ in arranged)
-    return {node: row - first for node, (row, _) in zip(nodes, arranged, strict=True)}
+    """Return the row of each job; a parent stands in the middle of its children, families as close as they fit."""
+    outlines: dict[Node, Outline] = {}
+    below: dict[Node, float] = {}
+    """How many rows below its parent a job is, or a root below the first."""
+    for node in reversed(nodes):  # children before their parents
+        families = [outlines.pop(child) for child in node.children]
+        rows = _stacked(families)
+        middle = (rows[0] + rows[-1]) / 2 if rows else 0.0
+        rows = [row - middle for row in rows]
+        below.update(zip(node.children, rows, strict=True))
+        outlines[node] = [(0.0, 0.0), *_outline(families, rows)]
+    roots = [node for node in nodes if node.parent is None]
+    below.update(zip(roots, _stacked([outlines[root] for root in roots]), strict=True))
+    arranged: dict[Node, float] = {}
+    for node in nodes:
+        arranged[node] = below[node] + (arranged[node.parent] if node.parent is not None else 0.0)
+    first = min(arranged.values())
+    return {node: row - first for node, row in arranged.items()}
 
 
-def _require_igraph() -> Any:
-    try:
-        import igraph
-    except ImportError as error:
-        raise DrawingLibraryMissingError(
-            'Drawing the graph needs the library igraph: pip install "celery-sidejob[graph]"'
-        ) from error
-    return igraph
+def _stacked(families: Sequence[Outline]) -> list[float]:
+    """Return the rows of families' eldest, one below the other, so that at no level two share a row."""
+    rows: list[float] = []
+    last: list[float] = []
+    for family in families:
+        row = max((bottom + 1 - top for bottom, (top, _) in zip(last, family, strict=False)), default=0.0)
+        rows.append(row)
+        last[: len(family)] = [row + bottom for _, bottom in family]
+    return rows
+
+
+def _outline(families: Sequence[Outline], rows: Sequence[float]) -> Outline:
+    """Return the outline of families together, whose eldest are in these rows."""
+    outline: Outline = []
+    for level in range(max(map(len, families), default=0)):
+        reaching = [(row, family[level]) for row, family in zip(rows, families, strict=True) if level < len(family)]
+        outline.append((min(row + top for row, (top, _) in reaching), max(row + last for row, (_, last) in reaching)))
+    return outline
 
 
 def _draw_box(picture: Picture, node: Node, x: float, y: float) -> None:
