@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +25,10 @@ from . import configuration, durable_task, greenlets, pool_kind, task_check
 from .deafness import Hearing
 
 logger = logging.getLogger("celery_sidejob")
+
+START_S = 10.0
+"""How long a worker that starts waits for a store."""
+AGAIN_S = 0.5
 
 
 class SideJobStep(bootsteps.StartStopStep):
@@ -110,16 +115,28 @@ class SideJobStep(bootsteps.StartStopStep):
         )  # fmt: skip
 
     def _register(self) -> None:
-        """Enter this worker in all stores; in one that is away its heartbeat does so later, if another is there."""
-        away: list[StoreUnavailableError] = []
+        """Enter this worker in all stores; in one that is away its heartbeat does so later, if another is there.
+
+        While none is there it is tried again for a while: a Postgres that restarts ends connections, and is back soon.
+        """
+        until = time.monotonic() + START_S
+        while len(away := self._try_to_register()) == len(self._heartbeats):
+            error = next(iter(away.values()))
+            if time.monotonic() >= until:
+                raise error
+            logger.warning("This worker cannot start yet, and tries again: %s", error)
+            time.sleep(AGAIN_S)
+        for heartbeat, error in away.items():
+            logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.where, error)
+
+    def _try_to_register(self) -> dict[Heartbeat, StoreUnavailableError]:
+        away: dict[Heartbeat, StoreUnavailableError] = {}
         for heartbeat in self._heartbeats:
             try:
                 heartbeat.register()
             except StoreUnavailableError as error:
-                away.append(error)
-                if len(away) == len(self._heartbeats):
-                    raise
-                logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.where, error)
+                away[heartbeat] = error
+        return away
 
     def _leave(self, **_: Any) -> None:
         """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""

@@ -20,6 +20,7 @@ from ..model.errors import StoreUnavailableError
 from ..operations import recovery
 from ..operations.runtime import Runtime
 from ..store import claims, durable_looks, messages, revocation, workers
+from ..store.errors import unavailable_during
 from ..store.own_executor import OwnExecutor
 from .duties import Duties
 from .errands import Errands
@@ -96,12 +97,15 @@ class Heartbeat:
         if self.runtime.stores.several:
             self.store = self.runtime.stores.name_of(self.runtime)
         ident = f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
-        executor = self._beating()
-        self.worker_id = workers.register(executor, ident)
-        self.tasks.keeps_revocations = revocation.fits(executor)
+        with unavailable_during("register"):
+            executor = self._beating()
+            worker_id = workers.register(executor, ident)
+            self.tasks.keeps_revocations = revocation.fits(executor)
+            self._lock.take(worker_id, executor)
+        # Not before: what broke off above is begun anew. An identity of which nobody knows is found by its silence.
         self._beat_at = time.monotonic()
-        self._lock.take(self.worker_id, executor)
-        return self.worker_id
+        self.worker_id = worker_id
+        return worker_id
 
     @property
     def may_claim(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import psycopg
 from psycopg import errors as pg
 
@@ -61,6 +64,15 @@ def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> Sc
             "changed; try again."
         )
     return SchemaError(f"Schema {schema!r} is missing or incomplete ({first_line(error)}). {UPGRADE}")
+
+
+@contextmanager
+def unavailable_during(name: str) -> Iterator[None]:
+    """Raise StoreUnavailableError where a connection ends in the block, which runs statements outside of `transact`."""
+    try:
+        yield
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
 
 
 def unknown(error: BaseException, when: str) -> OutcomeUnknown:
