@@ -47,7 +47,7 @@ def release_command(celery: Any, force: bool, as_json: bool) -> None:
 def dead_list() -> None:
     """Look at messages that were given up, and decide about them.
 
-    These are of ordinary tasks: each worker that fetched such a message died, as often as delivery_limit says, or it is
+    These are of ordinary tasks: such a message came back after it had begun, as often as delivery_limit says, or it is
     no message. That of a durable task is in the dead set: see `celery -A app sidejob dead`.
     """
 

@@ -81,8 +81,8 @@ def _transport(found: Overview) -> Finding:
     if not found.dead:
         return well("transport", what)
     return warning(
-        "transport", what, meaning="Whoever fetched those in the dead list died, as often as delivery_limit says, or "
-        "they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
+        "transport", what, meaning="Those in the dead list came back after they had begun, as often as delivery_limit "
+        "says, or they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
         remedy="See celery -A <app> sidejob transport dead list; then retry or delete them.",
     )  # fmt: skip
 

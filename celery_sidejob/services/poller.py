@@ -47,7 +47,7 @@ LOST = (
 LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
-POISONED = "PoisonedMessage: the workers that fetched it died, as often as the broker's delivery_limit says"
+POISONED = "PoisonedMessage: the workers that had begun it died, as often as the broker's delivery_limit says"
 DOOMS = frozenset({"lost", "expired", "revoked"})
 
 

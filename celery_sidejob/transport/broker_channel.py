@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import inf
 from queue import Empty
 from time import monotonic
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from kombu.utils.scheduling import priority_cycle, round_robin_cycle
 from redis import Redis
 from redis.exceptions import ConnectionError, NoScriptError
 
+from . import begun
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .announcements import message_refused
 from .connections import WITHOUT_NOTICES, breaking, has_come
@@ -120,7 +122,7 @@ class Channel(redis.Channel):
     """Seconds for which the thread that consumes may stand still before its consumers are left to others; None for any
     time."""
     delivery_limit: int | None = 20
-    """With how many consumers a message may die before it goes to the dead list; None for any number."""
+    """How often a message may come back after it had begun before it goes to the dead list; None for any number."""
     dead_list_limit: int | None = 10_000
     dead_list_days: float | None = 90
     """How many messages the dead list keeps, and for how long; None for any number, and for ever."""
@@ -141,6 +143,8 @@ class Channel(redis.Channel):
     _is_buffered = False
     _knows_scripts = True
     _was_silent = False
+    _alone: tuple[str, float] | None = None
+    """The delivery tag of a message beside which nothing is fetched, and until when."""
 
     # -- what a message goes through ------------------------------------------------------------------------------
 
@@ -282,11 +286,24 @@ class Channel(redis.Channel):
         """Read what Redis has answered to acknowledgements meanwhile; what it refuses is announced."""
         self._acknowledgements.hear()
 
-    def requeue(self, delivery_tag: str) -> None:
-        """Give a message back to the head of its list, if it is still ours; else announce that it is not."""
+    def send_back(self, delivery_tag: str) -> None:
+        """Give a message back to the head of its list, if it is still ours; else announce that it is not.
+
+        It counts as begun, and goes to the dead list if it has come back too often.
+        """
         consumer, token = _parted(delivery_tag)
-        if consumer and (self.closed or not self._records.requeue(consumer, [token])):
+        if consumer and (self.closed or not self._records.send_back(consumer, token)):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
+
+    def is_alone(self) -> bool:
+        """Tell whether nothing may be fetched beside a message that came back from a consumer that had begun it."""
+        if self._alone is None:
+            return False
+        tag, until = self._alone
+        if tag in self.qos._delivered and tag not in self.qos._dirty and monotonic() < until:
+            return True
+        self._alone = None
+        return False
 
     def held(self, at_most: int) -> Iterator[bytes]:
         """Yield messages that consumers hold, so many at most: for whoever looks for one that waits in no list."""
@@ -314,7 +331,7 @@ class Channel(redis.Channel):
             try:
                 # Else what is done with would be given back. Later than that, others have found us dead.
                 self._acknowledgements.settle(within_s=self.consumer_timeout)
-                self._records.leave(consumer)
+                self._records.leave(consumer, begun=_tokens(begun.running(), consumer))
             except (*self.connection_errors, self.ResponseError) as error:
                 logger.warning(
                     "What %s holds could not be given back, and will be recovered by others: %s", consumer, error
@@ -490,6 +507,7 @@ class Channel(redis.Channel):
                 if one.tag is not None and one.queue not in self.connection._callbacks:  # cancelled meanwhile
                     left.append(one.tag)
                 else:
+                    self._mind_suspect(payload, one)
                     try:
                         self.connection._deliver(payload, one.queue)
                         delivered = True
@@ -503,6 +521,17 @@ class Channel(redis.Channel):
                 with self._retiring_if_struck():
                     self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
         return delivered
+
+    def _mind_suspect(self, payload: Any, one: Taken) -> None:
+        """Fetch nothing beside a message that came back begun, so that a death is its own and nobody else's.
+
+        Until the heart has noted what has begun and what has not: by then a death is known to be one of the former's.
+        From half of the delivery limit on, until it is done: some may be long under way beside it, and as suspect.
+        """
+        returns, limit = begun.returns(payload["properties"]), self.delivery_limit
+        if returns and one.tag is not None and not begun.is_for_later(payload.get("headers") or {}):
+            is_grave = limit is not None and 2 * returns >= limit
+            self._alone = one.tag, inf if is_grave else monotonic() + self.consumer_timeout
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
         """Make messages of texts; buries nonsense."""
@@ -532,8 +561,11 @@ class Channel(redis.Channel):
             self._heart = None
         if self._heart is None and not self._unrecorded.issuperset(queues):
             self._heart = self.connection.heart_for(self)
-            self._heart.watch(self._consumer, self._waited_for, self._note_silence)
+            self._heart.watch(self._consumer, self._waited_for, self._note_silence, self._unbegun_of(self._consumer))
         return self._consumer
+
+    def _unbegun_of(self, consumer: str) -> Callable[[], set[str]]:
+        return lambda: _tokens(begun.waiting(), consumer)
 
     def _waited_for(self) -> list[tuple[str, list[str]]]:
         if self._asked is not Asked.WAIT:
@@ -618,6 +650,11 @@ def _payload_of(one: Taken) -> Any:
     own_tag = payload["properties"]["delivery_tag"]
     payload["properties"]["delivery_tag"] = one.tag or own_tag
     return payload
+
+
+def _tokens(tags: Iterable[str], consumer: str) -> set[str]:
+    """Return the tokens of those delivery tags that are of this consumer."""
+    return {token for owner, token in map(_parted, tags) if owner == consumer}
 
 
 def _parted(delivery_tag: str) -> tuple[str, str]:

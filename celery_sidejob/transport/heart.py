@@ -23,7 +23,7 @@ from .dead import DeadList
 from .keys import Keys
 from .pulse import Pulse
 from .records import BELL_MS, Records
-from .scripts import BEAT
+from .scripts import BEAT, WAIT
 
 logger = get_logger(__name__)
 
@@ -38,6 +38,8 @@ DEAD_LIST_EVERY_S = 3600.0
 RINGS_AT_ONCE = 1000
 """For how many queues one beat looks whether somebody is to be woken; the rest has its turn at the next ones."""
 
+Unbegun = Callable[[], set[str]]
+"""Tells the tokens of what a consumer has and has not begun."""
 Waits = Callable[[], Iterable[tuple[str, list[str]]]]
 """Tells which queues a consumer waits for just now, each with the keys of its lists."""
 
@@ -70,6 +72,9 @@ class Heart:
         self._pulse = pulse
         self._consumers: dict[str, Waits] = {}
         self._told: dict[str, Callable[[], None]] = {}
+        self._unbegun: dict[str, Unbegun] = {}
+        self._noted: dict[str, set[str]] = {}
+        """What Redis was told last of those that have not begun."""
         self._beat_at = monotonic()
         self._registered: set[str] = set()
         self._stop = native.Event()
@@ -78,13 +83,14 @@ class Heart:
         self._next_ring = 0
         self._look_at_dead_at = 0.0
 
-    def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None]) -> None:
+    def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None], unbegun: Unbegun = set) -> None:
         """Beat for a consumer that is about to fetch, and tell it if it may have been taken for dead."""
         if self._pid not in (None, os.getpid()):  # forked: those there are beat in the parent, if that lives
-            for ours in (self._consumers, self._told, self._registered):
+            for ours in (self._consumers, self._told, self._registered, self._unbegun, self._noted):
                 ours.clear()
         self._consumers[consumer] = waits
         self._told[consumer] = was_silent
+        self._unbegun[consumer] = unbegun
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._stop = native.Event()
@@ -98,7 +104,8 @@ class Heart:
         """Beat for it no more; the thread ends with the last one."""
         self._registered.discard(consumer)
         self._consumers.pop(consumer, None)
-        self._told.pop(consumer, None)
+        for ours in (self._told, self._unbegun, self._noted):
+            ours.pop(consumer, None)
         if not self._consumers and self._pid == os.getpid():
             self._pid = None
             self._stop.set()
@@ -117,8 +124,19 @@ class Heart:
             for consumer in dead:
                 recovered += self._recover(consumer)
             if len(dead) < AT_ONCE:
+                self._note_unbegun()
                 self._bound_dead_list(now=recovered > 0)
                 return Report(lost, recovered)
+
+    def _note_unbegun(self) -> None:
+        """Have Redis know which messages have not begun: whoever dies takes the blame for the others."""
+        for consumer, ask in list(self._unbegun.items()):
+            unbegun, noted = ask(), self._noted.get(consumer, set())
+            new, gone = unbegun - noted, noted - unbegun
+            if new or gone:
+                keys = [self._keys.consumers, self._keys.waiting(consumer)]
+                if WAIT.run(self._client, keys, [consumer, len(new), *new, *gone]):
+                    self._noted[consumer] = unbegun
 
     def _bound_dead_list(self, *, now: bool) -> None:
         if now or monotonic() >= self._look_at_dead_at:

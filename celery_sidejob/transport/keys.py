@@ -37,6 +37,10 @@ class Keys:
         """A hash: each message that a consumer has, by its token, with the list that it is from."""
         return f"{self.prefix}_sidejob.held.{consumer}"
 
+    def waiting(self, consumer: str) -> str:
+        """A set: the tokens of what a consumer has and has not begun, as of its last beat."""
+        return f"{self.prefix}_sidejob.waiting.{consumer}"
+
     def bell(self, queue: str) -> str:
         """A list with at most one empty element: something has come into the queue that nobody may have seen."""
         return f"{self.prefix}_sidejob.bell.{queue}"

@@ -18,7 +18,7 @@ class QoS(redis.QoS):
         """Adds to kombu's: it is asked before everything else, and also while no more may be fetched."""
         self.channel.hear()
         self.channel.mind_silence()
-        return bool(super().can_consume())
+        return not self.channel.is_alone() and bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Replaces noting a message in Redis: its fetch has done that already."""
@@ -32,7 +32,7 @@ class QoS(redis.QoS):
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
         """Replaces the same, and putting it back at the end that is served last: it goes to the head of its list."""
         if requeue:
-            self.channel.requeue(delivery_tag)
+            self.channel.send_back(delivery_tag)
         else:
             self.channel.finish(delivery_tag, "reject")
         virtual.QoS.ack(self, delivery_tag)

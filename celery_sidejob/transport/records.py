@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 
 from .announcements import message_buried, messages_recovered
+from .begun import is_counted_by_a_row, is_for_later, returns
 from .keys import Keys
 from .scripts import GIVE_BACK
 
@@ -23,7 +24,7 @@ BELL_MS = 60_000
 PAGE = 200
 PAGE_BYTES = 4_000_000
 """How many messages go back in one script, and of which size; larger records go page by page, the newest first."""
-SENTENCE = "delivered {} times to consumers that died with it"
+SENTENCE = "came back {} times from consumers that had begun it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,30 @@ class Records:
         return ("HDEL", self._keys.held(consumer), token)
 
     def requeue(self, consumer: str, tokens: Iterable[str]) -> int:
-        """Give some messages of a consumer back; returns how many it still had."""
+        """Give some messages of a consumer back that it has not begun; returns how many it still had."""
         return sum(len(page) for page in self._give_back(consumer, "requeue", tokens))
 
-    def leave(self, consumer: str) -> int:
-        """Give back all that a consumer has, who is no longer there then; returns how many these were."""
-        return sum(len(page) for page in self._give_back(consumer, "leave", self.tokens(consumer)))
+    def send_back(self, consumer: str, token: str) -> bool:
+        """Give one back that had begun, and count that; False if the consumer does not have it any more."""
+        return any(len(page) for page in self._give_back(consumer, "requeue", [token], counts=lambda token: True))
+
+    def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
+        """Give back all that a consumer has, who is no longer there then; returns how many these were.
+
+        Of those that had begun it is counted.
+        """
+        pages = self._give_back(consumer, "leave", self.tokens(consumer), counts=begun.__contains__)
+        return sum(len(page) for page in pages)
 
     def recover(self, consumer: str, *, after_page: Callable[[], None] = lambda: None) -> int:
-        """Do so for a dead one, and announce it; stops when it turns out to be alive."""
+        """Do so for a dead one, and announce it; stops when it turns out to be alive.
+
+        It is counted of those that it may have begun: what it had taken after its last beat is among them.
+        """
         recovered = 0
-        for page in self._give_back(consumer, "recover", self.tokens(consumer)):
+        waiting = {token.decode() for token in self._client.smembers(self._keys.waiting(consumer))}
+        tokens = self.tokens(consumer)
+        for page in self._give_back(consumer, "recover", tokens, counts=lambda token: token not in waiting):
             after_page()
             recovered += len(page)
             back = defaultdict(list)
@@ -96,7 +110,9 @@ class Records:
         """The tokens of all that a consumer has."""
         return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
 
-    def _give_back(self, consumer: str, why: str, tokens: Iterable[str]) -> Iterator[list[Move]]:
+    def _give_back(
+        self, consumer: str, why: str, tokens: Iterable[str], *, counts: Callable[[str], bool] = lambda token: False
+    ) -> Iterator[list[Move]]:
         """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.
 
         Several may do this at once: what one has given back the others pass over, in the same order.
@@ -105,7 +121,8 @@ class Records:
         for first in range(0, max(len(ordered), 1), PAGE):
             page = ordered[first : first + PAGE]
             texts = self._read(consumer, *page)
-            moves = [self._move(why, token, text) for token, text in zip(page, texts, strict=True) if text is not None]
+            there = [(token, text) for token, text in zip(page, texts, strict=True) if text is not None]
+            moves = [self._move(token, text, why=why, had_begun=counts(token)) for token, text in there]
             for part in _parts(moves):
                 gone = self._take_back(consumer, why, part)
                 if gone is None:
@@ -123,7 +140,7 @@ class Records:
         for move in moves:
             number = 0 if move.buried is not None else lists.index(move.list_key) + 1
             arguments += [move.token, number, _obituary(keys, move) if number == 0 else move.text]
-        heads = [keys.consumers, keys.recovering, keys.held(consumer), keys.dead]
+        heads = [keys.consumers, keys.recovering, keys.held(consumer), keys.dead, keys.waiting(consumer)]
         answer = GIVE_BACK.run(self._client, [*heads, *lists, *keys.bells_of(lists)], arguments)
         if answer is None:
             return None
@@ -144,22 +161,25 @@ class Records:
         for list_key in sorted({move.list_key for move, text in zip(moves, there, strict=True) if text is not None}):
             logger.error("Messages of %s cannot go back to %r: that key is not a list", consumer, list_key)
 
-    def _move(self, why: str, token: str, entry: bytes) -> Move:
+    def _move(self, token: str, entry: bytes, *, why: str, had_begun: bool) -> Move:
         list_key, text = _parted(entry)
         try:
             message = loads(text.decode())
             headers, properties = message["headers"], message["properties"]
             headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
             task_id = headers.get("id")
+            is_counted = had_begun and not is_for_later(headers)
+            if why != "recover" and is_counted_by_a_row(headers):  # it may have been sent back as its store is away
+                is_counted = False
             # Not a header: Celery hands those on to the message of a retry, which is not to blame.
-            deaths = int(properties.get("delivery_count") or 0) + (why == "recover")
-            if deaths:
-                properties["delivery_count"] = deaths
+            count = returns(properties) + is_counted
+            if count:
+                properties["delivery_count"] = count
         except Exception:  # whoever is given it next says what is wrong with it
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
-        if why == "recover" and limit is not None and deaths >= limit:
-            return Move(token, list_key, text, task_id, SENTENCE.format(deaths))
+        if is_counted and limit is not None and count >= limit:
+            return Move(token, list_key, text, task_id, SENTENCE.format(count))
         return Move(token, list_key, dumps(message).encode(), task_id)
 
 

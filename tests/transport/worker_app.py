@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from typing import Any
 
@@ -65,6 +66,20 @@ def early(seconds: float) -> None:
     """As `last`, and acknowledged when it begins."""
     Record.from_env().note("early")
     time.sleep(seconds)
+
+
+@app.task(name="kill", reject_on_worker_lost=True)
+def kill() -> None:
+    """Note when it begins, and kill the process that it is in."""
+    Record.from_env().note("kill")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(name="leave")
+def leave() -> None:
+    """Note when it begins, and have its worker leave."""
+    Record.from_env().note("leave")
+    raise SystemExit
 
 
 @app.task(name="compute")

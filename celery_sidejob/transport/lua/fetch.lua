@@ -5,6 +5,7 @@
 -- ARGV: the consumer, the number of this fetch, how many messages at most, for how long the consumer counts as alive
 --       (ms), how many queues, how many priorities, whether a queue that was served goes to the end of their order (0
 --       or 1), for each queue whether what is taken is not recorded (a text of 0 and 1), how long a bell is kept (ms)
+-- A message that came back from a consumer that had begun it is delivered alone: nothing else in the same fetch.
 -- Returns the number of the queue and the message, and so on, in the order in which they are to be delivered. The token
 -- of the n-th is the number of this fetch, a dot and n.
 local consumers, record = KEYS[1], KEYS[2]
@@ -33,12 +34,23 @@ local function waiting(step)
     return found
 end
 
+local function is_suspect(message)
+    return message:find('"delivery_count"', 1, true) ~= nil
+end
+
 local taken, served, failure = {}, {}, nil
 
 -- Takes the oldest message of a list; false if there is none. Once it is off its list nothing may fail any more, and
 -- nothing does: Redis refuses a script its first write or none.
 local function take(step, queue)
-    local list = list_of(step, queue)
+    local list, is_recorded = list_of(step, queue), unrecorded:sub(queue, queue) == '0'
+    if #taken > 0 and is_recorded then
+        local next = redis.pcall('LINDEX', list, -1)
+        if type(next) == 'string' and is_suspect(next) then
+            wanted = #taken / 2
+            return false
+        end
+    end
     local message = redis.pcall('RPOP', list)
     if type(message) == 'table' then
         failure = message
@@ -48,7 +60,10 @@ local function take(step, queue)
         return false
     end
     local number = #taken / 2 + 1
-    if unrecorded:sub(queue, queue) == '0' then
+    if is_recorded then
+        if is_suspect(message) then
+            wanted = 1
+        end
         redis.call('HSET', record, fetch .. '.' .. number, #list .. ':' .. list .. message)
     end
     taken[#taken + 1] = queue

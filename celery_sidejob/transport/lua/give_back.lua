@@ -3,12 +3,13 @@
 -- Given newest first they lie oldest first. What the consumer no longer has is passed over: each goes back once,
 -- whoever tries.
 --
--- KEYS: the consumers, those being recovered, the consumer's record, the dead list, the lists, the bell of each list
+-- KEYS: the consumers, those being recovered, the consumer's record, the dead list, which of the record's messages wait
+--       to be begun, the lists, the bell of each list
 -- ARGV: the consumer, `requeue` (some messages of a consumer that goes on), `leave` (it ends) or `recover` (only if it
 --       is dead), how long a bell is kept (ms), how many lists, then for each message its token, the number of its list
 --       (0 is the dead list) and its text
 -- Returns the tokens of those that went back; false if the consumer is not dead.
-local consumers, recovering, record, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local consumers, recovering, record, dead, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local consumer, why, bell_ms, lists = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 
 if why == 'recover' then
@@ -26,7 +27,7 @@ local gone, touched = {}, {}
 for i = 5, #ARGV, 3 do
     local token, list, text = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
     if redis.call('HEXISTS', record, token) == 1 then
-        local pushed = redis.pcall('RPUSH', list == 0 and dead or KEYS[4 + list], text)
+        local pushed = redis.pcall('RPUSH', list == 0 and dead or KEYS[5 + list], text)
         if type(pushed) == 'number' then -- else its list has become something else: it stays where it is
             redis.call('HDEL', record, token)
             gone[#gone + 1] = token
@@ -35,7 +36,7 @@ for i = 5, #ARGV, 3 do
     end
 end
 for list = 1, lists do
-    local bell = KEYS[4 + lists + list]
+    local bell = KEYS[5 + lists + list]
     if touched[list] and redis.call('EXISTS', bell) == 0 then
         redis.call('LPUSH', bell, '')
         redis.call('PEXPIRE', bell, bell_ms)
@@ -44,5 +45,6 @@ end
 if why ~= 'requeue' and redis.call('EXISTS', record) == 0 then
     redis.call('ZREM', consumers, consumer)
     redis.call('ZREM', recovering, consumer)
+    redis.call('DEL', waiting)
 end
 return gone

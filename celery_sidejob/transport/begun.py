@@ -1,0 +1,60 @@
+"""Which of the messages that a consumer was given have begun: only those can have killed anybody.
+
+A consumer of kombu's own begins with a message when it is handed over. A worker of Celery may hold it for long, until a
+process of its pool is free: its requests tell. They are looked up where Celery has them, if it is in this process at
+all, as this transport imports none of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+STATE = "celery.worker.state"
+ROWS = frozenset({"sidejob", "sidejob_durable"})
+"""Headers of messages whose runs are counted by their rows in a store: a return of these means no death."""
+
+
+def waiting() -> set[str]:
+    """Return the delivery tags of what a worker of this process has taken for its pool and not begun."""
+    state = sys.modules.get(STATE)
+    return set() if state is None else _tags(_all(state.reserved_requests) - _all(state.active_requests))
+
+
+def running() -> set[str]:
+    """Return the delivery tags of what it has begun and not ended."""
+    state = sys.modules.get(STATE)
+    return set() if state is None else _tags(_all(state.active_requests))
+
+
+def returns(properties: Mapping[str, Any]) -> int:
+    """Return how often a message has come back from a consumer that had begun it."""
+    try:
+        return int(properties.get("delivery_count") or 0)
+    except (TypeError, ValueError, OverflowError):  # somebody else's
+        return 0
+
+
+def is_for_later(headers: Mapping[str, Any]) -> bool:
+    """Tell whether a message has an eta that has not come: its worker only holds it."""
+    try:
+        eta = datetime.fromisoformat(headers["eta"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    return eta.replace(tzinfo=eta.tzinfo or UTC) > datetime.now(UTC)
+
+
+def is_counted_by_a_row(headers: Mapping[str, Any]) -> bool:
+    """Tell whether somebody else counts how often a message was in vain."""
+    return not ROWS.isdisjoint(headers)
+
+
+def _all(requests: Any) -> set[Any]:
+    """The members of a weak set to which another thread may be adding: its data are copied in one step of Python's."""
+    return {request for reference in list(requests.data) if (request := reference()) is not None}
+
+
+def _tags(requests: set[Any]) -> set[str]:
+    return {str(request.message.delivery_tag) for request in requests if getattr(request, "message", None) is not None}
