@@ -66,6 +66,10 @@ def ordinary() -> None:
     """A task of Celery's own kind."""
 
 
+async def asynchronous(*args: Any) -> None:
+    """What no worker runs."""
+
+
 def nothing(job: RunningJob) -> None:
     """A task of ours with one port."""
 
@@ -417,6 +421,11 @@ ELSEWHERE: dict[str, Case] = {
     "a thread adds to a run that is over": left_behind,
     "a durable task's run that its worker lost goes on as a retry": lost_on_the_way,
     "a durable task's `task_id=` is not finished": taken,
+    "the body of a job, or a hook of it, is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
+    "the body of a durable task is an `async def` or a generator": lambda s: (
+        s.stage.app.task(asynchronous, durable=True, shared=False).name
+    ),
+    "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
     "a durable task with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),

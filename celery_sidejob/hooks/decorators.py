@@ -15,6 +15,7 @@ from celery.local import PromiseProxy, Proxy
 
 from ..job import Job
 from ..running import RunningJob
+from . import bodies
 from .task import SideJobTask
 from .task_options import check_options
 
@@ -30,11 +31,13 @@ class SharedSideJobTask(Proxy, Generic[P, R]):
 
     def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called before the first run, in its commit."""
+        bodies.check(function, f"{function!r}, given to on_startup,")
         object.__getattribute__(self, "_noted")["startup"] = staticmethod(function)
         return function
 
     def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called when the job is terminated."""
+        bodies.check(function, f"{function!r}, given to on_shutdown,")
         object.__getattribute__(self, "_noted")["shutdown"] = staticmethod(function)
         return function
 
@@ -88,7 +91,7 @@ def task_of(app: Celery, function: Any = None, options: dict[str, Any] | None = 
 
     def decorate(body: Any) -> Any:
         noted: dict[str, Any] = {}
-        checked = check_options(options)
+        checked = _checked(body, options)
         name = _name_of(body, checked)
 
         with app._finalize_mutex:
@@ -106,7 +109,7 @@ def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
         if isinstance(body, Proxy):
             raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
         noted: dict[str, Any] = {}
-        checked = check_options(options)
+        checked = _checked(body, options)
         name = _name_of(body, checked)
         _state.connect_on_app_finalize(lambda app: build(app, body, name, checked, noted))
         for app in _state._get_active_apps():
@@ -121,6 +124,13 @@ def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
         return _proxy(find, body, noted)
 
     return decorate
+
+
+def _checked(body: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse wrong options and a body that a call does not run, and return a copy of the options."""
+    if not isinstance(body, type):  # what is a class is looked at once it is a task
+        bodies.check(body, f"The body of a sidejob task, {body!r},")
+    return check_options(options)
 
 
 def _proxy(find: Callable[[], Any], body: Any, noted: dict[str, Any]) -> Any:

@@ -42,7 +42,7 @@ from ..operations.durable_locks import Ahead
 from ..operations.durable_runs import Run, in_body, lease_lost
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
-from . import chords, own_process, recording, without_row
+from . import bodies, chords, own_process, recording, without_row
 from .broker_connection import PAUSE_S
 from .durable import check_options, is_durable, lost_policy
 from .holders import bury, holders
@@ -131,11 +131,9 @@ class DurableTask(OnCommit):
         return value
 
     def _body(self, *args: Any, **kwargs: Any) -> Any:
-        mro = type(self).__mro__
-        for cls in mro[mro.index(DurableTask) + 1 :]:
-            if cls is not Task and "__call__" in cls.__dict__:
-                return cls.__call__(self, *args, **kwargs)
-        return self.run(*args, **kwargs)
+        call = bodies.call_of(self, DurableTask)
+        value = self.run(*args, **kwargs) if call is None else call(self, *args, **kwargs)
+        return bodies.done(value, f"The body of {self.name}")
 
 
 def mark(app: Celery) -> None:
@@ -186,6 +184,9 @@ def _check(app: Celery, task: Any) -> None:
     check_ordinary(task, app.Task)
     if getattr(task, "durable", None) is not None:
         check_options(task)
+    if bodies.call_of(task, DurableTask) is None and is_durable(app, task.name):
+        body = getattr(task, "_orig_run", task.run)  # below what autoretry_for has put around it
+        bodies.check(body, f"The body of {task.name}, which is durable,")
 
 
 def _mark(app: Celery, task: Any) -> None:

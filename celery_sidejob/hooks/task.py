@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery
-from celery.app.task import Task
 from celery.exceptions import MaxRetriesExceededError
 
 from ..job import Job, enqueue
@@ -15,7 +14,7 @@ from ..model.errors import IllegalMoveError, SettingsError
 from ..model.port import PortOptions, parse_ports
 from ..open_unit import active
 from ..running import RetryRun, RunningJob
-from . import lent
+from . import bodies, lent
 from .calls import check_arguments
 from .doorbell import HEADER
 from .eager import apply_eagerly
@@ -54,6 +53,8 @@ class SideJobTask(OnCommit):
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
+        for method in ("run", "startup", "shutdown"):
+            bodies.check(getattr(cls, method), f"{method}() of {cls.name}")
 
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
@@ -161,11 +162,9 @@ class SideJobTask(OnCommit):
 
     def run_body(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run the body through the project's own ``__call__``, if its task class has one."""
-        mro = type(self).__mro__
-        for cls in mro[mro.index(SideJobTask) + 1 :]:
-            if cls is not Task and "__call__" in cls.__dict__:
-                return cls.__call__(self, job, *args, **kwargs)
-        return self.run(job, *args, **kwargs)
+        call = bodies.call_of(self, SideJobTask)
+        value = self.run(job, *args, **kwargs) if call is None else call(self, job, *args, **kwargs)
+        return bodies.done(value, f"The body of {self.name}, or one of its hooks,")
 
     def run_hook(self, which: str, job: RunningJob) -> None:
         """Run the startup or the shutdown in the surroundings of the body: through the same ``__call__``.

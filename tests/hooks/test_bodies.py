@@ -1,0 +1,171 @@
+"""A body that Python does not run when it is called is refused, in whatever it is hidden; it never just completes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Task
+
+from celery_sidejob import InvalidValueError, RunningJob, SettingsError, SideJob, SideJobTask, sidejob_task
+from tests.tools.in_process import Stage
+
+
+async def asynchronous(*args: Any) -> int:
+    return 7
+
+
+def generator(*args: Any) -> Iterator[int]:
+    yield 7
+
+
+async def asynchronous_generator(*args: Any) -> AsyncIterator[int]:
+    yield 7
+
+
+class Instance:
+    async def __call__(self, *args: Any) -> int:
+        return 7
+
+
+class Owner:
+    async def method(self, *args: Any) -> int:
+        return 7
+
+
+def named(function: Any) -> Any:
+    """Give it what Celery asks of a function."""
+    function.__name__, function.__module__, function.__annotations__ = "body", __name__, {}
+    return function
+
+
+BODIES = [
+    pytest.param(asynchronous, "an async def", id="async"),
+    pytest.param(generator, "a generator", id="generator"),
+    pytest.param(asynchronous_generator, "an asynchronous generator", id="asynchronous generator"),
+    pytest.param(named(Instance()), "an async def", id="instance"),
+    pytest.param(Owner().method, "an async def", id="method"),
+]
+PARTIAL = pytest.param(named(partial(asynchronous, 1)), "an async def", id="partial")
+"""Celery itself takes none."""
+
+
+def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+def run_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return asyncio.run(function(*args))
+
+    return wrapper
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    made = Celery("bodies", broker="memory://", set_as_current=False)
+    made.conf.update(sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing", sidejob_durable_tasks=["kept.*"])
+    SideJob(made)
+    yield made
+    made.close()
+
+
+# -- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("body", "kind"), [*BODIES, PARTIAL])
+def test_a_sidejob_task_refuses_it(app: Celery, body: Any, kind: str) -> None:
+    for decorate in (sidejob_task(name="body"), app.sidejob.task(name="body")):
+        with pytest.raises(SettingsError, match=f"is {kind}: a worker that calls it runs nothing"):
+            decorate(body)
+
+
+@pytest.mark.parametrize("hook", ["on_startup", "on_shutdown"])
+def test_so_do_its_hooks(app: Celery, hook: str) -> None:
+    @app.sidejob.task(name="hooked")
+    def body(job: RunningJob) -> None:
+        pass
+
+    with pytest.raises(SettingsError, match=rf"given to {hook}, is an async def"):
+        getattr(body, hook)(asynchronous)
+
+
+@pytest.mark.parametrize("method", ["run", "startup", "shutdown"])
+def test_so_does_a_task_that_is_a_class(app: Celery, method: str) -> None:
+    def run(self: Any, job: RunningJob) -> None:
+        pass
+
+    cls = type("Job", (SideJobTask,), {"name": "of.a.class", "run": run, method: asynchronous})
+    with pytest.raises(SettingsError, match=rf"{method}\(\) of of\.a\.class is an async def"):
+        app.register_task(cls())
+
+
+def test_what_is_hidden_fails_the_run(stage: Stage) -> None:
+    for body in (passed_on(asynchronous), passed_on(generator), passed_on(asynchronous_generator)):
+        job = stage.job(body, ignore_result=True)
+        stage.drain()
+        assert job.refresh().status == "failed"
+        assert isinstance(stage.raised[job.id], InvalidValueError)
+        assert "nothing of that has run" in str(stage.raised[job.id])
+
+
+def test_a_hook_that_hides_it_fails_the_run(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        pass
+
+    task = stage.task(body, name="hiding", shared=False)
+    task.on_startup(passed_on(asynchronous))
+    job = task.enqueue()
+    stage.drain()
+    assert job.refresh().status == "failed"
+
+
+def test_what_runs_it_inside_is_as_any_body(stage: Stage) -> None:
+    job = stage.job(run_inside(asynchronous))
+    stage.drain()
+    assert job.refresh().status == "completed"
+
+
+# -- durable tasks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("body", "kind"), BODIES)
+@pytest.mark.parametrize("options", [{"name": "any", "durable": True}, {"name": "kept.by.name"}])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_durable_task_refuses_it(app: Celery, body: Any, kind: str, options: Any, late: bool) -> None:
+    """Once it is known which tasks are durable; later at once."""
+    decorate = app.task(shared=False, autoretry_for=(KeyError,), **options)
+    if late:
+        app.finalize()
+    else:
+        decorate(body)
+
+    with pytest.raises(SettingsError, match=f"which is durable, is {kind}"):
+        decorate(body) if late else app.finalize()
+
+
+def test_any_other_task_is_left_alone(app: Celery) -> None:
+    app.task(asynchronous, name="not.ours", shared=False)
+    app.task(asynchronous, name="kept.not", durable=False, shared=False)
+    app.finalize()
+
+
+def test_a_project_whose_tasks_run_it_themselves_may_have_it(app: Celery) -> None:
+    class Asynchronous(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return asyncio.run(super().__call__(*args, **kwargs))
+
+    task = app.task(asynchronous, name="kept.asynchronous", base=Asynchronous, shared=False)
+    app.finalize()
+    assert task() == 7
