@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -127,11 +128,34 @@ def test_arguments_are_checked_like_celerys_and_without_the_job(stage: Stage) ->
 
 
 def test_calling_the_task_runs_the_body_and_says_what_it_wants(stage: Stage) -> None:
+    called: list[Any] = []
+
+    def adding(job: Any, number: int, *, twice: bool = False) -> int:
+        called.append(job)
+        return number * 2 if twice else number
+
+    add = stage.task(adding, name="jobs.adding")
     job = stage.job()
 
-    assert stage.idle(job) is None
+    assert add(job, 7, twice=True) == 14
+    assert called == [job]
+    assert job.info["run_no"] == 0, "nothing was run in the store"
     with pytest.raises(TypeError, match="first argument is a job"):
-        stage.idle(2)
+        add(2)
+    assert called == [job]
+
+
+@pytest.mark.parametrize("kwargs", [[("start", 1)], "start", 7, {"start"}], ids=str)
+def test_keywords_that_are_no_mapping_are_refused(stage: Stage, kwargs: Any) -> None:
+    def starting(job: Any, start: int = 0) -> None:
+        pass
+
+    starting_task = stage.task(starting, name="jobs.starting")
+    for name in (starting_task, "jobs.starting", starting_task.s()):
+        with pytest.raises(TypeError, match=f"kwargs takes a mapping, not {type(kwargs).__name__}"):
+            stage.sidejob.enqueue(name, (), kwargs)
+    for given in (None, {}, {"start": 1}, MappingProxyType({"start": 1})):
+        assert stage.sidejob.enqueue(starting_task, (), given).kwargs == dict(given or {})
 
 
 @pytest.mark.parametrize("when", ["eta", "naive eta", "countdown"])

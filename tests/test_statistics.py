@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_sidejob import RunningJob, SideJob
+from celery_sidejob import RunningJob, SideJob, StoreUnavailableError, embedded
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters, workers
+from celery_sidejob.store import counters, migrate, workers
 from celery_sidejob.store.measured import MeasuredConnections
 from tests.cli.test_commands import ask
+from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
 
 
 def samples(text: str) -> dict[str, dict[tuple[str, ...], float]]:
@@ -255,13 +258,26 @@ def test_an_idle_recorder_does_not_speak_to_the_store() -> None:
     assert recorder.run_once() is False
 
 
-def test_what_cannot_be_stored_is_stored_later(connections: MeasuredConnections) -> None:
-    away = MeasuredConnections("postgresql://nobody@127.0.0.1:1/nothing", "sidejob")
-    away.measures.begin()
-    away.measures.count("leases_lost")
-    assert away.record(), "it was tried"
+def test_what_cannot_be_stored_is_stored_later(own_postgres: embedded.Postgres) -> None:
+    migrate.upgrade(own_postgres.url)
+    with closing(MeasuredConnections(own_postgres.url, SCHEMA)) as counting:
+        counting.measures.begin()
+        counting.measures.count("leases_lost")
+        own_postgres.kill()
+        assert counting.record(), "it was tried"
+        own_postgres.start()
+        counting.measures.count("leases_lost")
 
-    assert away.measures.take() == {("leases_lost", ""): 1}
+        def stored() -> float:
+            counting.record()
+            try:
+                return totals(counting).get(("leases_lost", ""), 0.0)
+            except StoreUnavailableError:
+                return -1.0
+
+        wait_until(lambda: stored() == 2, timeout=30, message="both to be stored, once each")
+        assert not counting.record(), "nothing is left"
+        assert stored() == 2
 
 
 def test_a_store_of_the_revision_before_is_served_without_counters(empty_database_url: str, database_url: str) -> None:

@@ -70,6 +70,8 @@ class CeleryTasks:
         options: Mapping[str, Any],
     ) -> Call:
         """Resolve a task, a name or a signature, and check the arguments as Celery does."""
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
         merged = dict(options)
         if isinstance(task, Signature):
             args, kwargs, merged = task._merge(_sequence(args), dict(kwargs or {}), merged)
@@ -80,8 +82,6 @@ class CeleryTasks:
         if not isinstance(name, str) or not is_keepable(name):
             raise UnknownTaskError(f"{shown(task)} is no task: give a sidejob task, its name, or a signature of it.")
         args = _sequence(args)
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
         kwargs = dict(kwargs or {})
         known = self._app.tasks.get(name)
         if known is None:

@@ -12,6 +12,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks import publishing
@@ -231,6 +232,59 @@ def test_what_is_no_single_command_is_not_made_ready(publisher: CeleryPublisher,
         "it was read from the store"
     )
     assert watcher.keys("*") == []
+
+
+def test_what_is_made_ready_with_messages_of_a_queue_that_is_passed_over_goes_without_them(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    watcher.set("odd", "no list")
+    assert publisher.publish([message(3, "odd")]) == [message(3, "odd")], "nobody has waited for the answer"
+    assert publisher.confirm([("task-3", 1)]) == []
+    watcher.delete("odd")
+    many = [message(0), message(1, "odd"), message(2)]
+    ready = publisher.make_ready(many)
+    assert ready is not None
+
+    assert publisher.publish(many, ready=ready) == [many[0], many[2]]
+
+    assert (watcher.llen("celery"), watcher.llen("odd")) == (2, 0)
+
+
+def test_many_that_were_made_ready_for_a_connection_that_is_gone_are_made_anew(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    def opened() -> int:
+        count: int = watcher.info("stats")["total_connections_received"]
+        return count
+
+    nobody = len(watcher.client_list())
+    many = [message(number) for number in range(4)]
+    ready = publisher.make_ready(many)
+
+    def opened_for(**options: Any) -> int:
+        publisher.close()
+        wait_until(lambda: len(watcher.client_list()) == nobody, message="the connection to be closed")
+        before = opened()
+        assert publisher.publish(many, **options) == many
+        return opened() - before
+
+    assert opened_for(ready=ready) == opened_for(), "the one that is gone is not tried"
+    assert watcher.llen("celery") == 8
+
+
+def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
+    publisher: CeleryPublisher, watcher: redis.Redis
+) -> None:
+    with Connection(publisher._app.conf.broker_url) as connection:
+        fans = Exchange("fans", type="direct")
+        for name in ("left", "right"):
+            Queue(name, fans, routing_key="celery", channel=connection.default_channel).declare()
+    many = [message(0), message(1, exchange="fans"), message(2)]
+    assert publisher.make_ready([*many, message(3, exchange="of nobody")]) is None, "as many commands as messages"
+
+    assert publisher.publish(many) == many
+
+    assert [watcher.llen(name) for name in ("celery", "left", "right")] == [2, 1, 1]
 
 
 def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, publisher: CeleryPublisher) -> None:

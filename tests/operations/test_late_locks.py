@@ -228,13 +228,36 @@ def test_what_an_older_version_has_buried_is_taken_back_too(shop: Shop, late: bo
 
 
 def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
-    shop.called()
-    run = shop.begun()
+    shop.called("before")
+    before = shop.begun("before")
+    shop.flush()
+    assert shop.rows() == {"before": shop.worker_id}, "it locks as long as it lives"
+    shop.called("after")
+    after = shop.begun("after")
     shop.sql("UPDATE sidejob.workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now()")
 
     shop.flush()
 
-    assert (shop.rows(), durable_locks.has_lock(shop.runtime, run)) == ({"one": None}, False)
+    assert shop.rows() == {"before": shop.worker_id, "after": None}
+    assert durable_locks.has_lock(shop.runtime, before)
+    assert not durable_locks.has_lock(shop.runtime, after)
+
+
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_what_the_worker_revoked_while_it_ran_stays_dead_however_it_ends(
+    shop: Shop, caplog: pytest.LogCaptureFixture, is_revoked: bool
+) -> None:
+    """A body in a thread goes on when it is revoked. One that was revoked before it began has ended well after all."""
+    shop.called()
+    run = shop.begun()
+    run.is_revoked = is_revoked
+    shop.bury()
+
+    durable_ends.end_late(shop.runtime, run)
+    shop.flush()
+
+    assert shop.dead() == (["one"] if is_revoked else [])
+    assert "does not count" not in caplog.text
 
 
 def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
