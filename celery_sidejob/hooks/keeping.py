@@ -207,7 +207,7 @@ class KeepingProducer:
         run = present_run(self._app)
         if transaction is not None:
             keeping.lend(self._runtime, self._message(body, deaths, **options), transaction)
-        elif run is not None and (run.body_is_over or (run.key[0] == headers.get("id") and not run.moved)):
+        elif run is not None and (not run.moved if run.key[0] == headers.get("id") else run.body_is_over):
             self._keep_of(run, self._message(body, deaths, **options))
         else:
             return self._keep_anywhere(body, deaths, options)
@@ -215,7 +215,7 @@ class KeepingProducer:
 
     def _keep_of(self, run: Run, message: Message) -> None:
         """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
-        if run.key[0] == message.task_id and not run.moved:
+        if run.key[0] == message.task_id:
             durable_ends.go_on(run.runtime, run, message)
         elif _in_callbacks is not None and _in_callbacks.get():
             run.follows.append(message)  # the end of the run keeps it

@@ -15,13 +15,14 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import Process
 
 CLIENT = f"""
-import os, random, sys
+import os, random, sys, time
 from celery import chain
 from {APP} import noted, noted_late, retrying, step
 from tests.tools.recorder import Record
 
 record, chance = Record.from_env(), random.Random(os.getpid())
 for number in range(int(sys.argv[1])):
+    time.sleep(0.01)  # so that it is struck in the midst of its calls
     kind = chance.choice(["noted", "noted_late", "retrying", "step", "chain"])
     if kind == "chain":
         result = chain(step.s(number), noted_late.s()).apply_async()
@@ -31,6 +32,7 @@ for number in range(int(sys.argv[1])):
         result = task.delay(1 if kind == "retrying" else number)
         record.note("accepted", id=result.id, kind=kind)
 """
+KINDS = {"noted", "noted_late", "retrying", "step"}
 ONCE = {"noted", "noted_late"}
 """What is never begun a second time, unless nothing of it had begun."""
 
@@ -44,7 +46,15 @@ def test_a_storm(site: Site, tasks: int, blows: int, seed: int | None) -> None:
     chance = random.Random(seed)
     env = {"SIDEJOB_MAX_LOSSES": "100"}
     workers = [site.worker(concurrency=2, env=env) for _ in range(2)]
-    clients = [site.processes.start_python(CLIENT, str(tasks // 2), env=site.env) for _ in range(2)]
+    wanted: dict[int, int] = {}
+    killed: set[int] = set()
+
+    def client(calls: int) -> Process:
+        started = site.processes.start_python(CLIENT, str(calls), env=site.env)
+        wanted[started.pid] = calls
+        return started
+
+    clients = [client(tasks // 2) for _ in range(2)]
 
     def kill_a_worker() -> None:
         place = chance.randrange(len(workers))
@@ -56,9 +66,14 @@ def test_a_storm(site: Site, tasks: int, blows: int, seed: int | None) -> None:
             os.kill(pid, signal.SIGKILL)
 
     def kill_a_client() -> None:
-        place = chance.randrange(len(clients))
-        clients[place].kill_group()
-        clients[place] = site.processes.start_python(CLIENT, str(tasks // 4), env=site.env)
+        victim = client(tasks)
+        wait_until(
+            lambda: site.record.of("accepted", pid=victim.pid), timeout=60, message="the client to be in its calls"
+        )
+        assert victim.alive
+        killed.add(victim.pid)
+        victim.kill_group()
+        clients.append(client(tasks // 4))
 
     plans: list[Callable[[], None]] = [kill_a_worker, kill_a_pool_process, kill_a_client, site.empty_broker]
     for blow in range(blows):
@@ -74,7 +89,13 @@ def test_a_storm(site: Site, tasks: int, blows: int, seed: int | None) -> None:
     runs = Counter(line["id"] for line in site.record.of("ran"))
     dead = Counter(entry.task_id for entry in site.dead())
     accepted = {line["id"]: line["kind"] for line in site.record.of("accepted")}
-    assert len(accepted) > tasks // 3
+    called = Counter(line["pid"] for line in site.record.of("accepted"))
+    assert {pid: called[pid] for pid in wanted.keys() - killed} == {
+        pid: calls for pid, calls in wanted.items() if pid not in killed
+    }, "a client that nobody killed made all its calls"
+    assert killed
+    assert {line["kind"] for line in site.record.of("accepted")} == KINDS
+    assert max(runs.values()) > 1 or dead, "no blow has struck anything"
     assert {task_id: count for task_id, count in dead.items() if count > 1} == {}
     assert {entry.reason for entry in site.dead()} <= {"lost"}
     assert [task_id for task_id in accepted if not runs[task_id] and not dead[task_id]] == [], "lost"

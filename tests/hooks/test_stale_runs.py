@@ -10,10 +10,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery, chord, states
+from celery import Celery, Task, chord, states
 from celery.app.trace import build_tracer
 
-from celery_sidejob import SideJob
+from celery_sidejob import InvalidValueError, SideJob
 from celery_sidejob.hooks import durable_task
 from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, digest_of
 from celery_sidejob.operations import burials, durable_locks, late_locks
@@ -241,3 +241,27 @@ def test_what_was_revoked_in_its_thread_is_no_success(shop: Shop) -> None:
     shop.run(shop.work, result.id)
 
     assert result.state == states.PENDING
+
+
+def test_a_run_that_goes_on_as_a_retry_cannot_go_on_as_another_message_too(shop: Shop) -> None:
+    """Its id is taken, by its retry: what would be sent under it afterwards is refused as it is of any caller."""
+    refused: list[Exception] = []
+
+    class Twice(Task):
+        def on_success(self, *_: Any) -> None:
+            try:
+                self.apply_async(("sent by on_success",), task_id=self.request.id)
+            except Exception as error:
+                refused.append(error)
+
+    def again(self: Any, *args: Any) -> None:
+        self.retry(("sent by retry",), countdown=3600, throw=False)
+
+    task = shop.app.task(again, bind=True, base=Twice, name="stale.again", shared=False)
+    result = task.apply_async(("first",))
+
+    shop.run(task, result.id)
+
+    assert [type(error) for error in refused] == [InvalidValueError]
+    ((generation, body),) = shop.sql("SELECT generation, body FROM messages")
+    assert (generation, json.loads(bytes(body))[0]) == (2, ["sent by retry"])

@@ -2,7 +2,8 @@
 
 SIDEJOB_TEST_DATABASE_URL   a Postgres where we may create and drop databases (postgresql://user@host/database)
 SIDEJOB_TEST_PGBOUNCER      1: every test reaches its store through a PgBouncer in transaction mode, of our own
-SIDEJOB_TEST_REDIS_URL      a Redis or Valkey whose 16 databases we may EMPTY
+SIDEJOB_TEST_REDIS_URL      a Redis or Valkey: of its 16 databases we use those that are empty when we begin, and empty
+                            them again; what is in any other is not touched
 SIDEJOB_TEST_AMQP_URL       a RabbitMQ; without it and without a `rabbitmq-server` to start, its tests are skipped
 SIDEJOB_TEST_RABBITMQCTL    how to administer that RabbitMQ, e.g. "docker exec rabbit rabbitmqctl"; by default
                             rabbitmqctl of this machine if the RabbitMQ is on it
@@ -29,6 +30,8 @@ from tests.tools.rabbitmq import MISSING as MISSING_RABBITMQ
 from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ, is_installed
 
 REDIS_DATABASES = 16
+FREE = "SIDEJOB_TEST_REDIS_FREE"
+"""Which of them are ours: the processes of pytest-xdist are told so, as they may fill them at any time."""
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +163,36 @@ def redis_database_numbers() -> Iterator[int]:
     """
     own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return itertools.cycle(range(own, REDIS_DATABASES, processes))
+    free = [int(number) for number in os.environ[FREE].split()] if FREE in os.environ else range(REDIS_DATABASES)
+    return itertools.cycle(free[own::processes])
+
+
+def free_databases(server_url: str) -> list[int]:
+    """Which databases of a Redis have nothing in them."""
+    with redis.Redis.from_url(server_url) as client:
+        used = {int(name.removeprefix("db")) for name in client.info("keyspace")}
+    return [number for number in range(REDIS_DATABASES) if number not in used]
+
+
+def claim_free_databases(processes: int) -> None:
+    """Find out which databases of the given Redis are ours; raises UsageError if they are too few."""
+    given = os.environ.get("SIDEJOB_TEST_REDIS_URL")
+    if not given:
+        return
+    free = free_databases(given)
+    if len(free) < 2 * processes:
+        raise pytest.UsageError(
+            f"The Redis of SIDEJOB_TEST_REDIS_URL has {len(free)} empty databases of {REDIS_DATABASES}, and "
+            f"{2 * processes} are needed, two for each process. What is in the others is left alone: empty some "
+            "(redis-cli -n NUMBER FLUSHDB), name another server, or none to have one started."
+        )
+    os.environ[FREE] = " ".join(map(str, free))
+
+
+def give_back_databases() -> None:
+    """Empty what was claimed."""
+    for number in os.environ.pop(FREE, "").split():
+        emptied(os.environ["SIDEJOB_TEST_REDIS_URL"], int(number))
 
 
 @pytest.fixture
@@ -248,6 +280,13 @@ def own_rabbitmq() -> Iterator[RabbitMQ]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "pooled_too: runs directly and, where there is one, through a PgBouncer")
+    if not hasattr(config, "workerinput"):
+        claim_free_databases(getattr(config.option, "numprocesses", None) or 1)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        give_back_databases()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ import pytest
 import redis
 
 from celery_sidejob import embedded
+from tests.tools import servers
 from tests.tools.databases import Databases
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
@@ -56,6 +58,28 @@ def test_two_tests_in_a_row_have_different_redis_databases(
     redis_url: str, redis_database_numbers: Iterator[int]
 ) -> None:
     assert next(redis_database_numbers) != int(urlsplit(redis_url).path[1:])
+
+
+def test_what_a_given_redis_has_is_left_alone(own_valkey: embedded.Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(number: int) -> redis.Redis:
+        return redis.Redis.from_url(urlsplit(own_valkey.url)._replace(path=f"/{number}").geturl())
+
+    monkeypatch.setenv("SIDEJOB_TEST_REDIS_URL", own_valkey.url)
+    monkeypatch.setenv(servers.FREE, "")
+    for number in (0, 3):
+        with of(number) as client:
+            client.set("somebody's", number)
+
+    servers.claim_free_databases(7)
+    assert os.environ[servers.FREE].split() == [str(number) for number in range(16) if number not in (0, 3)]
+    with of(1) as client:
+        client.set("a test's", 1)
+    servers.give_back_databases()
+
+    with of(0) as client:
+        assert client.info("keyspace").keys() == {"db0", "db3"}
+    with pytest.raises(pytest.UsageError, match="has 14 empty databases of 16, and 16 are needed"):
+        servers.claim_free_databases(8)
 
 
 def test_a_postgres_can_be_killed_and_started_again(own_postgres: embedded.Postgres) -> None:
