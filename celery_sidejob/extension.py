@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from celery.canvas import Signature
 from . import job as jobs_of
 from .deadset import DeadSet
 from .hooks import (
+    apps,
     beat,
     configuration,
     control,
@@ -62,6 +64,9 @@ SHORTEST_PAUSE_S = 5.0
 """However short the lease is: a large unit takes its process some time to encode, with the transaction open."""
 
 
+_numbers = itertools.count(1)
+
+
 class SideJob:
     """Durable jobs and durable tasks for one Celery app.
 
@@ -74,6 +79,7 @@ class SideJob:
 
     def __init__(self, app: Celery | None = None) -> None:
         self._app: Celery | None = None
+        self._number = next(_numbers)
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._globs: tuple[str, ...] | None = None
@@ -109,7 +115,7 @@ class SideJob:
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)
-        jobs_of.use_runtime(lambda: self.runtime)
+        jobs_of.use_apps(apps.runtime_of, apps.origin_of)
 
     @property
     def heartbeat(self) -> Heartbeat | None:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from . import drafting
 from .drafting import check_child_name_is_free
@@ -52,15 +52,18 @@ from .store import aliases as alias_rows
 from .store import jobs, ports, trees
 from .store import state as state_rows
 
+T = TypeVar("T")
+
 
 class Job:
     """A durable job: equal, hashable, picklable and JSON-able by its id. Attributes are the row's when it was read."""
 
-    __slots__ = ("_row", "_runtime_", "id")
+    __slots__ = ("_origin", "_row", "_runtime_", "id")
 
     def __init__(self, job_id: int, *, runtime: Runtime | None = None, row: Any = None) -> None:
         self.id = int(job_id)
         self._runtime_ = runtime
+        self._origin: Sequence[str] | None = None
         self._row = row
 
     def __eq__(self, other: object) -> bool:
@@ -76,7 +79,8 @@ class Job:
         return f"<{type(self).__name__} {self.id}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Job, (self.id,))
+        origin = self._origin if self._runtime_ is None else _origin_of(self._runtime_)
+        return (Job, (self.id,)) if origin is None else (_unpickled, (self.id, origin))
 
     def __json__(self) -> int:
         """Return what stands for the job in a JSON value: its id."""
@@ -230,7 +234,8 @@ class Job:
     @property
     def terminated(self) -> bool:
         """Whether the job and everything below it are terminated; asks the store."""
-        return all(row.status == Status.TERMINATED for row in trees.subtree(self._runtime.connections, [self.id]))
+        rows = self._found(trees.subtree(self._runtime.connections, [self.id]))
+        return bool(rows) and all(row.status == Status.TERMINATED for row in rows)
 
     def delete(self) -> bool:
         """Delete the job and everything below it, if all are terminated; otherwise change nothing and return False."""
@@ -296,20 +301,22 @@ class Job:
             gained, gone = unit.family(self.id)
             found = {name: child for name, child in found.items() if name not in gone and child.id not in gone}
             found.update({name: Job(child, runtime=self._runtime) for name, child in gained.items()})
-        return found
+        return self._found(found)
 
     def child(self, name: str) -> Job | None:
         """Return the child of this name, None if there is none."""
         check_text("name", name)
         unit = active()
         if unit is None:
-            child_id = jobs.child(self._runtime.connections, self.id, name)
+            child_id = self._found(jobs.child(self._runtime.connections, self.id, name))
             return None if child_id is None else Job(child_id, runtime=self._runtime)
         gained, gone = unit.family(self.id)
         if name in gained:
             return Job(gained[name], runtime=self._runtime)
         found = unit.children.find(self.id, name)
-        if found is None or gone & {name, found[0]}:
+        if found is None:
+            return self._found(None)
+        if gone & {name, found[0]}:
             return None
         return Job(found[0], runtime=self._runtime, row=found[1])
 
@@ -353,7 +360,7 @@ class Job:
         if unit is not None:
             given, taken = unit.aliases(self.id)
             found = (found | given.keys()) - taken
-        return sorted(found)
+        return self._found(sorted(found))
 
     def add_alias(self, name: str) -> None:
         """Give the job a further name; a name it has already does no harm."""
@@ -445,7 +452,7 @@ class Job:
     @property
     def _runtime(self) -> Runtime:
         if self._runtime_ is None:
-            self._runtime_ = _default_runtime()
+            self._runtime_ = _runtime_of(self._origin)
         return self._runtime_
 
     def _read(self) -> Any:
@@ -456,9 +463,23 @@ class Job:
                 return unit_view.row_of(new)
             found = jobs.find(self._runtime.connections, [self.id])
             if not found:
-                raise JobNotFoundError(f"There is no job {self.id}: it was deleted, or never committed.")
+                raise self._not_found()
             self._row = found[0]
         return self._row
+
+    def _found(self, found: T) -> T:
+        """Return what the store has of the job; where that is nothing, raise JobNotFoundError if the job is gone."""
+        if found:
+            return found
+        unit = active()
+        is_own = unit is not None and unit.hold.job_id == self.id
+        made_elsewhere = self._row is not None and self._row.created_at is None  # not committed, for all we know
+        if not is_own and not made_elsewhere and not self.exists:
+            raise self._not_found()
+        return found
+
+    def _not_found(self) -> JobNotFoundError:
+        return JobNotFoundError(f"There is no job {self.id}: it was deleted, or never committed.")
 
     def _ports_made(self) -> dict[tuple[str, str], Any]:
         """Return the ports of a job that only the caller's transaction can see yet; they are not stored for us."""
@@ -471,8 +492,8 @@ class Job:
     def _state(self, key: str | None = None) -> dict[str, str]:
         unit = active()
         if unit is not None:
-            return unit.state(self.id, key)
-        return state_rows.read(self._runtime.connections, self.id, key)
+            return self._found(unit.state(self.id, key))
+        return self._found(state_rows.read(self._runtime.connections, self.id, key))
 
     def _child_rows(self) -> Iterable[Any]:
         unit = active()
@@ -487,6 +508,7 @@ class Job:
         else:
             rows = ports.of_jobs(self._runtime.connections, [self.id])
             names = [row.name for row in rows if row.direction == direction]
+        self._found(names)
         return [Port(self, "in" if direction == "in" else "out", name) for name in sorted(names) if name != "*"]
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
@@ -537,14 +559,27 @@ def make(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) ->
     return [Job(new.id, runtime=runtime, row=unit_view.row_of(new)) for new in made]
 
 
-def _no_runtime() -> Runtime:
+def _no_runtime(origin: Sequence[str] | None) -> Runtime:
     raise SettingsError("This job handle belongs to no store: make `SideJob(app)` before a handle is used.")
 
 
-_default_runtime: Callable[[], Runtime] = _no_runtime
+def _no_origin(runtime: Runtime) -> tuple[str, ...] | None:
+    return None
 
 
-def use_runtime(runtime: Callable[[], Runtime]) -> None:
-    """Have unpickled handles find their store by `runtime`."""
-    global _default_runtime
-    _default_runtime = runtime
+_runtime_of: Callable[[Sequence[str] | None], Runtime] = _no_runtime
+_origin_of: Callable[[Runtime], tuple[str, ...] | None] = _no_origin
+
+
+def use_apps(
+    runtime_of: Callable[[Sequence[str] | None], Runtime], origin_of: Callable[[Runtime], tuple[str, ...] | None]
+) -> None:
+    """Have unpickled handles find their store by what tells their app from others."""
+    global _runtime_of, _origin_of
+    _runtime_of, _origin_of = runtime_of, origin_of
+
+
+def _unpickled(job_id: int, origin: Sequence[str]) -> Job:
+    job = Job(job_id)
+    job._origin = origin
+    return job

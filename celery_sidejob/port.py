@@ -225,6 +225,7 @@ class Port:
         rows = self._rows()
         row = rows.get((self.direction, self.name))
         if row is None and (self.direction, WILDCARD) not in rows:
+            self.job._found(rows)
             known = ", ".join(sorted(name for direction, name in rows if direction == self.direction)) or "none"
             raise PortNotFoundError(
                 f"Job {self.job.id} has no {self.direction}put port {self.name!r}; it has: {known}. Name it in the "

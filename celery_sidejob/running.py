@@ -234,15 +234,20 @@ current_job: Any = _CurrentJob()
 def heartbeat(strict: bool = False) -> bool:
     """Renew the lease of the run in progress here, and tell whether it is still the current one.
 
-    In the body of an ordinary durable task it only tells: such a task's lease is renewed by its worker. Outside of runs
-    nothing happens and the answer is True. With `strict` a lost lease raises LeaseLostError.
+    In the body of an ordinary durable task it only tells: such a task's lease is renewed by its worker. With `strict` a
+    lost lease raises LeaseLostError. Outside of runs nothing happens and the answer is True; with `strict` that raises
+    IllegalMoveError.
     """
     unit = active()
+    job = None if unit is None else unit.job
     try:
-        if unit is None:
-            durable_runs.check_hold()
-        elif unit.job is not None:
-            unit.job.heartbeat()
+        if job is not None:
+            job.heartbeat()
+        elif not (unit is None and durable_runs.check_hold()) and strict:
+            raise IllegalMoveError(
+                "heartbeat(strict=True) outside of a run: there is no lease here to be renewed. A thread is in its "
+                "body's run only with the body's context (contextvars.copy_context())."
+            )
     except LeaseLostError:
         if strict:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import pickle
 import re
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import pytest
 from celery import Celery, group
 from celery.concurrency import get_implementation
 
-from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job
+from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
 from celery_sidejob.hooks import carried, durable_task, pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
@@ -107,7 +108,7 @@ def lent(scene: Scene, before: str) -> None:
 
 UNWRITTEN: dict[str, Case] = {
     "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
-    "a verb on a job that was deleted": lambda s: s.gone.set(a=1),
+    "a verb, or a look at a job that was deleted": lambda s: s.gone.set(a=1),
     "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
     "an entry of the dead set is gone": lambda s: s.sidejob.dead.retry(10**9),
     "the task is neither imported nor served": lambda s: s.sidejob.enqueue("no.such.task"),
@@ -116,6 +117,7 @@ UNWRITTEN: dict[str, Case] = {
     "a child for a job that ends or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
     "adopting by a job that ends or has ended": lambda s: s.ended.adopt(s.other, "x"),
     "`current_job` outside of a run": lambda s: current_job.id,
+    "`heartbeat(strict=True)` outside of a run": lambda s: heartbeat(strict=True),
     "the job has no such port": lambda s: s.strict.input("b"),
     "a port's name breaks the rules": lambda s: s.job.input("a-b"),
     "ports are given as something else": lambda s: s.stage.job(inports="ab"),
@@ -369,6 +371,20 @@ def taken(scene: Scene) -> None:
     scene.stage.app.send_task("durable", (1,), task_id="one")
 
 
+def foreign_handle(scene: Scene) -> None:
+    """Unpickle a handle beside another app."""
+    app = Celery("beside", broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = scene.stage.database_url
+    SideJob(app)
+    scene.stage.app.main = "gone"
+    handle = pickle.loads(pickle.dumps(scene.stage.job()))
+    scene.stage.app.main = "renamed"
+    try:
+        handle.refresh()
+    finally:
+        app.close()
+
+
 def protocol_one(scene: Scene) -> None:
     """Call a durable task by the old protocol."""
     scene.stage.app.conf.task_protocol = 1
@@ -426,6 +442,7 @@ ELSEWHERE: dict[str, Case] = {
         s.stage.app.task(asynchronous, durable=True, shared=False).name
     ),
     "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
+    "a pickled handle comes from an app that is none of several here": foreign_handle,
     "a durable task with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),

@@ -15,7 +15,7 @@ from celery.local import PromiseProxy, Proxy
 
 from ..job import Job
 from ..running import RunningJob
-from . import bodies
+from . import apps, bodies
 from .task import SideJobTask
 from .task_options import check_options
 
@@ -118,7 +118,7 @@ def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
                     build(app, body, name, checked, noted)
 
         def find() -> Any:
-            app = _state.get_current_app()
+            app = apps.present()
             return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
 
         return _proxy(find, body, noted)

@@ -39,7 +39,7 @@ from ..model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ..operations import burials, durable_ends, durable_locks, late_locks, revocation
 from ..operations.contents import as_kept, is_forged
 from ..operations.durable_locks import Ahead
-from ..operations.durable_runs import Run, in_body, lease_lost
+from ..operations.durable_runs import Run, in_body, inline, lease_lost
 from ..operations.runtime import Runtime
 from ..operations.stores import Stores
 from . import bodies, chords, own_process, recording, without_row
@@ -114,7 +114,8 @@ class DurableTask(OnCommit):
         """Run the body through the project's own ``__call__``, if its task class has one."""
         run = run_of(self)
         if run is None or run.body_is_over or run.in_body:
-            return super().__call__(*args, **kwargs)
+            with inline():
+                return super().__call__(*args, **kwargs)
         run.in_body = True
         try:
             with in_body(run.runtime, run):

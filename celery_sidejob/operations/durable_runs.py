@@ -80,6 +80,7 @@ class Run:
 
 
 _IN_BODY: ContextVar[tuple[Runtime, Run] | None] = ContextVar("celery_sidejob_durable", default=None)
+_INLINE: ContextVar[bool] = ContextVar("celery_sidejob_inline", default=False)
 
 
 @contextmanager
@@ -92,17 +93,28 @@ def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
         _IN_BODY.reset(token)
 
 
-def check_hold() -> None:
-    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; nothing outside of one."""
+@contextmanager
+def inline() -> Iterator[None]:
+    """Have the block be the body of a durable task that has no row: it is called as a function, or eagerly."""
+    token = _INLINE.set(True)
+    try:
+        yield
+    finally:
+        _INLINE.reset(token)
+
+
+def check_hold() -> bool:
+    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; False outside of one."""
     found = _IN_BODY.get()
     if found is None or found[1].moved:
-        return
+        return found is not None or _INLINE.get()
     runtime, run = found
     if run.late is not None and not late_locks.of(runtime).take(run):
         raise lease_lost(run)
     row = durable_messages.read(runtime.connections, run.key[0])
     if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
         raise lease_lost(run)
+    return True
 
 
 def is_to_stop() -> bool:

@@ -1,0 +1,77 @@
+"""Which of a process's apps is meant where nobody says it: by a task of `@sidejob_task`, or by a pickled handle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery, _state
+
+from ..model.errors import SettingsError
+from ..operations.runtime import Runtime
+
+
+def present() -> Celery:
+    """Return the current app, or another one if only that has a SideJob.
+
+    Celery's current app is the thread's own: in all other threads it is the default app, which has none.
+    """
+    current = _current()
+    known = _known()
+    if getattr(current, "sidejob", None) is None and len(known) == 1:
+        return known[0]
+    return current if current is not None else _state.get_current_app()
+
+
+def origin_of(runtime: Runtime) -> tuple[str, ...] | None:
+    """Return what tells the app of a handle from the others here, to be pickled with it; None where it is the only one.
+
+    Its name and its schema: the store's URL may be another one elsewhere, and is nobody's business.
+    """
+    known = _known()
+    if len(known) < 2:
+        return None
+    made = (app for app in known if app.sidejob._runtime is not None)
+    own = next((app for app in made if app.sidejob._runtime.connections is runtime.connections), None)
+    return None if own is None else _names(own)
+
+
+def runtime_of(origin: Sequence[str] | None) -> Runtime:
+    """Return the runtime of the app that a handle comes from; without an origin, of the present app or the only one."""
+    known = _known()
+    if origin is not None and len(known) > 1:
+        known = [app for app in known if _is_from(app, origin)]
+        if not known:
+            raise SettingsError(
+                f"A job handle comes from the app {origin[0]!r} with the schema {origin[1]!r}, and none of the apps "
+                "here has these: give the app the same name, Celery(name), wherever its handles are used."
+            )
+    current = _current()
+    if len(known) != 1 and current in known:
+        known = [current]
+    if not known:
+        raise SettingsError("This job handle belongs to no store: make `SideJob(app)` before a handle is used.")
+    runtime: Runtime = known[-1].sidejob.runtime
+    return runtime
+
+
+def _known() -> list[Celery]:
+    """Return this process's apps that have a SideJob, the oldest first; one that was closed has gone."""
+    apps = [app for app in _state._get_active_apps() if getattr(app, "sidejob", None) is not None]
+    return sorted(apps, key=lambda app: app.sidejob._number)
+
+
+def _current() -> Any:
+    """Return the current app; none is made."""
+    return _state._tls.current_app or _state.default_app
+
+
+def _is_from(app: Celery, origin: Sequence[str]) -> bool:
+    try:
+        return _names(app) == tuple(origin)
+    except SettingsError:  # another app's, which is not set up
+        return False
+
+
+def _names(app: Celery) -> tuple[str, str]:
+    return app.main or "", app.sidejob.settings.schema
