@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from contextlib import suppress
 from typing import Any
 
 from celery import bootsteps, signals
@@ -22,6 +20,7 @@ from ..services.loop import Loop
 from ..services.pool_processes import PoolProcesses
 from ..services.sweeper import Sweeper
 from . import configuration, durable_task, greenlets, pool_kind, task_check
+from .bell import Bell
 from .deafness import Hearing
 
 logger = logging.getLogger("celery_sidejob")
@@ -80,7 +79,7 @@ class SideJobStep(bootsteps.StartStopStep):
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Have the event loop listen to the bell; called again after every reconnection."""
+        """Have the event loop listen to the bell."""
         self._bell.register(worker, hub)
 
     def terminate(self, worker: Any) -> None:
@@ -162,26 +161,19 @@ class PoolBell:
     """
 
     def __init__(self) -> None:
-        self._ear, self._clapper = os.pipe()
-        os.set_blocking(self._ear, False)
-        os.set_blocking(self._clapper, False)
-
-    def ring(self) -> None:
-        """Wake the loop; from any thread."""
-        with suppress(BlockingIOError):
-            os.write(self._clapper, b"!")
+        self._bell = Bell()
+        self.ring = self._bell.ring
+        """Wakes the loop; from any thread."""
 
     def register(self, worker: Any, hub: Any) -> None:
-        """Listen in this loop."""
+        """Listen in this loop; called again after every reconnection."""
 
-        def look() -> None:
-            with suppress(BlockingIOError):
-                os.read(self._ear, 64)
+        def maintain() -> None:
             if worker.pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
                 worker.pool._pool.maintain_pool()
 
         if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
-            hub.add_reader(self._ear, look)
+            self._bell.register(hub, maintain)
 
 
 def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from celery import bootsteps
+from celery.concurrency.solo import TaskPool as Solo
 
+from ..services.loop import Loop
 from . import delivered, events, greenlets, rabbitmq
+from .appetite import Appetite
+from .fetching import fetching
 from .masking import masked
 from .redis_client import keep_client
 
@@ -24,6 +28,10 @@ class DisconnectionStep(bootsteps.StartStopStep):
         c.on_connection_error_after_connected = delivered.knowing_of_lost_connections(
             c.on_connection_error_after_connected
         )
+        self._looks: Loop | None = None
+        self._appetite: Appetite | None = None
+        if c.app.sidejob.settings.database_url is not None:
+            self._appetite = Appetite(c)
 
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
@@ -34,7 +42,16 @@ class DisconnectionStep(bootsteps.StartStopStep):
             if is_green and c.event_dispatcher:
                 greenlets.look_without_waiting(c.event_dispatcher)
         if broker == "redis" and is_green:
-            greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
+            tell = greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
+            if self._appetite is not None:
+                self._appetite.tell = tell
+        # What solo acknowledges brings the next message, which nobody there could give back while it is in a body.
+        delivered.Delivered.acks_at_end = broker == "amqp" and isinstance(c.pool, Solo)
+        if self._appetite is not None:
+            self._appetite.start(fetching(c, self._appetite))
+            if is_green:
+                self._looks = Loop(self._appetite)  # a greenlet
+                self._looks.start()
         keep_client(c.task_consumer.channel)
 
     def info(self, c: Any) -> dict[str, Any]:
@@ -43,8 +60,18 @@ class DisconnectionStep(bootsteps.StartStopStep):
         broker.pop("password", None)
         return {"broker": masked(broker)} if broker else {}
 
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        """Have the event loop see to what is fetched."""
+        if self._appetite is not None:
+            self._appetite.register(hub)
+
     def stop(self, c: Any) -> None:
-        """Vouch no longer for what was fetched over the connection that broke."""
+        """Give back what was not begun, or if the connection broke, vouch for it no longer."""
+        if self._looks is not None:
+            self._looks.stop()
+            self._looks = None
+        if self._appetite is not None and c.connection is not None:
+            self._appetite.stop()
         for heartbeat in c.app.sidejob.heartbeats:  # none without a store
             heartbeat.runs.disconnected()
             heartbeat.tasks.runs.disconnected()

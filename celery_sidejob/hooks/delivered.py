@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -9,14 +10,22 @@ from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 from celery.concurrency.thread import TaskPool as Threads
-from celery.exceptions import InvalidTaskError, WorkerTerminate
+from celery.exceptions import InvalidTaskError, TaskRevokedError, WorkerTerminate
 from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, task_ready
+from kombu.transport import redis, virtual
 
+from ..model import native
 from ..model.durable import WORKER
 from ..services.runs_here import RELEASED, Delivery, RunsHere
+from .pool_kind import not_begun
 from .received import OF_THE_PARENT, UNREAL, check_request
+
+logger = logging.getLogger("celery_sidejob")
+
+_deciding = native.lock()
+"""Held for a moment by who begins a run, perhaps a thread of the pool, and by who gives its message back."""
 
 
 class Delivered(Request):
@@ -29,7 +38,13 @@ class Delivered(Request):
 
     _deliveries: Sequence[tuple[RunsHere[Any], Delivery[Any]]] = ()
     """What the worker knows of it: of each store in which its row may be."""
+    over_here: Callable[[], object] = staticmethod(lambda: None)
+    """Hears that one is over, so that its place in the pool may be free."""
+    acks_at_end = False
+    """Whether messages of this worker are acknowledged after their run also where they need not be."""
     _is_being_accepted = False
+    _has_begun = False
+    _was_given_back = False
     _connection_is_lost = False
     """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
 
@@ -69,8 +84,34 @@ class Delivered(Request):
         shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
         super().send_event(type, **{**fields, **shown})
 
+    @property
+    def waits(self) -> bool:
+        """Whether it was neither begun here nor given back, nor ended before it was begun."""
+        return not (self._has_begun or self._was_given_back or self.acknowledged)
+
+    def begins(self) -> bool:
+        """Tell whether it may begin here, and note that it does; not when its message was given back."""
+        with _deciding:
+            self._has_begun = not self._was_given_back
+            return self._has_begun
+
+    def give_back(self) -> bool:
+        """Return its message to the head of its queue, unless it begins here; in the thread that fetches."""
+        with _deciding:
+            if not self.waits:
+                return False
+            self._was_given_back = True
+        task_ready(self)
+        return_to_head(self._message, self._connection_errors)
+        self.acknowledged = True
+        self.send_event("task-rejected", requeue=True)
+        self._over()
+        return True
+
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Note which process runs it."""
+        if not self._has_begun and not self.begins():
+            raise not_begun()  # its place in a pool of threads or greenlets is another's
         for runs, delivery in self._deliveries:
             # gevent gives the greenlet's number, which is no process
             runs.accepted(delivery, pid if self._heartbeat.has_processes else os.getpid())
@@ -82,7 +123,7 @@ class Delivered(Request):
 
     def acknowledge(self) -> None:
         """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
-        if self._has_row or not self._is_being_accepted:
+        if not self._is_being_accepted or (self._has_row and not self.acks_at_end):
             super().acknowledge()
 
     def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
@@ -104,22 +145,15 @@ class Delivered(Request):
                 pool.terminate_job(request.worker_pid)
         raise WorkerTerminate(EX_OK)
 
-    def _give_back(self) -> None:
-        """Return a message that must not be begun here now.
-
-        A cold stop asks RabbitMQ, in the midst of a solo worker's run, to send nothing more. What it has sent already
-        is received while Celery waits for the answer, and would run to its end within the other run.
-        """
-        task_ready(self)
-        self.reject(requeue=True)
-        self._over()
-
     def _plan(self, plan: str) -> None:
         raise NotImplementedError
 
     def _over(self) -> None:
         for runs, delivery in self._deliveries:
             runs.over(delivery)
+        if self.acks_at_end and self._has_row:
+            self.acknowledge()
+        self.over_here()
 
     def _redacted(self, value: Any) -> Any:
         sidejob = getattr(self._app, "sidejob", None)
@@ -128,6 +162,24 @@ class Delivered(Request):
     @property
     def _heartbeat(self) -> Any:
         return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)
+
+
+def return_to_head(message: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
+    """Give a message that has not begun back to the broker, to be served next.
+
+    kombu's Redis transport would serve it last, and ours would count it among those that had begun.
+    """
+    channel, tag = message.channel, message.delivery_tag
+    if not isinstance(channel, redis.Channel):
+        message.reject_log_error(logger, connection_errors, requeue=True)
+        return
+    with suppress(*connection_errors):  # then the sweeper finds that nobody has it
+        if hasattr(channel, "give_back"):  # transport/broker_channel.py
+            channel.give_back(tag)
+        else:
+            channel.qos.restore_by_tag(tag)
+            virtual.QoS.ack(channel.qos, tag)
+        message._state = "REQUEUED"
 
 
 def knowing_of_lost_connections(handle: Callable[[Exception], Any]) -> Callable[[Exception], Any]:
@@ -145,10 +197,14 @@ def knowing_of_lost_connections(handle: Callable[[Exception], Any]) -> Callable[
 
 def _one_at_a_time(execute: Any) -> Any:
     def execute_one_at_a_time(self: Delivered, pool: Any, **options: Any) -> Any:
+        if pool.uses_semaphore and not self.begins():
+            raise TaskRevokedError("given back")  # Celery's worker then passes its place in the pool on
         if not isinstance(pool, Solo):
             return execute(self, pool, **options)
         if Delivered._solo_is_busy:
-            return self._give_back()
+            # A cold stop asks RabbitMQ, in the midst of a run, to send nothing more. What it has sent already is
+            # received while Celery waits for the answer, and would run to its end within the other run.
+            return self.give_back()
         Delivered._solo_is_busy = True
         try:
             return execute(self, pool, **options)

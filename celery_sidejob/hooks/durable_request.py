@@ -36,6 +36,7 @@ from .delivered import Delivered
 from .holders import bury, holders, keep_revocations, revoke
 from .kept_message import content_of, received
 from .not_begun import Copy, Forged, Left, SentBack
+from .pool_kind import not_begun
 
 
 def install() -> None:
@@ -122,6 +123,8 @@ class DurableRequest(Delivered):
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
+        if not self._has_begun and not self.begins():
+            raise not_begun()
         heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
         here = heartbeat is not None and not heartbeat.has_processes
         if here and self._kept is not None and isinstance(worker_id, int) and LATE not in self._request_dict:

@@ -17,6 +17,7 @@ def mind(pool: Any) -> None:
     if getattr(pool, "is_green", False):
         _pause_as_greenlets_do()
         _handle_signals_in_greenlets()
+        _let_messages_wait(pool)
 
 
 def _pause_as_greenlets_do() -> None:
@@ -26,6 +27,27 @@ def _pause_as_greenlets_do() -> None:
     kombu; and replaces `time.sleep` only after that.
     """
     functional.sleep = time.sleep
+
+
+def _let_messages_wait(pool: Any) -> None:
+    """Let a message that finds all greenlets busy wait in one of its own, and the worker read on.
+
+    Else RabbitMQ's next messages would wait unread, and nobody could give them back.
+    """
+    from gevent import spawn  # it is there, as the pool is
+
+    apply = pool.on_apply
+    waiting: set[Any] = set()
+
+    def apply_or_wait(*args: Any, **options: Any) -> Any:
+        if not pool._pool.full() and not waiting:
+            return apply(*args, **options)
+        greenlet = spawn(apply, *args, **options)
+        waiting.add(greenlet)
+        greenlet.link(waiting.discard)
+        return None  # there is nothing yet that could be terminated
+
+    pool.on_apply = apply_or_wait
 
 
 def _handle_signals_in_greenlets() -> None:
@@ -60,10 +82,11 @@ def look_without_waiting(dispatcher: Any) -> None:
     connection.drain_events = drain_events
 
 
-def fetch_when_there_is_room(connection: Any, channel: Any) -> None:
+def fetch_when_there_is_room(connection: Any, channel: Any) -> Callable[[], None]:
     """Have the worker fetch from Redis as soon as one of the messages that it holds is acknowledged.
 
-    With gevent and all fetched that may be, kombu 5.7 looks only every two seconds whether it may fetch again.
+    With gevent and all fetched that may be, kombu 5.7 looks only every two seconds whether it may fetch again. What is
+    returned has it look now.
     """
     qos, drain = channel.qos, connection.drain_events
     done = threading.Event()
@@ -86,3 +109,4 @@ def fetch_when_there_is_room(connection: Any, channel: Any) -> None:
 
     qos.ack, qos.reject = and_tell(qos.ack), and_tell(qos.reject)
     connection.drain_events = drain_events
+    return done.set

@@ -48,6 +48,16 @@ def pids(pool: Any) -> list[int]:
     return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
 
 
+def not_begun() -> BaseException:
+    """Return what a thread or a greenlet of the pool is to raise when there is nothing for it to do after all."""
+    if native.is_patched():
+        from gevent import GreenletExit
+
+        silent: BaseException = GreenletExit()  # about which gevent says nothing
+        return silent
+    return RuntimeError("its message was given back")  # which nobody asks the thread's future about
+
+
 def end_quietly(pool: Any) -> None:
     """Have a cold stop not fail on a message that is just being received, when it has closed the pool's threads.
 

@@ -295,6 +295,13 @@ class Channel(redis.Channel):
         if consumer and (self.closed or not self._records.send_back(consumer, token)):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
 
+    def give_back(self, delivery_tag: str) -> None:
+        """Give a message that has not begun back to the head of its list, if it is still ours; that does not count."""
+        consumer, token = _parted(delivery_tag)
+        if consumer and (self.closed or not self._records.requeue(consumer, [token])):
+            self._refuse(Acknowledgement(consumer, token, "requeue"))
+        virtual.QoS.ack(self.qos, delivery_tag)
+
     def is_alone(self) -> bool:
         """Tell whether nothing may be fetched beside a message that came back from a consumer that had begun it."""
         if self._alone is None:
@@ -479,10 +486,12 @@ class Channel(redis.Channel):
         """Return how many messages may be fetched: several only where a prefetch says that so many are wanted.
 
         One where they are worked on as they are handed over (the pool solo), so that the others need not wait for that;
-        where somebody else tells whether one more may be (Celery's worker_disable_prefetch), or in which order queues
-        are served (a class of a project's own).
+        where somebody else tells whether one more may be (Celery's worker_disable_prefetch) and not how many, or in
+        which order queues are served (a class of a project's own).
         """
-        if not self._is_buffered or "can_consume" in vars(self.qos) or not (self._rotates or self._keeps_order):
+        told = vars(self.qos)
+        one_by_one = "can_consume" in told and "can_consume_max_estimate" not in told
+        if not self._is_buffered or one_by_one or not (self._rotates or self._keeps_order):
             return 1
         free = self.qos.can_consume_max_estimate()
         return 1 if free is None else max(1, min(free, AT_MOST))

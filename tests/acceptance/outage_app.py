@@ -13,6 +13,7 @@ from celery import Celery
 
 from celery_sidejob import SideJob
 from tests.acceptance import outage_jobs  # noqa: F401 - it registers its tasks
+from tests.tools.recorder import Record
 
 CONFIGURATION = "SIDEJOB_TEST_CONFIGURATION"
 
@@ -22,7 +23,13 @@ def make_app(configuration: Mapping[str, Any]) -> Celery:
     made = Celery("outage", set_as_current=False)
     made.conf.update(configuration)
     SideJob(made)
+    made.task(name="outage.noted", durable=True, shared=False)(noted)
     return made
+
+
+def noted(name: str) -> None:
+    """Note that an ordinary durable task ran."""
+    Record.from_env().note("ran", name=name)
 
 
 if CONFIGURATION in os.environ:  # in a process that a test has started

@@ -188,12 +188,11 @@ def test_revoking_again_and_again_counts_no_loss(site: Site) -> None:
 
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
-def test_revoking_a_job_that_waits_in_the_worker_ends_this_asking(site: Site) -> None:
+def test_revoking_a_job_that_waits_behind_another_ends_this_asking(site: Site) -> None:
     first, second = site.hold("gate"), site.hold("gate", [1])
     result = second.result
     worker = site.start_worker()
     site.record.wait_for("holding", job=first.id)
-    worker.wait_for_log(f"outage.hold[{second.task_id}] received")
 
     site.listens()
     site.app.control.revoke(second.task_id)
@@ -245,12 +244,11 @@ def test_a_soft_time_limit_that_strikes_at_the_end_of_a_run_leaves_nothing_behin
 @pytest.mark.pools("prefork", "threads", "gevent", reason="hears nothing while it runs a body")
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_revoking_ends_the_run_though_a_copy_of_its_message_came(site: Site, concurrency: int) -> None:
-    """With one process the copy waits behind the run; with two it is found stale before the revocation."""
+    """With one process the copy waits in the queue; with two it is found stale before the revocation."""
     job = site.hold("gate")
     worker = site.start_worker(concurrency=concurrency)
     site.record.wait_for("holding", job=job.id)
     site.sidejob.runtime.publisher.publish([Doorbell(job.id, 1, job.task_id, job.task, job.queue)])
-    worker.wait_for_log("received", count=2)
     if concurrency > 1:
         worker.wait_for_log("ignored")
 

@@ -27,7 +27,7 @@ import gevent
 from kombu.utils.functional import retry_over_time
 from celery_sidejob.hooks import greenlets
 if sys.argv[1] == "ours":
-    greenlets.mind(SimpleNamespace(is_green=True))
+    greenlets.mind(SimpleNamespace(is_green=True, on_apply=None))
 going_on = gevent.spawn(gevent.sleep, 0.01)
 try:
     retry_over_time(lambda: 1 / 0, ZeroDivisionError, max_retries=1, interval_start=1)

@@ -13,6 +13,7 @@ from celery import Celery
 from celery.worker import state
 
 from celery_sidejob.hooks import doorbell
+from celery_sidejob.hooks.delivered import return_to_head
 from celery_sidejob.model import durable
 from celery_sidejob.transport import begun
 from tests.tools.recorder import Record
@@ -65,6 +66,21 @@ def test_what_kills_its_pool_process_is_given_up_and_what_is_behind_it_runs(
     record.wait_for("behind it", timeout=40)
     wait_until(lambda: left(server) == [killer.id], message="it to be in the dead list")
     assert len(record.of("kill")) == 3
+
+
+def test_what_a_worker_gives_back_before_it_begins_goes_to_the_head_and_is_not_counted(
+    connect: Connect, server: redis.Redis
+) -> None:  # fmt: skip
+    publish(connect(), "queue", 0, 1, 2)
+    consuming = Consuming(connect(), "queue", prefetch=2)
+    consuming.take(2)
+    consuming.cancel()
+
+    for message in reversed(consuming.messages):
+        return_to_head(message, ())
+
+    assert counts(server) == {0: 0, 1: 0, 2: 0}
+    assert Consuming(connect(), "queue", prefetch=3).take(3) == [0, 1, 2]
 
 
 def test_what_has_its_worker_leave_is_counted(

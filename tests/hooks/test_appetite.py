@@ -1,0 +1,80 @@
+"""How much a worker fetches ahead, by the rule alone; what it gives back is in tests/acceptance/test_hostages.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.worker import state
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from celery_sidejob.hooks import appetite as appetites
+from celery_sidejob.hooks.appetite import Appetite
+from celery_sidejob.hooks.delivered import Delivered
+
+
+class Run:
+    """Celery's request, as far as its state goes."""
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """The seconds that have passed, with no run in this process."""
+    state.reset_state()
+    now = [100.0]
+    monkeypatch.setattr(appetites, "monotonic", lambda: now[0])
+    yield now
+    state.reset_state()
+
+
+def worker_of(places: int) -> Any:
+    """What Celery's consumer shows of its worker."""
+    controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(places))
+    return SimpleNamespace(pool=SimpleNamespace(num_processes=places), controller=controller, on_task_request=None)
+
+
+def end(runs: int) -> None:
+    """Have so many runs begin and end."""
+    state.all_total_count[0] += runs
+
+
+def test_a_new_worker_fetches_what_it_can_begin(clock: list[float]) -> None:
+    appetite = Appetite(worker_of(3))
+    assert (appetite.room, appetite.is_full) == (3, False)
+
+    runs = [Run() for _ in range(3)]
+    state.reserved_requests.update(runs)
+
+    assert (appetite.room, appetite.is_full) == (0, True)
+
+
+@pytest.mark.parametrize(("ended", "ahead"), [(0, 0), (3, 0), (4, 1), (100, 97)])
+def test_it_fetches_ahead_when_places_became_free_again_and_again(
+    clock: list[float], ended: int, ahead: int
+) -> None:  # fmt: skip
+    appetite = Appetite(worker_of(3))
+    end(ended)
+    assert appetite.ahead == ahead
+
+    for _ in range(5):  # and not on account of what ended long ago
+        clock[0] += 0.25
+        appetite.run_once()
+
+    assert appetite.ahead == 0
+
+
+def test_what_runs_on_after_its_connection_broke_still_has_its_place(clock: list[float]) -> None:
+    """Celery takes all places for free then, and would hand the pool what nobody could give back any more."""
+    worker = worker_of(3)
+    running = [Run(), Run()]
+    state.active_requests.update(running)
+    worker.controller.semaphore.clear()
+
+    Appetite(worker).start(None)
+
+    try:
+        assert worker.controller.semaphore.value == 1
+    finally:
+        del Delivered.over_here
