@@ -7,8 +7,10 @@ from typing import Any
 from celery import Celery
 
 from ..model.messages import FORMAT, Doorbell
+from ..model.sight import Sought
 from . import events
 from .carried import CELERYS
+from .kept_message import Route
 
 HEADER = "sidejob"
 
@@ -54,6 +56,11 @@ def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout:
         **properties,
     )
     events.announce_sent(app, bell, producer)
+
+
+def route(sought: Sought) -> Route:
+    """Return where a job's message went: into its own queue, also where an exchange gives it to others as well."""
+    return Route([sought.queue], "", sought.queue, _priority(sought.priority, "redis"))
 
 
 def _priority(priority: int | None, family: str) -> int | None:

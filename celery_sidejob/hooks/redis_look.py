@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.sight import Sight, Sought
+from . import doorbell
 from .kept_message import Route, route_of
 
 OF_A_LIST = 2000
@@ -69,7 +70,7 @@ class RedisLook:
         unread: set[str] = set()
         behind: dict[str, str] = {}
         for one in sought:
-            route = route_of(one.publication)
+            route = doorbell.route(one) if one.publication is None else route_of(one.publication)
             parts = {} if route is None else {key: self._part(channel, key) for key in self._lists(channel, route)}
             if any(one.task_id in part.known for part in parts.values()):
                 there.add(one.task_id)

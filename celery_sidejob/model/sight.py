@@ -10,15 +10,22 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A message that is looked for; `publication` says where it went."""
+    """A message that is looked for; `publication` says where it went, or if it is a job's, its queue and priority."""
 
     task_id: str
-    publication: str
+    publication: str | None = None
+    queue: str = ""
+    priority: int | None = None
 
     @classmethod
     def of_row(cls, row: Any) -> Sought:
         """Make it of a row that was published and that nobody holds."""
         return cls(row.task_id, row.publication)
+
+    @classmethod
+    def of_job(cls, row: Any) -> Sought:
+        """Make it of a job's row that was published and that nobody holds."""
+        return cls(row.task_id, queue=row.queue, priority=row.priority)
 
 
 @dataclass(frozen=True, slots=True)

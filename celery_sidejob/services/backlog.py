@@ -34,12 +34,14 @@ class Backlog:
         self._counted = False
         self._look: Look | None = None
         self._borders: dict[str, datetime | None] = {}
+        self._whole: dict[str, bool] = {}
 
     def begin_turn(self) -> None:
         """Forget what was seen last time."""
         self._counted = False
         self._look = self._runtime.publisher.look()
         self._borders.clear()
+        self._whole.clear()
 
     def pass_over_counted(self) -> bool:
         """Look later at messages of queues in which as many are ready as are overdue; tells whether there are such.
@@ -64,12 +66,31 @@ class Backlog:
                 passed_over += passed
         return bool(passed_over)
 
-    def without_what_waits(self, rows: Sequence[Any]) -> list[str] | None:
+    def is_whole(self, queue: str) -> bool:
+        """Tell whether RabbitMQ's queue has what it should: it cannot have been emptied since.
+
+        All but a tenth, which workers may just be fetching. What is lost all the same is missed as ever.
+        """
+        if queue not in self._whole:
+            ready = self._runtime.publisher.ready_messages(queue)
+            limit = 1 + max(0, ready or 0) * 10 // 9
+            self._whole[queue] = (
+                ready is not None and messages.in_queue(self._runtime.connections, queue, limit=limit) < limit
+            )
+        return self._whole[queue]
+
+    def without_what_waits(
+        self, rows: Sequence[Any], sought_of: Callable[[Any], Sought] | None = None
+    ) -> list[str] | None:
         """Return the task ids of rows that are due for something, and look later at those that wait in the broker.
 
-        None if the broker does not answer just now: then nothing could be published either.
+        None if the broker does not answer just now: then nothing could be published either. `sought_of` tells what is
+        looked for, if not a durable task.
         """
-        sought = [Sought.of_row(row) for row in rows if row.publication is not None]
+        if sought_of is None:
+            sought = [Sought.of_row(row) for row in rows if row.publication is not None]
+        else:
+            sought = [sought_of(row) for row in rows]
         sight = self._look.find(sought) if self._look is not None and sought else Sight()
         if sight is None and not self._runtime.publisher.ready:
             return None

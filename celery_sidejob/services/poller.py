@@ -118,7 +118,8 @@ class Poller:
         after, seen_at = "", None
         while page := durable_looks.unheld(connections, after=after, limit=PAGE):
             seen_at = seen_at or page[0].read_at
-            gone = self._backlog.without_what_waits(page) if self._may_go_on() else None
+            lost = [row for row in page if not self._backlog.is_whole(row.queue)]
+            gone = self._backlog.without_what_waits(lost) if self._may_go_on() else None
             if gone is None:
                 return
 
@@ -177,13 +178,14 @@ class Poller:
         return all(self._judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
 
     def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
-        """Strike, publish or bury rows that do not wait; False if nothing can be published just now."""
+        """Strike, publish or bury rows that do not wait, in this order; False if nothing can be published just now."""
         connections = self._runtime.connections
 
         def reserve(executor: Executor) -> Sequence[Any]:
             return durable_looks.reserve(executor, task_ids, strike_s=self._runtime.settings.lost_after)
 
-        rows = connections.transact("reserve", reserve, single=True)
+        place = {task_id: number for number, task_id in enumerate(task_ids)}
+        rows = sorted(connections.transact("reserve", reserve, single=True), key=lambda row: place[row.task_id])
         doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._apart(lambda: self._bury(doomed, report)):
             durable_looks.look_again(connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)

@@ -17,6 +17,7 @@ from ..model.crash_points import reach
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..model.messages import CONTINUATION, GONE, Continuation, Doorbell
 from ..model.protocols import Refused
+from ..model.sight import Sought
 from ..operations import recovery
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.runtime import Runtime
@@ -236,7 +237,7 @@ class Sweeper:
     # -- messages ------------------------------------------------------------------------------------------------
 
     def _look_for_an_emptied_broker(self) -> None:
-        """Have everything published again that the broker no longer has: copies are harmless."""
+        """Have everything published again that the broker no longer has, the oldest first."""
         if not self._runtime.publisher.ready:
             return
         if not self._emptied:
@@ -247,15 +248,29 @@ class Sweeper:
             return
         self._report.broker_emptied = True
         self._poller.broker_was_emptied()
-        after: int | None = 0
-        while after is not None:
-            page_after = after
+        self._emptied = not self._look_at_all()
 
-            def work(executor: Any, page_after: int = page_after) -> int | None:
-                return messages.look_now(executor, after=page_after)
+    def _look_at_all(self) -> bool:
+        """Have published again what the broker does not have of jobs; False if that is to be done once more.
 
-            after = self._runtime.connections.transact("look-now", work)
-        self._emptied = False
+        A broker that has not seen a sweeper yet seems to be emptied too, and may have all that was ever published.
+        """
+        connections = self._runtime.connections
+        self._backlog.begin_turn()  # what was seen before says nothing of what is read now
+        after, seen_at = 0, None
+        while page := messages.unclaimed(connections, after=after):
+            seen_at = seen_at or page[0].read_at
+            lost = [row for row in page if not self._backlog.is_whole(row.queue)]
+            gone = self._backlog.without_what_waits(lost, Sought.of_job)
+            if gone is None:
+                return False
+
+            def work(executor: Executor, gone: list[str] = gone, seen_at: Any = seen_at) -> None:
+                messages.look_again_now(executor, gone, seen_at=seen_at)
+
+            connections.transact("look-now", work)
+            after = page[-1].job_id
+        return True
 
     def _look_for_vanished_queues(self) -> None:
         """Have published again what was in a queue that is gone; the publish declares it."""
@@ -296,7 +311,7 @@ class Sweeper:
 
         rows = self._runtime.connections.transact("reserve", reserve)
         self._report.missing += sum(row.missing for row in rows)
-        rows = sorted(rows, key=lambda row: -row.waited_s)
+        rows = sorted(rows, key=lambda row: (-row.waited_s, row.job_id or 0))
         bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]
         refused: Refused = []
         continuations = _continuations(rows, refused)

@@ -39,7 +39,7 @@ def candidates(executor: Executor, *, per_queue: int, limit: int) -> Sequence[An
 _PUBLISHED_AT = Statement(
     """
 SELECT task_id, published_at FROM {messages}
-WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL AND body IS NOT NULL""",
+WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL""",
     since=SINCE,
 )
 
@@ -189,7 +189,7 @@ def look_again(executor: Executor, task_ids: Iterable[str], *, wait_s: float) ->
 
 _UNHELD = Statement(
     """
-SELECT task_id, published_at, now() AS read_at,
+SELECT task_id, queue, published_at, now() AS read_at,
   CASE WHEN published_at IS NOT NULL AND doom IS NULL AND coalesce(expires_at > now(), true) THEN publication
     END AS publication
 FROM {messages}
@@ -217,7 +217,7 @@ WITH free AS MATERIALIZED (
     FOR UPDATE SKIP LOCKED) found)
 UPDATE {messages} m SET
   published_at = CASE WHEN m.published_at >= %(seen_at)s::timestamptz THEN m.published_at END,
-  look_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN now()
+  look_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN least(now(), m.due_at)
     WHEN m.published_at IS NULL THEN m.look_at ELSE now() + make_interval(secs => %(first_look_s)s) END,
   missing_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN m.missing_at ELSE now() END
 FROM free WHERE m.task_id = free.task_id""",
@@ -226,7 +226,7 @@ FROM free WHERE m.task_id = free.task_id""",
 
 
 def look_now(executor: Executor, task_ids: Iterable[str], *, seen_at: datetime) -> None:
-    """Have rows published again that no run holds: what the broker had of them then is gone.
+    """Have rows published again that no run holds, the oldest first: what the broker had of them then is gone.
 
     What is not marked as published its publisher may be about to publish: a copy now might be run and done before that
     is there, which then could not be told from the first. So it is looked at when it would have been, in a moment; and

@@ -8,6 +8,7 @@ once it was published. Changes here that are made without the job's lock touch o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from .statement import Executor, Statement
@@ -151,10 +152,54 @@ FROM page WHERE m.task_id = page.task_id RETURNING m.job_id""")
 def look_now(executor: Executor, *, after: int) -> int | None:
     """Have a page of the published and unclaimed messages published again; returns the last job id, None at the end.
 
-    This is what follows an emptied broker.
+    This is what follows a change of the broker.
     """
     found = [row.job_id for row in executor.run(_LOOK_NOW, after=after)]
     return max(found) if found else None
+
+
+_UNCLAIMED = Statement(f"""
+SELECT m.task_id, m.job_id, m.queue, m.published_at, j.priority, now() AS read_at
+FROM {{messages}} m JOIN {{jobs}} j ON j.id = m.job_id
+WHERE m.published_at IS NOT NULL AND m.locked_by IS NULL AND m.look_at > now() AND m.job_id > %(after)s
+ORDER BY m.job_id LIMIT {LOOK_PAGE}""")
+
+
+def unclaimed(executor: Executor, *, after: int) -> Sequence[Any]:
+    """Read a page of jobs' messages that the broker should have, and when it was read, by Postgres' clock."""
+    return executor.run(_UNCLAIMED, after=after)
+
+
+_LOOK_AGAIN_NOW = Statement("""
+WITH free AS MATERIALIZED (
+  SELECT found.task_id FROM unnest(%(task_ids)s::text[]) AS r(task_id) CROSS JOIN LATERAL (
+    SELECT m2.task_id FROM {messages} m2
+    WHERE m2.task_id = r.task_id AND m2.job_id IS NOT NULL AND m2.locked_by IS NULL
+      AND m2.published_at < %(seen_at)s::timestamptz
+    FOR UPDATE SKIP LOCKED) found)
+UPDATE {messages} m SET published_at = NULL,
+  look_at = least(now(),
+    m.due_at + make_interval(secs => mod(m.job_id, 1000000::bigint)::double precision / 1000000::double precision))
+FROM free WHERE m.task_id = free.task_id""")
+
+
+def look_again_now(executor: Executor, task_ids: Iterable[str], *, seen_at: datetime) -> None:
+    """Have jobs' messages published again that the broker has lost, but for what was published since `seen_at`.
+
+    The oldest first, and those of one transaction in the order of their jobs: rows are taken in the order of `look_at`.
+    """
+    executor.run(_LOOK_AGAIN_NOW, task_ids=list(task_ids), seen_at=seen_at)
+
+
+_IN_QUEUE = Statement("""
+SELECT count(*) AS messages FROM (
+  SELECT FROM {messages} m WHERE m.queue = %(queue)s AND m.published_at IS NOT NULL AND m.locked_by IS NULL
+  ORDER BY m.look_at LIMIT %(limit)s) counted""")
+
+
+def in_queue(executor: Executor, queue: str, *, limit: int) -> int:
+    """Count the messages that a queue of the broker should have, to a limit."""
+    return int(executor.run(_IN_QUEUE, queue=queue, limit=limit)[0].messages)
 
 
 _STILL_WAIT = Statement("""

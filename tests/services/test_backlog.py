@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -183,6 +185,17 @@ def test_an_emptied_redis_has_everything_published_at_once(shop: Shop) -> None:
     report = shop.sidejob.poll()
 
     assert (report.broker_emptied, report.published, shop.waiting()) == (True, 2, 2)
+
+
+def test_an_emptied_redis_has_the_oldest_first(shop: Shop) -> None:
+    called = [hashlib.sha256(bytes([number])).hexdigest() for number in range(120)]  # in no order of the store's
+    shop.call(*called)
+    shop.client.flushdb()
+
+    shop.sidejob.poll()
+
+    texts = reversed(shop.client.lrange("celery", 0, -1))
+    assert [json.loads(text)["headers"]["id"] for text in texts] == called
 
 
 def test_a_redis_that_has_not_seen_a_sweeper_gets_copies_only_of_what_it_lost(shop: Shop) -> None:
