@@ -24,6 +24,7 @@ from ..model.durable import (
     WORKER,
     Address,
     Content,
+    Digest,
     Key,
     is_first,
     key_of,
@@ -62,7 +63,7 @@ def _received(request: Any = None, **_: Any) -> None:
     """Note what is run of a message that has a row for who published it, by a task that is not durable here."""
     given = request.request_dict
     if HEADER in given and not isinstance(request, DurableRequest):
-        given[DIGEST] = content_of(request.message).digest
+        given[DIGEST] = Digest(content_of(request.message).digest)
 
 
 class DurableRequest(Delivered):
@@ -106,7 +107,7 @@ class DurableRequest(Delivered):
                 if heartbeat.may_claim
             }
         if self._kept is not None:
-            given[DIGEST] = self._content.digest
+            given[DIGEST] = Digest(self._content.digest)
         elif given.get(HEADER) is None:
             own = (given, self._payload) if self._decoded else None
             given[ADOPTED] = received(self._app, self.task_name, self._message, own)

@@ -31,6 +31,7 @@ from ..model.durable import (
     WORKER,
     Address,
     Content,
+    Digest,
     Key,
     Message,
     key_of,
@@ -303,7 +304,10 @@ def _begin(task: DurableTask, request: Context) -> None:
 
 
 def _content(request: Context) -> Content:
-    return Content(str(request.task), str(request.get(DIGEST)), unpacker(request.get("compression")))
+    """Return what the delivery runs; without a digest of the parent's it is no row's."""
+    digest = request.get(DIGEST)
+    known = str(digest) if isinstance(digest, Digest) else ""
+    return Content(str(request.task), known, unpacker(request.get("compression")))
 
 
 def _is_forged(key: Key, content: Content, stores: Sequence[Runtime]) -> bool:

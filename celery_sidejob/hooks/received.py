@@ -14,6 +14,7 @@ from celery.exceptions import InvalidTaskError
 from ..model.durable import ADOPTED, AHEAD, CALL, DIGEST, LATE, WORKER
 from ..model.messages import is_number
 from ..model.names import why_not_name, why_not_storable
+from .carried import CELERYS
 
 OF_THE_PARENT = (WORKER, ADOPTED, AHEAD, LATE, DIGEST)
 """What the worker's parent process tells the pool's. Headers of a message come with it, and may have such names."""
@@ -29,6 +30,21 @@ TEXTS = (
     "reply_to",
     "compression",
 )
+OURS = "sidejob"
+"""How names of ours begin."""
+NO_OPTIONS = CELERYS | {
+    "args",
+    "kwargs",
+    "hostname",
+    "is_eager",
+    "called_directly",
+    "headers",
+    "properties",
+    "delivery_info",
+    "reply_to",
+    "correlation_id",
+}
+"""What a body's options may not say. In a pool's process they replace what headers and the worker's parent say."""
 MOST_OF_ID = 2000
 """Characters of a task id that the store can index; calls of ours are held to fewer."""
 MOST_RETRIES = 2**31 - 1
@@ -68,7 +84,7 @@ def check_request(
     args, kwargs, embed = payload
     _check(None if isinstance(args, list | tuple) else "they are no list", "arguments")
     _check(None if isinstance(kwargs, Mapping) else "they are no mapping", "keyword arguments")
-    _check(None if embed is None or isinstance(embed, Mapping) else "they are no mapping", "options")
+    _check(_why_no_options(embed), "options")
 
 
 def _check(problem: str | None, what: str) -> None:
@@ -80,6 +96,13 @@ def _why_no_id(task_id: Any) -> str | None:
     if not isinstance(task_id, str) or not task_id:
         return "it is no text"
     return why_not_storable(task_id, max_length=MOST_OF_ID)
+
+
+def _why_no_options(options: Any) -> str | None:
+    if not isinstance(options, Mapping | None):
+        return "they are no mapping"
+    wrong = [name for name in options or () if not isinstance(name, str) or name in NO_OPTIONS or name.startswith(OURS)]
+    return f"they may not say {str(wrong[0])[:60]!a}" if wrong else None
 
 
 def _why_no_limits(limits: Any) -> str | None:

@@ -31,7 +31,7 @@ AHEAD = "sidejob_ahead"
 LATE = "sidejob_late"
 """The request's key for a run that may begin without a lock; set by the parent."""
 DIGEST = "sidejob_digest"
-"""The request's key for the digest of the body that was received, as `digest_of` makes it; set by the parent."""
+"""The request's key for the digest of the body that was received, a `Digest`; set by the parent."""
 DEATHS = "sidejob_deaths"
 """A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
 FORMAT = 2
@@ -60,6 +60,12 @@ class Content(NamedTuple):
 def digest_of(body: bytes) -> str:
     """Return what stands for a body; the store makes the same of a row's."""
     return hashlib.sha256(body).hexdigest()
+
+
+class Digest(str):
+    """What the worker's parent has made of a body, as `digest_of` makes it; what a message says of itself is a str."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

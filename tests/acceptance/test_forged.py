@@ -42,6 +42,11 @@ class Sent:
         _, kwargs, embed = json.loads(self.body)
         return replace(self, body=json.dumps([args, kwargs, embed]).encode())
 
+    def telling(self, **options: Any) -> Sent:
+        """The same with other arguments, and options in its body, which Celery puts before what the headers say."""
+        _, kwargs, embed = json.loads(self.body)
+        return replace(self, body=json.dumps([["forged"], kwargs, {**embed, **options}]).encode())
+
     def headed(self, **headers: Any) -> Sent:
         """The same with other headers."""
         return replace(self, headers={**self.headers, **headers})
@@ -112,12 +117,21 @@ FORGED: dict[str, tuple[str, Callable[[Sent], Sent], Mapping[str, Any]]] = {
     "an expiry that is over": ("noted", lambda true: true.headed(expires="2020-01-01T00:00:00+00:00"), {}),
     "an identity to lock under": ("noted", lambda true: true.saying("forged").headed(
         sidejob_worker=1, sidejob_digest=digest_of(true.body)), {}),
+    "the true digest in its body": ("noted", lambda true: true.telling(sidejob_digest=digest_of(true.body)), {}),
+    "another task, which its body calls the true one": ("noted", lambda true: true.headed(
+        task=f"{APP}.noted_late").telling(task=f"{APP}.noted", sidejob_digest=digest_of(true.body)), {}),
+    "a task that is not durable, whose body calls it the true one": ("noted", lambda true: true.headed(
+        task=f"{APP}.plain").telling(task=f"{APP}.noted", sidejob_digest=digest_of(true.body)),
+        {"ignore_result": True}),
+    "a body that says it runs in its caller's process": ("noted", lambda true: true.telling(is_eager=True), {}),
+    "a body that says it has no row": ("noted", lambda true: true.telling(sidejob_durable=None), {}),
 }  # fmt: skip
 
 
 TOLD = FORGED.keys() - {
     "other arguments, as if never kept", "a task that nobody knows", "no body that can be read",
-    "an expiry that is over",
+    "an expiry that is over", "the true digest in its body", "another task, which its body calls the true one",
+    "a body that says it runs in its caller's process", "a body that says it has no row",
 }  # fmt: skip
 """Those that come to a lock, or to an end without one."""
 

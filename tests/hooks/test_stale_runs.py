@@ -15,7 +15,7 @@ from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError, SideJob
 from celery_sidejob.hooks import durable_task
-from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, digest_of
+from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Digest, digest_of
 from celery_sidejob.operations import burials, durable_locks, late_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
@@ -71,7 +71,7 @@ class Shop:
         args, kwargs, embedded = json.loads(bytes(content))
         request = json.loads(json.loads(publication)["about"])["headers"]
         request.update(embedded, headers=dict(request), delivery_info={}, is_eager=False)
-        request.update({HEADER: {"v": 1, "n": 1}, DIGEST: digest_of(bytes(content))})
+        request.update({HEADER: {"v": 1, "n": 1}, DIGEST: Digest(digest_of(bytes(content)))})
         request[WORKER] = workers.register(self.runtime.connections, f"test:{uuid.uuid4()}")
         if late:
             request[LATE] = True
