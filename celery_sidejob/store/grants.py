@@ -14,7 +14,7 @@ from .statement import Executor, Statement
 TABLES: dict[str, tuple[str, ...]] = {
     "alembic_version": ("SELECT",),
     "meta": ("SELECT",),
-    "registry": ("SELECT", "INSERT", "UPDATE"),
+    "registry": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "workers": ("SELECT", "INSERT", "UPDATE", "DELETE"),
     "leases": ("SELECT", "UPDATE"),
     "counters": ("SELECT", "INSERT", "UPDATE"),

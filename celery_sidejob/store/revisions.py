@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .statement import Executor, Statement
 
-KNOWN = "0008"
+KNOWN = "0006"
 """The newest revision this code knows; the head of the migrations."""
 
 FIRST = "0001"

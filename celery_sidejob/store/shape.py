@@ -32,8 +32,6 @@ ADDED: dict[str, dict[str, str]] = {
     "0004": {"twins": "task_id call tried kept_until"},
     "0005": {"served_tasks": "worker_id tasks"},
     "0006": {},
-    "0007": {},
-    "0008": {},
 }
 """What came with each revision: the columns of new and of older tables."""
 
