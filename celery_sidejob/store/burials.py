@@ -65,17 +65,20 @@ def bury_continuation(executor: Executor, key: str, *, task_id: str, task: str, 
 
 _REVIVE_CONTINUATIONS = Statement("""
 WITH gone AS (
-  DELETE FROM {dead} d WHERE d.id = ANY(%(ids)s::bigint[]) AND d.job_id IS NULL
-    AND d.payload->>'continuation' IS NOT NULL
+  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.job_id IS NULL
+        AND e.payload->>'continuation' IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(prefix)s || d.task_id) RETURNING *)
 INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
 SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
-  pg_catalog.make_interval(secs => %(look_after_s)s) FROM gone
-ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
+  pg_catalog.make_interval(secs => %(look_after_s)s) FROM gone RETURNING task_id""")
 
 
 def revive_continuations(executor: Executor, entry_ids: Sequence[int], *, prefix: str, look_after_s: float) -> int:
-    """Take continuations out of the dead set, for the sweeper to publish; returns how many."""
+    """Take continuations out of the dead set, for the sweeper to publish; returns how many.
+
+    Where several have one id the newest is taken, and the others stay: there is one row of an id.
+    """
     return len(executor.run(_REVIVE_CONTINUATIONS, ids=list(entry_ids), prefix=prefix, look_after_s=look_after_s))
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import InvalidValueError, RunningJob, SideJob
+from celery_sidejob import IllegalMoveError, InvalidValueError, RunningJob, SideJob, StoreUnavailableError
 from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -298,6 +298,45 @@ def test_a_continuation_in_the_dead_set_can_be_retried_and_deleted(shop: Shop) -
     shop.poll()
     assert shop.dead() == {}
     assert [row.task_id for row in shop.sql("SELECT task_id FROM messages")] == ["bad"]
+
+
+def test_two_continuations_of_one_id_leave_the_dead_set_one_after_the_other(shop: Shop) -> None:
+    for _ in range(2):
+        continue_with(shop, "same", CONTINUATIONS["no JSON"])
+        shop.poll()
+    older, newer = sorted(shop.sidejob.dead.list(), key=lambda entry: int(entry.id))
+    shop.sql("UPDATE dead SET payload = json_build_object('v', 1, 'continuation', %s::text)", GOOD)
+
+    assert shop.sidejob.dead.retry_all() == 1
+    assert [entry.id for entry in shop.sidejob.dead.list()] == [older.id], "nothing is lost"
+    with pytest.raises(IllegalMoveError, match="waits or runs already"):
+        shop.sidejob.dead.retry(older.id)
+    assert [entry.id for entry in shop.sidejob.dead.list()] == [older.id]
+
+    shop.sql("DELETE FROM messages")
+    assert shop.sidejob.dead.retry_all() == 1
+    assert newer.task_id == older.task_id == "same"
+    assert [row.task_id for row in shop.sql("SELECT task_id FROM messages")] == ["continuation:same"]
+
+
+def test_a_store_that_goes_away_ends_the_burials_of_a_turn(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other messages would each wait for it as long."""
+    for task_id in ("bad", "worse"):
+        continue_with(shop, task_id, CONTINUATIONS["no JSON"])
+    tried: list[str] = []
+
+    def away(runtime: Any, continuation: Any, **_: Any) -> bool:
+        tried.append(continuation.task_id)
+        raise StoreUnavailableError("injected")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("celery_sidejob.services.unsendable.burials.bury_continuation", away)
+        with pytest.raises(StoreUnavailableError):
+            shop.poll()
+    assert len(tried) == 1
+
+    shop.poll()
+    assert shop.dead() == {"bad": "unsendable", "worse": "unsendable"}
 
 
 def test_an_error_that_is_not_known_to_be_the_messages_own_buries_nothing(
