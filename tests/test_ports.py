@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
@@ -11,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from celery_sidejob import NO_DATA, InvalidValueError, Job, PortNotFoundError, RunningJob
+from celery_sidejob.open_unit import outside_of_runs
 from celery_sidejob.read_ahead import READ_AHEAD
 from celery_sidejob.store import packets
 from tests.tools.in_process import Stage
@@ -559,6 +561,31 @@ def test_a_port_that_a_run_has_made_is_known_to_it_after_its_commit(stage: Stage
             job.configure_ports(inports={"new": {}, "*": {}})
         job.input("new").write(1)
         job.checkpoint()
+        seen.append(job.input("new").read())
+
+    seen: list[Any] = []
+    stage.run(stage.job(body))
+    assert seen == [1]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda job: job.configure_ports(inports={"new": {}, "*": {}}),
+        lambda job: setattr(job.input("new"), "default", 0),
+        lambda job: setattr(job.input("new"), "channels", ["/news"]),
+    ],
+    ids=["configure_ports", "default", "channels"],
+)
+def test_what_others_write_to_a_port_that_a_run_has_made_is_there_for_it(
+    stage: Stage, make: Callable[[RunningJob], None]
+) -> None:
+    def body(job: RunningJob) -> None:
+        assert len(job.input("new")) == 0
+        make(job)
+        job.checkpoint()
+        with outside_of_runs():
+            stage.sidejob.get(job.id).input("new").write(1)
         seen.append(job.input("new").read())
 
     seen: list[Any] = []

@@ -68,12 +68,16 @@ def test_a_run_that_cannot_be_rescued_blocks_nothing(stage: Stage, caplog: pytes
     assert {job.refresh().status for job in (bad, good, late)} == {"completed"}
 
 
-def test_a_timer_that_cannot_be_applied_blocks_no_other(stage: Stage) -> None:
+def test_a_timer_that_cannot_be_applied_blocks_no_other(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     bad, good = pair(stage, countdown=3600)
     stage.sql("UPDATE timers SET due_at = now()")
+    sweeper = Sweeper(stage.runtime)
 
     with refused(stage):
-        assert Sweeper(stage.runtime).run_once().timers == 1
+        assert sweeper.run_once().timers == 1
+        assert f"Job {bad.id} is set aside for 5 s, its timer failed" in caplog.text
+        assert sweeper.run_once().timers == 0
+        assert caplog.text.count("set aside") == 1, "it is left alone for a while"
 
     assert Sweeper(stage.runtime).run_once().timers == 1
     stage.drain()

@@ -92,6 +92,16 @@ def test_an_old_entry_of_an_ordinary_task_goes_by_itself(stage: Stage) -> None:
     assert stage.sql("SELECT task_id FROM dead") == [("t1",)]
 
 
+def test_old_entries_of_ordinary_tasks_go_on_each_page(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAGE", 1)
+    stage.sql("""
+        INSERT INTO dead (task_id, task, queue, reason, payload, body, died_at)
+        SELECT 't' || n, 'mail', 'q', 'lost', '{}', 'x', now() - n * interval '100 days'
+        FROM generate_series(4, 1, -1) n""")
+    assert Pruner(stage.runtime).run_once() == Pruned(dead=3)
+    assert stage.sql("SELECT task_id FROM dead") == [("t1",)]
+
+
 def test_a_schema_with_many_jobs_is_pruned_to_its_end(stage: Stage) -> None:
     """Postgres takes small numbers of a statement for smallints, of which two do not add up to more than 32,767."""
     stage.sql("SELECT setval('jobs_id_seq', 40000)")
