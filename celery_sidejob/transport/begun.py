@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 STATE = "celery.worker.state"
+SUSPECT = "delivery_suspect"
+"""A property of a message that was under way in a worker that died or left; the script that fetches looks for it."""
 ROWS = frozenset({"sidejob", "sidejob_durable"})
 """Headers of messages whose runs are counted by their rows in a store: a return of these means no death."""
 

@@ -303,7 +303,7 @@ class Channel(redis.Channel):
         virtual.QoS.ack(self.qos, delivery_tag)
 
     def is_alone(self) -> bool:
-        """Tell whether nothing may be fetched beside a message that came back from a consumer that had begun it."""
+        """Tell whether nothing may be fetched for now beside a message whose worker died or left."""
         if self._alone is None:
             return False
         tag, until = self._alone
@@ -532,14 +532,15 @@ class Channel(redis.Channel):
         return delivered
 
     def _mind_suspect(self, payload: Any, one: Taken) -> None:
-        """Fetch nothing beside a message that came back begun, so that a death is its own and nobody else's.
+        """Fetch nothing beside a message whose worker died or left, so that the next death is its own and no other's.
 
         Until the heart has noted what has begun and what has not: by then a death is known to be one of the former's.
         From half of the delivery limit on, until it is done: some may be long under way beside it, and as suspect.
         """
-        returns, limit = begun.returns(payload["properties"]), self.delivery_limit
-        if returns and one.tag is not None and not begun.is_for_later(payload.get("headers") or {}):
-            is_grave = limit is not None and 2 * returns >= limit
+        properties, limit = payload["properties"], self.delivery_limit
+        is_suspect = begun.SUSPECT in properties and not begun.is_for_later(payload.get("headers") or {})
+        if is_suspect and one.tag is not None:
+            is_grave = limit is not None and 2 * begun.returns(properties) >= limit
             self._alone = one.tag, inf if is_grave else monotonic() + self.consumer_timeout
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:

@@ -16,6 +16,7 @@ from kombu.utils.json import dumps, loads
 from redis import Redis
 
 from ..model.buried import Place
+from .begun import SUSPECT
 from .keys import Keys
 from .records import BELL_MS
 from .scripts import BOUND_DEAD, DELIVER_AGAIN
@@ -131,7 +132,8 @@ class DeadList:
         """
         try:
             message = loads(dead.message)
-            message["properties"].pop("delivery_count", None)
+            for name in ("delivery_count", SUSPECT):
+                message["properties"].pop(name, None)
             message["headers"]
         except (ValueError, TypeError, KeyError, AttributeError):
             raise ValueError(f"{dead.id} is no message: {dead.reason}") from None

@@ -13,7 +13,7 @@ from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 
 from .announcements import message_buried, messages_recovered
-from .begun import is_counted_by_a_row, is_for_later, returns
+from .begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
 from .keys import Keys
 from .scripts import GIVE_BACK
 
@@ -24,6 +24,8 @@ BELL_MS = 60_000
 PAGE = 200
 PAGE_BYTES = 4_000_000
 """How many messages go back in one script, and of which size; larger records go page by page, the newest first."""
+COMPANY = ("recover", "leave")
+"""The ways back on which a message may take others with it: a lost process of a pool had it alone."""
 SENTENCE = "came back {} times from consumers that had begun it"
 
 
@@ -175,6 +177,8 @@ class Records:
             count = returns(properties) + is_counted
             if count:
                 properties["delivery_count"] = count
+            if is_counted and why in COMPANY:
+                properties[SUSPECT] = True
         except Exception:  # whoever is given it next says what is wrong with it
             return Move(token, list_key, text, None)
         limit = self._delivery_limit

@@ -180,10 +180,8 @@ def test_a_suspect_is_delivered_alone_for_a_while_and_a_grave_one_until_it_is_do
     connect: Connect, server: redis.Redis
 ) -> None:
     publish(connect(), "queue", "suspect", "other", "another")
-    first = Consuming(connect(**SHORT), "queue", prefetch=1)
-    first.take(1)
-    first.messages[0].requeue()
-    first.close()
+    dead(connect, 1)
+    recover(connect)
     assert list(counts(server).values()) == [1, 0, 0]
     second = Consuming(connect(consumer_timeout=1.5), "queue", prefetch=3)
     assert second.take(1) == ["suspect"]
@@ -209,13 +207,23 @@ def test_a_suspect_has_a_fetch_of_its_own(connect: Connect, server: redis.Redis)
     for place, text in enumerate(server.lrange("queue", 0, -1)):
         if "suspect" in body_of(text):
             message = json.loads(text)
-            message["properties"]["delivery_count"] = 1
+            message["properties"][begun.SUSPECT] = True
             server.lset("queue", place, json.dumps(message))
     consuming = Consuming(connect(**SHORT), "queue", prefetch=6)
     assert consuming.take(6) == names
     fetches = [message.delivery_tag.rpartition("#")[2].partition(".")[0] for message in consuming.messages]
     together = {name: fetches.count(fetch) for name, fetch in zip(names, fetches, strict=True)}
     assert together == {"first": 1, "suspect": 1, "fresh": 2, "another": 2, "second suspect": 1, "last": 1}
+
+
+def test_what_was_sent_back_is_counted_and_no_suspect(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0, 1)
+    consuming = Consuming(connect(), "queue", prefetch=2)
+    consuming.take(2)
+    for message in list(consuming.messages):
+        message.requeue()
+    assert counts(server) == {1: 1, 0: 1}, "the one that was sent back last comes first"
+    consuming.take(2, timeout=2)
 
 
 def test_what_has_a_row_may_be_sent_back_as_often_as_its_store_is_away(connect: Connect, server: redis.Redis) -> None:

@@ -5,7 +5,7 @@
 -- ARGV: the consumer, the number of this fetch, how many messages at most, for how long the consumer counts as alive
 --       (ms), how many queues, how many priorities, whether a queue that was served goes to the end of their order (0
 --       or 1), for each queue whether what is taken is not recorded (a text of 0 and 1), how long a bell is kept (ms)
--- A message that came back from a consumer that had begun it is delivered alone: nothing else in the same fetch.
+-- A message whose consumer died or left after it had begun is delivered alone: nothing else in the same fetch.
 -- Returns the number of the queue and the message, and so on, in the order in which they are to be delivered. The token
 -- of the n-th is the number of this fetch, a dot and n.
 local consumers, record = KEYS[1], KEYS[2]
@@ -35,7 +35,7 @@ local function waiting(step)
 end
 
 local function is_suspect(message)
-    return message:find('"delivery_count"', 1, true) ~= nil
+    return message:find('"delivery_suspect"', 1, true) ~= nil
 end
 
 local taken, served, failure = {}, {}, nil
