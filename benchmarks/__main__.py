@@ -16,7 +16,7 @@ BENCHMARKS = {
     "idle": "what workers that have nothing to do cost the store",
     "kills": "workers killed while they fetch, on sidejob:// and on kombu's redis://, and what is lost",
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
-    "upstream": "Celery's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
+    "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }

@@ -1,13 +1,14 @@
-"""Celery's own integration tests on stock Redis, on `sidejob://` and with all tasks durable, compared test by test.
+"""Celery's and kombu's own integration tests on stock Redis, on `sidejob://` and with all tasks durable, compared.
 
-    python -m benchmarks upstream               # canvas, tasks, inspect and worker on all three sides: half an hour
+    python -m benchmarks upstream               # Celery's canvas, tasks, inspect and worker, three sides: half an hour
     python -m benchmarks upstream --sides stock,durable -- t/integration/test_canvas.py -k chord
+    python -m benchmarks upstream --of kombu    # kombu's tests of its Redis transport, on two sides: five minutes
 
 The sides are `stock` (kombu's transport for Redis), `sidejob` (the same tests on `sidejob://`) and `durable` (kombu's
-transport, with every task durable). The package index gives the tests, in the version of the Celery that is installed
-here; they are not changed. `benchmarks/upstream/plugin.py` gives the tests' app our broker URL or our store. Each
-side has a Valkey of its own, and a Postgres where it needs one. A test may fail on the stock side too: the command
-fails only where a test ends differently on two sides.
+transport, with every task durable; for Celery's tests only). The package index gives the tests, in the version that is
+installed here; they are not changed. `plugin.py` gives the tests of Celery our broker URL or our store, and
+`kombu_plugin.py` those of kombu our transport for `redis://`. Each side has a Valkey of its own, and a Postgres where
+it needs one. A test may fail on the stock side too: the command fails only where a test ends differently on two sides.
 """
 
 from __future__ import annotations
@@ -35,17 +36,58 @@ from celery_sidejob.store.migrate import upgrade
 ROOT = Path(__file__).parents[2]
 STOCK = "stock"
 """The scheme by which the plugin has kombu know its own transport for Redis."""
-SIDES = ("stock", "sidejob", "durable")
-ALONE = ("pytest-rerunfailures", "pytest-subtests", "pytest-order", "freezegun", "tblib")
-LIBRARIES = ("cryptography", "pydantic")
-"""Celery's tests import these, and our lock does not name them; pip installs the first ones without dependencies."""
-DEFAULT = [f"t/integration/test_{name}.py" for name in ("canvas", "tasks", "inspect", "worker")]
-DECIDED = {
-    "test_revoked_by_headers_complex_canvas": "calls one id again while a durable task of that id waits: we refuse it",
-    "test_task_sent_event_respects_publish_retry_limit": "an event that cannot be sent after a durable call is "
-    "dropped; Celery puts it into a list that nothing reads",
-}
-"""Differences of the durable side that stay, with the reason."""
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A package whose integration tests are run here."""
+
+    name: str
+    tests: list[str]
+    sides: tuple[str, ...]
+    configuration: str
+    """The file beside the tests that pytest reads."""
+    plugin: str
+    decided: Mapping[str, str]
+    """Differences that stay, with the reason."""
+    alone: tuple[str, ...] = ("pytest-rerunfailures",)
+    libraries: tuple[str, ...] = ()
+    """The tests import these, and our lock does not name them; pip installs the first ones without dependencies."""
+
+
+RECORD = "asks for what is held in kombu's own hash; ours has a record for each consumer"
+BELL = "expects the message in the answer that is waited for; ours is a bell, and then the message is fetched"
+CELERY = Upstream(
+    "celery",
+    [f"t/integration/test_{name}.py" for name in ("canvas", "tasks", "inspect", "worker")],
+    ("stock", "sidejob", "durable"),
+    "pyproject.toml",
+    "benchmarks.upstream.plugin",
+    {
+        "test_revoked_by_headers_complex_canvas": "calls one id again while a durable task of that id waits: we refuse "
+        "it",
+        "test_task_sent_event_respects_publish_retry_limit": "an event that cannot be sent after a durable call is "
+        "dropped; Celery puts it into a list that nothing reads",
+    },
+    alone=("pytest-rerunfailures", "pytest-subtests", "pytest-order", "freezegun", "tblib"),
+    libraries=("cryptography", "pydantic"),
+)
+KOMBU = Upstream(
+    "kombu",
+    ["t/integration/test_redis.py", "t/integration/test_redis_brpop_qos.py"],
+    ("stock", "sidejob"),
+    "setup.cfg",
+    "benchmarks.upstream.kombu_plugin",
+    {
+        "test_restore_visible_requeues_expired_unacked": RECORD,
+        "test_failed_requeue_keeps_message_unacked": RECORD,
+        "test_failed_restore_visible_keeps_message_unacked": RECORD,
+        "test_unacked_message_requeued_on_connection_close": RECORD,
+        "test_hub_pauses_pending_brpop_until_ack": BELL,
+        "test_drain_events_resumes_pending_brpop_without_resending": BELL,
+    },
+)
+UPSTREAMS = {one.name: one for one in (CELERY, KOMBU)}
 WITHOUT = ("randomly", "xdist", "asyncio")
 """Plugins of our environment that these tests were not written for."""
 
@@ -56,44 +98,48 @@ class Suite:
 
     folder: Path
     libraries: Path
+    plugin: str
 
 
 def main(arguments: list[str]) -> int:
     """Run the suite on each side; 1 if a test ended differently on one of them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks upstream", description=__doc__.splitlines()[0])
-    parser.add_argument("--sides", default=",".join(SIDES), help=f"some of {', '.join(SIDES)}")
+    parser.add_argument("--of", choices=UPSTREAMS, default=CELERY.name, help="whose tests")
+    parser.add_argument("--sides", help="some of stock, sidejob and durable; without it all that the tests have")
     parser.add_argument("--keep", type=Path, help="a folder for the output of each side's pytest")
     parser.add_argument("pytest", nargs="*", help="tests and options for pytest, after --")
     given = parser.parse_args(arguments)
-    sides = given.sides.split(",")
-    if unknown := set(sides) - set(SIDES):
-        parser.error(f"--sides takes {', '.join(SIDES)}, not {', '.join(sorted(unknown))}")
+    upstream = UPSTREAMS[given.of]
+    sides = given.sides.split(",") if given.sides else upstream.sides
+    if unknown := set(sides) - set(upstream.sides):
+        parser.error(f"--sides takes {', '.join(upstream.sides)}, not {', '.join(sorted(unknown))}")
     with tempfile.TemporaryDirectory(prefix="upstream-") as directory:
         logs = given.keep or Path(directory)
         logs.mkdir(parents=True, exist_ok=True)
-        suite = fetch(Path(directory))
+        suite = fetch(upstream, Path(directory))
         with ThreadPoolExecutor() as pool:  # the tests mostly wait
-            ended = pool.map(lambda side: run(side, suite, given.pytest or DEFAULT, logs), sides)
+            ended = pool.map(lambda side: run(side, suite, given.pytest or upstream.tests, logs), sides)
             outcomes = dict(zip(sides, ended, strict=True))
-    return report(outcomes)
+    return report(outcomes, upstream.decided)
 
 
-def fetch(directory: Path) -> Suite:
-    """Download the source of the installed Celery and what its tests need."""
-    libraries = directory / "libraries"
-    pip("install", "--target", libraries, *LIBRARIES)
-    pip("install", "--target", libraries, "--no-deps", *ALONE)
-    pip("download", "--dest", directory, "--no-deps", "--no-binary", ":all:", f"celery=={version('celery')}")
-    (archive,) = directory.glob("celery-*.tar.gz")
+def fetch(upstream: Upstream, directory: Path) -> Suite:
+    """Download the source of the installed package and what its tests need."""
+    libraries, name = directory / "libraries", upstream.name
+    if upstream.libraries:
+        pip("install", "--target", libraries, *upstream.libraries)
+    pip("install", "--target", libraries, "--no-deps", *upstream.alone)
+    pip("download", "--dest", directory, "--no-deps", "--no-binary", name, f"{name}=={version(name)}")
+    (archive,) = directory.glob(f"{name}-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(directory, filter="data")
-    (unpacked,) = (path for path in directory.glob("celery-*") if path.is_dir())
+    (unpacked,) = (path for path in directory.glob(f"{name}-*") if path.is_dir())
     folder = directory / "suite"
     folder.mkdir()
-    # Without the package beside them: the tests import the Celery that is installed here.
+    # Without the package beside them: the tests import the one that is installed here.
     (unpacked / "t").rename(folder / "t")
-    (unpacked / "pyproject.toml").rename(folder / "pyproject.toml")
-    return Suite(folder, libraries)
+    (unpacked / upstream.configuration).rename(folder / upstream.configuration)
+    return Suite(folder, libraries, upstream.plugin)
 
 
 def pip(*words: str | Path) -> None:
@@ -105,7 +151,7 @@ def pip(*words: str | Path) -> None:
 def run(side: str, suite: Suite, arguments: list[str], logs: Path) -> dict[str, str]:
     """Run the tests on one side; returns how each ended."""
     results = logs / f"{side}.xml"
-    command = [sys.executable, "-m", "pytest", "-p", "benchmarks.upstream.plugin", f"--junitxml={results}"]
+    command = [sys.executable, "-m", "pytest", "-p", suite.plugin, f"--junitxml={results}"]
     command += [*(word for plugin in WITHOUT for word in ("-p", f"no:{plugin}")), "--tb=native", *arguments]
     with ExitStack() as stack, (logs / f"{side}.log").open("w") as log:
         environment = {**os.environ, **servers(side, stack), "PYTHONPATH": f"{ROOT}:{suite.libraries}"}
@@ -127,6 +173,8 @@ def servers(side: str, stack: ExitStack) -> Mapping[str, str]:
         "TEST_BACKEND": url._replace(path="/0").geturl(),
         "REDIS_HOST": str(url.hostname),
         "REDIS_PORT": str(url.port),
+        "REDIS_6379_TCP": str(url.port),
+        "UPSTREAM_SIDE": side,
         "WORKER_LOGLEVEL": "INFO",  # some tests read the worker's log
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # and one starts `celery`
     }
@@ -148,7 +196,7 @@ def outcomes_in(results: Path) -> dict[str, str]:
     return found
 
 
-def report(outcomes: Mapping[str, Mapping[str, str]]) -> int:
+def report(outcomes: Mapping[str, Mapping[str, str]], decided: Mapping[str, str]) -> int:
     """Print the counts of each side and every test that ended differently on two of them."""
     for side, ended in outcomes.items():
         words = sorted(set(ended.values()))
@@ -157,7 +205,7 @@ def report(outcomes: Mapping[str, Mapping[str, str]]) -> int:
     different = [name for name in names if len({ended.get(name) for ended in outcomes.values()}) > 1]
     unexplained = 0
     for name in different:
-        reason = DECIDED.get(name.rpartition("::")[2])
+        reason = decided.get(name.rpartition("::")[2].partition("[")[0])
         unexplained += reason is None
         print(f"  {name}: " + ", ".join(f"{side} {ended.get(name, 'not run')}" for side, ended in outcomes.items()))
         if reason:

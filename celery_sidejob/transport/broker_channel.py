@@ -287,9 +287,9 @@ class Channel(redis.Channel):
         self._acknowledgements.hear()
 
     def send_back(self, delivery_tag: str) -> None:
-        """Give a message back to the head of its list, if it is still ours; else announce that it is not.
+        """Give a message back to the head of its list, behind those that came back before, if it is still ours.
 
-        It counts as begun, and goes to the dead list if it has come back too often.
+        If it is not, that is announced. It counts as begun, and goes to the dead list if it has come back too often.
         """
         consumer, token = _parted(delivery_tag)
         if consumer and (self.closed or not self._records.send_back(consumer, token)):

@@ -30,7 +30,10 @@ class QoS(redis.QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Replaces the same, and putting it back at the end that is served last: it goes to the head of its list."""
+        """Replaces the same, and putting it back at the end that is served last: it goes to the head of its list.
+
+        Behind those that came back before, so that several that are sent back in their order stay in it.
+        """
         if requeue:
             self.channel.send_back(delivery_tag)
         else:

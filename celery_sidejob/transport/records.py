@@ -62,8 +62,8 @@ class Records:
         return sum(len(page) for page in self._give_back(consumer, "requeue", tokens))
 
     def send_back(self, consumer: str, token: str) -> bool:
-        """Give one back that had begun, and count that; False if the consumer does not have it any more."""
-        return any(len(page) for page in self._give_back(consumer, "requeue", [token], counts=lambda token: True))
+        """Give one back that had begun, behind those that came back before, and count it; False if it is not there."""
+        return any(len(page) for page in self._give_back(consumer, "reject", [token], counts=lambda token: True))
 
     def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
         """Give back all that a consumer has, who is no longer there then; returns how many these were.

@@ -11,6 +11,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.worker import state
+from kombu import Queue
 
 from celery_sidejob.hooks import doorbell
 from celery_sidejob.hooks.delivered import return_to_head
@@ -216,14 +217,33 @@ def test_a_suspect_has_a_fetch_of_its_own(connect: Connect, server: redis.Redis)
     assert together == {"first": 1, "suspect": 1, "fresh": 2, "another": 2, "second suspect": 1, "last": 1}
 
 
-def test_what_was_sent_back_is_counted_and_no_suspect(connect: Connect, server: redis.Redis) -> None:
-    publish(connect(), "queue", 0, 1)
-    consuming = Consuming(connect(), "queue", prefetch=2)
-    consuming.take(2)
+def test_what_was_sent_back_is_counted_in_order_and_no_suspect(connect: Connect, server: redis.Redis) -> None:
+    publish(connect(), "queue", 0, 1, 2, 3)
+    consuming = Consuming(connect(), "queue", prefetch=3)
+    consuming.take(3)
     for message in list(consuming.messages):
         message.requeue()
-    assert counts(server) == {1: 1, 0: 1}, "the one that was sent back last comes first"
-    consuming.take(2, timeout=2)
+    assert list(counts(server).items()) == [(0, 1), (1, 1), (2, 1), (3, 0)]
+    assert consuming.take(3, timeout=2) == [0, 1, 2]
+    consuming.messages[3].requeue()
+    assert listed(server, "queue") == [0, 3]
+    consuming.close()
+    assert listed(server, "queue") == [1, 2, 0, 3]
+
+
+def test_a_list_that_expires_does_so_after_something_was_sent_back(connect: Connect, server: redis.Redis) -> None:
+    queue = Queue("queue", routing_key="queue", expires=100)
+    with connect() as connection:
+        queue(connection).declare()
+        publish(connection, "queue", 0, 1)
+        publish(connection, "queue", 2)
+    consuming = Consuming(connect(), queue, prefetch=2)
+    consuming.take(2)
+    assert server.ttl("queue") > 0
+    for message in list(consuming.messages):
+        message.requeue()
+    assert listed(server, "queue") == [0, 1, 2]
+    assert server.ttl("queue") > 0
 
 
 def test_what_has_a_row_may_be_sent_back_as_often_as_its_store_is_away(connect: Connect, server: redis.Redis) -> None:

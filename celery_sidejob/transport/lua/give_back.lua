@@ -5,8 +5,8 @@
 --
 -- KEYS: the consumers, those being recovered, the consumer's record, the dead list, which of the record's messages wait
 --       to be begun, the lists, the bell of each list
--- ARGV: the consumer, `requeue` (some messages of a consumer that goes on), `leave` (it ends) or `recover` (only if it
---       is dead), how long a bell is kept (ms), how many lists, then for each message its token, the number of its list
+-- ARGV: the consumer, `requeue` (some messages of a consumer that goes on), `reject` (the same, behind those that came
+--       back before), `leave` (it ends) or `recover` (only if it is dead), how long a bell is kept (ms), how many lists, then for each message its token, the number of its list
 --       (0 is the dead list) and its text
 -- Returns the tokens of those that went back; false if the consumer is not dead.
 local consumers, recovering, record, dead, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -23,6 +23,29 @@ end
 -- A script that has written may go on writing on a full server, where pushing first is refused; this changes nothing.
 redis.call('HDEL', record, '')
 
+local MOST_AHEAD = 100
+
+local function is_back(text)
+    return type(text) == 'string' and text:find('"redelivered":%s*true') ~= nil
+end
+
+-- Moves the message at the head of a list behind the others there that came back before it. By LSET: a list whose last
+-- message is taken out forgets when it expires.
+local function let_pass(list, text)
+    local place = -1
+    while place >= -MOST_AHEAD do
+        local next = redis.call('LINDEX', list, place - 1)
+        if not is_back(next) then
+            break
+        end
+        redis.call('LSET', list, place, next)
+        place = place - 1
+    end
+    if place < -1 then
+        redis.call('LSET', list, place, text)
+    end
+end
+
 local gone, touched = {}, {}
 for i = 5, #ARGV, 3 do
     local token, list, text = ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2]
@@ -30,6 +53,9 @@ for i = 5, #ARGV, 3 do
         local pushed = redis.pcall('RPUSH', list == 0 and dead or KEYS[5 + list], text)
         if type(pushed) == 'number' then -- else its list has become something else: it stays where it is
             redis.call('HDEL', record, token)
+            if why == 'reject' and list > 0 then
+                let_pass(KEYS[5 + list], text)
+            end
             gone[#gone + 1] = token
             touched[list] = true
         end
@@ -42,7 +68,7 @@ for list = 1, lists do
         redis.call('PEXPIRE', bell, bell_ms)
     end
 end
-if why ~= 'requeue' and redis.call('EXISTS', record) == 0 then
+if (why == 'leave' or why == 'recover') and redis.call('EXISTS', record) == 0 then
     redis.call('ZREM', consumers, consumer)
     redis.call('ZREM', recovering, consumer)
     redis.call('DEL', waiting)
