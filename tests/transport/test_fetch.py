@@ -260,8 +260,12 @@ def test_a_channel_that_was_closed_is_forgotten(broker_url: str) -> None:
     consuming.close()
     connection.release()
     del consuming, connection
-    gc.collect()
-    assert gone() is None
+
+    def is_forgotten() -> bool:
+        gc.collect()
+        return gone() is None
+
+    wait_until(is_forgotten, message="the heart to end its beat, and the channel to be collected")
 
 
 def test_what_comes_for_a_queue_that_was_just_cancelled_goes_back_in_its_order(
