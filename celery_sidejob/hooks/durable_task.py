@@ -216,9 +216,9 @@ def install() -> None:
 
 
 def run_of(task: Any) -> Run | None:
-    """Return the run that the task's present request is, if it has begun one."""
-    found: Run | None = getattr(getattr(task, "request", None), "sidejob_run", None)
-    return found
+    """Return the run that the task's present request is, if it has begun one; a header may have the same name."""
+    found = getattr(getattr(task, "request", None), "sidejob_run", None)
+    return found if isinstance(found, Run) else None
 
 
 # -- the beginning ---------------------------------------------------------------------------------------------------

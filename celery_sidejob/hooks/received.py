@@ -80,7 +80,8 @@ def check_request(
     stamped = request.get("stamped_headers") or ()
     texts = isinstance(stamped, list | tuple) and all(isinstance(name, str) for name in stamped)
     _check(None if texts else "it is no list of texts", "stamped_headers")
-    _check(None if isinstance(request.get("stamps"), Mapping | None) else "it is no mapping", "stamps")
+    for name in ("stamps", "headers"):
+        _check(None if isinstance(request.get(name), Mapping | None) else "it is no mapping", name)
     args, kwargs, embed = payload
     _check(None if isinstance(args, list | tuple) else "they are no list", "arguments")
     _check(None if isinstance(kwargs, Mapping) else "they are no mapping", "keyword arguments")

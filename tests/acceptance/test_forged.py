@@ -124,6 +124,8 @@ FORGED: dict[str, tuple[str, Callable[[Sent], Sent], Mapping[str, Any]]] = {
         task=f"{APP}.plain").telling(task=f"{APP}.noted", sidejob_digest=digest_of(true.body)),
         {"ignore_result": True}),
     "a body that says it runs in its caller's process": ("noted", lambda true: true.telling(is_eager=True), {}),
+    "what looks like a run, of a task that locks late": ("late", lambda true: true.saying("forged").headed(
+        sidejob_run=[], headers="x"), {}),
     "a body that says it has no row": ("noted", lambda true: true.telling(sidejob_durable=None), {}),
 }  # fmt: skip
 
@@ -131,7 +133,8 @@ FORGED: dict[str, tuple[str, Callable[[Sent], Sent], Mapping[str, Any]]] = {
 TOLD = FORGED.keys() - {
     "other arguments, as if never kept", "a task that nobody knows", "no body that can be read",
     "an expiry that is over", "the true digest in its body", "another task, which its body calls the true one",
-    "a body that says it runs in its caller's process", "a body that says it has no row",
+    "a body that says it runs in its caller's process", "what looks like a run, of a task that locks late",
+    "a body that says it has no row",
 }  # fmt: skip
 """Those that come to a lock, or to an end without one."""
 
