@@ -221,6 +221,23 @@ def test_a_late_lock_that_was_refused_is_of_a_run_that_does_not_count(shop: Shop
     assert (shop.rows(), shop.buried()) == ([(True, None)], [])
 
 
+def test_a_run_without_a_lock_takes_back_nothing_of_an_earlier_call_of_its_id(shop: Shop) -> None:
+    """An old message has come once more, when what it asked for was long in the dead set."""
+    result = shop.late.apply_async()
+
+    def meanwhile() -> None:
+        assert shop.begin_elsewhere(result.id)
+        shop.lose()
+        shop.sql("UPDATE messages SET doom = 'lost'")
+        shop.bury(result.id)
+        shop.sql("UPDATE dead SET died_at = now() - interval '1 day'")
+
+    shop.outcome, shop.meanwhile = 7, meanwhile
+    shop.run(shop.late, result.id, late=True)
+
+    assert (result.state, shop.buried()) == (states.PENDING, ["lost"])
+
+
 def test_a_late_lock_with_something_to_follow_is_asked_first(shop: Shop) -> None:
     result = shop.late.apply_async(link=shop.body.s())
     shop.outcome, shop.meanwhile = 7, lambda: shop.begin_elsewhere(result.id)

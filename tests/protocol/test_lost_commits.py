@@ -139,6 +139,39 @@ def test_a_body_that_knows_of_it_goes_on(stage: Stage, proxy: TcpProxy, kind: st
     assert (billed(stage), waiting(job)) == ([300, 301, *([3010] if how == "checkpoint" else []), 302], [])
 
 
+def test_a_further_packet_of_the_turn_is_no_sign_that_the_body_knows_of_it(stage: Stage, proxy: TcpProxy) -> None:
+    def body(job: RunningJob) -> None:
+        for order in job.for_inputs("orders"):
+            answer_lost(proxy)
+            with pytest.raises(BROKEN["psycopg"]):
+                bill(stage, job, "psycopg", proxy, order)
+            job.input("details").read()
+            with pytest.raises(CommitInDoubtError, match="is committed, although"):
+                bill(stage, job, "psycopg", proxy, order)
+            break
+
+    job = with_orders(stage, body)
+    job.input("details").write(1)
+    stage.run(job)
+    assert billed(stage) == [300]
+
+
+def test_after_the_last_turn_the_next_block_is_another(stage: Stage, proxy: TcpProxy) -> None:
+    def body(job: RunningJob) -> None:
+        for order in job.for_inputs("orders"):
+            if order == ORDERS[-1]:
+                answer_lost(proxy)
+                with pytest.raises(BROKEN["psycopg"]):
+                    bill(stage, job, "psycopg", proxy, order)
+            else:
+                bill(stage, job, "psycopg", proxy, order)
+        bill(stage, job, "psycopg", proxy, 4000)
+
+    job = with_orders(stage, body)
+    assert stage.run(job) == "completed"
+    assert billed(stage) == [*ORDERS, 4000]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_block_is_repeated_after_a_commit_that_was_not_applied(stage: Stage, proxy: TcpProxy, kind: str) -> None:
     """The connection broke before the commit was sent."""

@@ -422,3 +422,25 @@ def test_a_turn_of_defaults_that_was_not_committed_comes_again(stage: Stage) -> 
         job.run(force=True)
         assert stage.run(job) == "completed"
         assert billed(stage) == [7]
+
+
+def test_a_turn_of_defaults_whose_block_has_failed_comes_again(stage: Stage) -> None:
+    """The body has caught the block's error, and goes on as if it had read nothing."""
+    failing = True
+
+    def body(job: RunningJob) -> None:
+        for order in job.for_inputs("orders"):
+            with lent(stage, "psycopg") as lender, suppress(Refused):
+                with job.unit(transaction=lender.transaction):
+                    add(lender, order)
+                    if failing:
+                        raise Refused
+                lender.commit()
+
+    job = stage.job(body, inports={"orders": {"default": 7}})
+    with pytest.raises(UnitNotCommittedError):
+        stage.run(job)
+    assert (job.refresh().status, billed(stage)) == ("failed", [])
+    failing = False
+    job.run(force=True)
+    assert (stage.run(job), billed(stage)) == ("completed", [7])

@@ -14,6 +14,7 @@ from celery_sidejob import StoreUnavailableError
 from celery_sidejob.services.duties import Duties
 from celery_sidejob.services.heartbeat import Heartbeat
 from celery_sidejob.services.sweeper import Sweeper
+from celery_sidejob.store.errors import RowsLocked
 from celery_sidejob.store.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import EMPTY, Stage
@@ -50,6 +51,18 @@ def test_a_store_that_is_away_ends_the_turn_and_what_cuts_two_turns_short_keeps_
             duties.do()
         assert done == expected
         done.clear()
+
+
+def test_rows_that_somebody_has_locked_end_no_turn() -> None:
+    """The store answers: a duty that meets such a row is no reason to leave out those behind it."""
+    done: list[str] = []
+
+    def locked() -> None:
+        raise RowsLocked("a row is locked")
+
+    with pytest.raises(RowsLocked):
+        Duties(locked, lambda: done.append("behind it")).do()
+    assert done == ["behind it"]
 
 
 class Injected:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import Job, LeaseLostError, RunningJob
+from celery_sidejob import Job, LeaseLostError, RunningJob, StoreUnavailableError
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.runs import Unit
@@ -180,6 +180,27 @@ def test_what_a_process_took_and_had_not_begun_is_rung_again(stage: Stage, heart
     heartbeat.run_once()
 
     assert stage.sql("SELECT published_at IS NULL, look_at <= now() FROM messages") == [(True, True)]
+
+
+@pytest.mark.parametrize(("of", "rescue"), [("_held", "rescue_orphans"), ("tasks", "rescue")])
+def test_a_death_is_not_forgotten_where_the_store_was_away(
+    heartbeat: Heartbeat, pool: Pool, monkeypatch: pytest.MonkeyPatch, of: str, rescue: str
+) -> None:
+    told: list[set[int]] = []
+
+    def away_at_first(died: set[int]) -> int:
+        told.append(set(died))
+        if len(told) == 1:
+            raise StoreUnavailableError("injected")
+        return 0
+
+    monkeypatch.setattr(getattr(heartbeat, of), rescue, away_at_first)
+    pool.dead.append(DEAD_PID)
+    with pytest.raises(StoreUnavailableError):
+        heartbeat.run_once()
+    for _ in range(2):
+        heartbeat.run_once()
+    assert told == [{DEAD_PID}, {DEAD_PID}, set()]
 
 
 # -- stopping and being declared dead ---------------------------------------------------------------------------------

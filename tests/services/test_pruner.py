@@ -248,6 +248,19 @@ def test_a_run_that_is_asked_for_keeps_the_rest_of_a_large_tree(stage: Stage) ->
     assert root.refresh().status == "queued"
 
 
+@pytest.mark.usefixtures("small_parts")
+def test_a_job_that_comes_below_a_large_tree_keeps_what_is_above_it(stage: Stage) -> None:
+    root = tree(stage, 20)
+    leaf = stage.sidejob.get(stage.sql("SELECT id FROM jobs WHERE parent_id = %s ORDER BY id", root.id)[0][0])
+    pruner = Pruner(stage.runtime, slice_s=0)
+    while stage.sql("SELECT count(*) FROM jobs") == [(41,)]:
+        pruner.run_once()
+    late = leaf.enqueue("stage.idle", child_name="late")
+    while pruner.is_due():
+        pruner.run_once()
+    assert (root.exists, leaf.exists, late.refresh().parent.id) == (True, True, leaf.id)
+
+
 # -- what would grow for ever ------------------------------------------------------------------------------------------
 
 
@@ -283,6 +296,16 @@ def test_a_child_stays_until_its_parent_has_run_after_its_end(stage: Stage) -> N
     stage.run(child)
     assert parent.refresh().status == "queued"
     assert Pruner(stage.runtime).run_once() == Pruned()
+    stage.drain()
+    assert Pruner(stage.runtime).run_once() == Pruned(jobs=1)
+
+
+def test_a_child_stays_while_its_end_is_only_noted_for_its_parent(stage: Stage) -> None:
+    """The parent was locked when the child ended: it rests still, and is to run."""
+    parent, child = family_at_rest(stage, retention=0)
+    stage.sql("UPDATE jobs SET ended_at = now() WHERE id = %s", child.id)
+    assert Pruner(stage.runtime).run_once() == Pruned()
+    parent.run()
     stage.drain()
     assert Pruner(stage.runtime).run_once() == Pruned(jobs=1)
 

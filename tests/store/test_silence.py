@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,9 @@ from psycopg import sql
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
 from celery_sidejob.inspection import Inspection
-from celery_sidejob.operations import stores
+from celery_sidejob.operations import creation, stores
 from celery_sidejob.store import bounded, connection, own_executor
+from celery_sidejob.store.errors import NoAnswer
 from celery_sidejob.store.migrate import upgrade
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm
@@ -182,6 +184,30 @@ def test_a_store_that_takes_no_further_connection_is_not_silent(
         locker.rollback()
         running.result(30)
     assert job.state == {"a": 1}
+
+
+def test_an_answer_that_comes_while_the_store_is_asked_elsewhere_is_taken(database_url: str) -> None:
+    with closing(bounded.BoundedConnection.connect(database_url, autocommit=True)) as slow:
+
+        def in_vain() -> bool:
+            select.select([slow.pgconn.socket], [], [], 60)
+            return False
+
+        slow.answers_elsewhere = in_vain
+        assert slow.execute(f"SELECT 1 FROM pg_sleep({2 * SILENT_S})").fetchone() == (1,)
+
+
+def test_a_job_is_not_made_once_more_where_the_store_said_nothing_in_time(stage: Stage) -> None:
+    """A second attempt would wait as long, and the caller twice."""
+    tried: list[int] = []
+
+    def make() -> list[int]:
+        tried.append(1)
+        raise NoAnswer("silent")
+
+    with pytest.raises(NoAnswer):
+        creation._until_known(stage.runtime, [], make)
+    assert tried == [1]
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

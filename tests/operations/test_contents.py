@@ -1,0 +1,45 @@
+"""A delivery that does not run is forged where it has the id of a row, and is not what the row has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from celery_sidejob.model.durable import Content, digest_of
+from celery_sidejob.operations.contents import is_forged
+from tests.tools.contents import content_of
+from tests.tools.in_process import Stage
+
+
+@pytest.fixture
+def kept(stage: Stage) -> Iterator[Content]:
+    """What the row of the task `mine` has."""
+
+    @stage.app.task(name="mail", durable=True, shared=False)
+    def mail(*args: object) -> None:
+        pass
+
+    mail.apply_async(("true",), task_id="mine")
+    stage.runtime.connections.write_put_off()
+    yield content_of(stage.runtime, "mine")
+    stage.sql("DELETE FROM messages")
+
+
+def test_what_is_not_of_its_row_is_forged(stage: Stage, kept: Content, caplog: pytest.LogCaptureFixture) -> None:
+    key = ("mine", 1)
+    assert not is_forged(stage.runtime, key, kept)
+    assert is_forged(stage.runtime, key, Content("other", kept.digest))
+    assert "it would run other, and the task is mail" in caplog.text
+    assert is_forged(stage.runtime, key, Content("mail", digest_of(b"other arguments")))
+    assert "it would run mail, and the task is mail with another body" in caplog.text
+
+
+def test_a_copy_of_an_earlier_generation_or_of_what_is_gone_is_not_forged(stage: Stage, kept: Content) -> None:
+    """A retry may have other arguments."""
+    retried = Content("mail", digest_of(b"before the retry"))
+    stage.sql("UPDATE messages SET generation = 2")
+    assert not is_forged(stage.runtime, ("mine", 1), retried)
+    assert is_forged(stage.runtime, ("mine", 2), retried)
+    stage.sql("DELETE FROM messages")
+    assert not is_forged(stage.runtime, ("mine", 2), retried)
