@@ -11,6 +11,7 @@ BENCHMARKS = {
     "transport": "sidejob:// against kombu's redis://, plain and durable tasks",
     "scale": "what statements cost on large tables",
     "million": "what each statement of workers and each page of commands costs over a million rows of each kind",
+    "memory": "how much memory a worker takes while it runs tens of thousands of jobs and durable tasks",
     "recovery": "how soon runs begin again after kills",
     "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",
     "idle": "what workers that have nothing to do cost the store",

@@ -16,10 +16,9 @@ from .model.settings import Settings
 from .operations.runtime import Runtime
 from .store import (
     counters,
-    dead,
+    depths,
     grants,
     health,
-    messages,
     piles,
     revisions,
     schema_check,
@@ -258,15 +257,15 @@ class Diagnosis:
     # -- work and workers ----------------------------------------------------------------------------------------
 
     def _queues(self, executor: Executor) -> Iterator[Finding]:
-        depths = messages.depth(executor)
+        queues = depths.read(executor)
         found = self._of_first_store(executor, partial(_served_queues, self._settings))
         if found is not None:
             served, unannounced = found
-            yield from self._unserved([row for row in depths if row.depth and row.queue not in served], unannounced)
+            yield from self._unserved([row for row in queues if row.depth and row.queue not in served], unannounced)
 
     def _publishing(self, executor: Executor) -> Iterator[Finding]:
-        depths = messages.depth(executor)
-        ages = [(row.oldest_unpublished_s, row) for row in depths if row.oldest_unpublished_s is not None]
+        queues = depths.read(executor)
+        ages = [(row.oldest_unpublished_s, row) for row in queues if row.oldest_unpublished_s is not None]
         oldest_s = max((age for age, _ in ages), default=0.0)
         if oldest_s <= UNPUBLISHED_S[0]:
             yield well("publishing", "nothing waits for the broker")
@@ -338,7 +337,7 @@ class Diagnosis:
         heard_s = min((row.silent_s for row in silent), default=0.0)
         shown = ", ".join(row.ident for row in silent)
         if not alive:
-            grave = error if any(row.depth or row.running for row in messages.depth(executor)) else warning
+            grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
             yield grave(
                 "workers", f"no worker is heard of; silent for {heard_s:.0f} s or longer: {shown}" if silent
                 else "no worker is alive", meaning="No run begins, and nothing that is lost is rescued.",
@@ -417,14 +416,15 @@ class Diagnosis:
             yield well("results", "the result backend has them")
 
     def _dead(self, executor: Executor) -> Iterator[Finding]:
-        entries = dead.count(executor)
-        if not entries:
+        entries, _ = statistics.dead_entries(executor)
+        if not entries.number:
             yield well("dead set", "empty")
             return
         groups = statistics.dead_groups(executor)[:3]
         shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
+        number = f"about {entries.number}" if entries.is_estimated else entries.number
         yield warning(
-            "dead set", f"{entries} entries: {shown}", meaning="These jobs and durable tasks failed for good, kept "
+            "dead set", f"{number} entries: {shown}", meaning="These jobs and durable tasks failed for good, kept "
             "killing their workers, were revoked or expired. They rest until a person decides.",
             remedy="Look with celery -A <app> sidejob dead groups, mend the cause, then celery -A <app> sidejob dead "
             "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
@@ -493,14 +493,15 @@ class Diagnosis:
 
     def _rules(self, executor: Executor, thorough: bool) -> Iterator[Finding]:
         broken = health.broken_rules(executor, every_job=thorough)
-        for row in broken:
+        for row in broken.rows:
             yield error(
                 "rules", f"{row.rule}: {row.rows}, first job {row.id}", meaning="The rows contradict each other. This "
                 "must never be: a defect of this package, or rows changed by hand.",
                 remedy="job.run(force=True) sets such a job going again; please report it, with the log.",
             )  # fmt: skip
-        if not broken:
-            yield well("rules", "all rows agree" if thorough else "all messages agree with their jobs")
+        if not broken.rows:
+            which = "all" if broken.of_all else "of a sample all"
+            yield well("rules", "all rows agree" if thorough else f"{which} messages agree with their jobs")
 
     # -- liveness locks ------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .job import Job
@@ -22,6 +22,8 @@ from .store import (
     asks,
     counters,
     dead,
+    depths,
+    job_lists,
     jobs,
     kept,
     messages,
@@ -49,7 +51,9 @@ class Node:
     status: str
     depth: int
     children: int
-    """How many children it has, also those that are not shown."""
+    """How many children it has, also those that are not shown; counted up to 10,000."""
+    more_children: bool = False
+    """Whether it has still more."""
 
 
 class Inspection:
@@ -62,7 +66,8 @@ class Inspection:
         """Return everything about a job that a person may want to see.
 
         That is `info` and its aliases, state, ports with the number of packets that wait, the first `CHILDREN`
-        children and how many there are, the message of its present or next run, timers, and its dead entry.
+        children and how many there are (both counted up to 10,000: then there are `more_packets`, `more_children`), the
+        message of its present or next run, timers, and its dead entry.
         """
 
         def work(executor: Executor) -> dict[str, Any]:
@@ -122,10 +127,12 @@ class Inspection:
         return self._runtime.connections.transact("inspect", work)
 
     def stats(self) -> dict[str, Any]:
-        """Return what a person or a monitor wants to know first, as JSON values; reads nothing that is finished.
+        """Return what a person or a monitor wants to know first, as JSON values; very many rows are not counted.
 
-        Ages are seconds, None where nothing waits. `counters` and `durations` are totals of all workers since the
-        schema was made; what a process had counted in its last seconds before it was killed is missing from them.
+        `estimated` names what was estimated from a sample then: `dead`, `jobs`, `results`, `timers`, `queues.<name>`
+        (all of it but `running`). Ages are seconds, None where nothing waits. `counters` and `durations` are totals of
+        all workers since the schema was made; what a process had counted in its last seconds before it was killed is
+        missing from them.
         Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are. A
         store that is silent is waited for a few seconds; raises StoreUnavailableError if that is the primary.
         `dead_list` counts what the transport `sidejob://` has given up, None with another or if the broker is silent.
@@ -150,21 +157,29 @@ class Inspection:
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
         served = {row.queue: row.workers for row in counters.served(executor, silent)} if known else {}
-        depths = {row.queue: row for row in messages.depth(executor)}
-        buried = dead.counts(executor)
-        results = statistics.results(executor)
+        queues = {row.queue: row for row in depths.read(executor)}
+        buried, failed = statistics.dead_entries(executor)
+        results, unfinished = statistics.results(executor), statistics.unfinished(executor)
+        timers, first_due_s = statistics.timers(executor)
+        estimated = {
+            "dead": buried.is_estimated,
+            "jobs": unfinished.is_estimated or failed.is_estimated,
+            "results": results.is_estimated,
+            "timers": timers.is_estimated,
+            **{f"queues.{name}": row.is_estimated for name, row in queues.items()},
+        }
         return {
-            "jobs": {**statistics.unfinished(executor), **({"failed": buried.jobs} if buried.jobs else {})},
-            "queues": {name: _queue(depths.get(name), served.get(name, 0)) for name in sorted({*depths, *served})},
-            "timers": _timers(statistics.timers(executor)),
+            "jobs": {**unfinished.jobs, **({"failed": failed.number} if failed.number else {})},
+            "queues": {name: _queue(queues.get(name), served.get(name, 0)) for name in sorted({*queues, *served})},
+            "timers": _timers(timers.number, first_due_s),
             "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
             "dead": {
-                "entries": buried.entries,
+                "entries": buried.number,
                 "groups": [
                     {"task": row.task, "error": row.error, "entries": row.entries}
                     for row in statistics.dead_groups(executor)
                 ]
-                if buried.entries
+                if buried.number
                 else [],
             },
             "workers": [
@@ -181,6 +196,7 @@ class Inspection:
             "sweep": _sweep(statistics.sweep(executor)),
             "counters": counts(totals),
             "durations": durations(totals),
+            "estimated": sorted(name for name, is_estimated in estimated.items() if is_estimated),
         }
 
     def pending(self, queue: str | None = None, *, horizon_s: float) -> dict[str, Any]:
@@ -193,9 +209,10 @@ class Inspection:
         """
 
         def depth(executor: Executor) -> Sequence[Any]:
-            return [row for row in messages.depth(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
+            found = [row for row in depths.read(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
+            return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
 
-        def work(executor: Executor) -> tuple[Sequence[Any], Any, int, set[str] | None]:
+        def work(executor: Executor) -> tuple[Sequence[Any], tuple[int, int], int, set[str] | None]:
             return (
                 depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent,
                 self._served(executor),
@@ -211,7 +228,7 @@ class Inspection:
         queued: Counter[str] = Counter()
         running: Counter[str] = Counter()
         for row in rows:
-            queued[row.queue] += row.depth + row.delayed + row.scheduled - row.later
+            queued[row.queue] += row.soon
             running[row.queue] += row.running
         queues = {
             name: {"queued": queued[name], "running": running[name]}
@@ -222,8 +239,8 @@ class Inspection:
             "unserved": [] if served is None else sorted(queues.keys() - served),
             "later": sum(row.later for row in rows),
             "later_from": min((row.later_from for row in rows if row.later), default=None),
-            "suspended": rest.suspended,
-            "timers": rest.timers,
+            "suspended": rest[0],
+            "timers": rest[1],
             "results": unsent,
         }  # fmt: skip
 
@@ -232,10 +249,10 @@ class Inspection:
 
         def in_use(executor: Executor) -> bool:
             served = counters.served(executor, ()) if counters.exist(executor) else ()
-            return any(row.queue == queue for row in served) or jobs.knows_queue(executor, queue)
+            return any(row.queue == queue for row in served) or job_lists.knows_queue(executor, queue)
 
         def kept(executor: Executor) -> bool:
-            return any(row.queue == queue for row in messages.depth(executor))
+            return any(row.queue == queue for row in depths.read(executor))
 
         stores = self._runtime.stores
         return self._runtime.connections.transact("inspect", in_use) or any(
@@ -268,7 +285,8 @@ class Inspection:
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},
-            "children_count": node.children if node is not None else 0,
+            "children_count": min(node.children, trees.COUNTED) if node is not None else 0,
+            "more_children": node is not None and node.children > trees.COUNTED,
             "message": message and message._asdict(),
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
@@ -288,12 +306,20 @@ class Inspection:
         }
 
 
+def _is_sure(executor: Executor, row: Any, horizon_s: float) -> bool:
+    """Tell whether nothing of a queue is to be done soon, if that is said of it: a sample may have missed it."""
+    return bool(not row.is_estimated or row.soon or not depths.is_any_soon(executor, row.queue, horizon_s=horizon_s))
+
+
 def _of_tasks(executor: Executor) -> dict[str, Any]:
     """Read what there is to be told of a store that has durable tasks only."""
+    queues, (buried, _) = depths.read(executor), statistics.dead_entries(executor)
+    estimated = [f"queues.{row.queue}" for row in queues if row.is_estimated]
     return {
-        "queues": {row.queue: _queue(row, 0) for row in messages.depth(executor)},
+        "queues": {row.queue: _queue(row, 0) for row in queues},
+        "estimated": [*estimated, *(["dead"] if buried.is_estimated else [])],
         "dead": {
-            "entries": dead.count(executor),
+            "entries": buried.number,
             "groups": [
                 {"task": row.task, "error": row.error, "entries": row.entries}
                 for row in statistics.dead_groups(executor)
@@ -312,6 +338,7 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
             else:
                 ours[what] += value
     found["dead"]["entries"] += more["dead"]["entries"]
+    found["estimated"] = sorted({*found["estimated"], *more["estimated"]})
     groups: Counter[tuple[str, str]] = Counter()
     for group in (*found["dead"]["groups"], *more["dead"]["groups"]):
         groups[group["task"], group["error"]] += group["entries"]
@@ -333,9 +360,8 @@ def _queue(row: Any | None, served_by: int) -> dict[str, Any]:
     }
 
 
-def _timers(row: Any) -> dict[str, Any]:
-    due = row.oldest_due_s is not None and row.oldest_due_s >= 0
-    return {"waiting": row.waiting, "oldest_due_s": row.oldest_due_s if due else None}
+def _timers(waiting: int, first_due_s: float | None) -> dict[str, Any]:
+    return {"waiting": waiting, "oldest_due_s": first_due_s if first_due_s is not None and first_due_s >= 0 else None}
 
 
 def _sweep(row: Any) -> dict[str, Any]:
@@ -350,7 +376,11 @@ def _ports(executor: Executor, job_id: int, hide: Callable[[Any], Any]) -> Mappi
     waiting = packets.count_by_port(executor, job_id)
     shown: dict[str, dict[str, Any]] = {"inports": {}, "outports": {}}
     for row in ports.of_jobs(executor, [job_id]):
-        port = {"packets": waiting.get(row.id, 0), "channels": list(row.channels)}
+        count = waiting.get(row.id, 0)
+        port = {
+            "packets": min(count, packets.COUNTED), "more_packets": count > packets.COUNTED,
+            "channels": list(row.channels),
+        }  # fmt: skip
         if row.default_value is not None:  # null is a default
             port["default"] = hide(values.decode(row.default_value))
         shown[f"{row.direction}ports"][row.name] = port
@@ -374,4 +404,7 @@ def _walk(executor: Executor, root: int, depth: int | None, limit: int) -> Itera
 
 
 def _node(row: Any, depth: int) -> Node:
-    return Node(row.id, row.parent_id, row.name, row.task, row.status, depth, row.children)
+    children = min(row.children, trees.COUNTED)
+    return Node(
+        row.id, row.parent_id, row.name, row.task, row.status, depth, children, more_children=row.children > children
+    )

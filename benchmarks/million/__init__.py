@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
             begun = time.perf_counter()
             fill(url, given.rows)
             print(f"filled in {time.perf_counter() - begun:.0f} s", flush=True)
-        stage = Stage(url, sidejob_durable_tasks=["bench.*"], sidejob_retention=86400)
+        stage = Stage(url, sidejob_durable_tasks=["bench.*"], sidejob_retention=86400, sidejob_lease=3600)
         stack.callback(stage.close)
         with Watch().watching() as watch:
             workers = Workers(stage, given.rows)

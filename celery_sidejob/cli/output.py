@@ -89,6 +89,11 @@ def text(value: Any) -> Text:
     return Text(printable(value) if isinstance(value, str) else shortened(value))
 
 
+def at_least(count: int, more: bool) -> str:
+    """Return a number, of what there may be more than was counted."""
+    return f"{count:,}+" if more else str(count)
+
+
 def moment(at: datetime) -> str:
     """Return a time as people read it, in the time zone of their machine."""
     return f"{at.astimezone():%Y-%m-%d %H:%M:%S}"

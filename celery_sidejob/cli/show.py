@@ -13,7 +13,7 @@ from ..model.errors import JobNotFoundError
 from .command import as_json, with_sidejob
 from .dead import show_entry
 from .jobs import parent_of
-from .output import Output, facts, moment, printable, shortened, status, table
+from .output import Output, at_least, facts, moment, printable, shortened, status, table
 from .tasks import show_task
 
 NOTHING = (
@@ -99,7 +99,7 @@ def _ports(details: dict[str, Any]) -> list[RenderableType]:
         (
             direction,
             name,
-            port["packets"],
+            at_least(port["packets"], port["more_packets"]),
             shortened(port["default"]) if "default" in port else None,
             ", ".join(port["channels"]),
         )
@@ -112,7 +112,8 @@ def _ports(details: dict[str, Any]) -> list[RenderableType]:
 def _children(details: dict[str, Any]) -> list[RenderableType]:
     children, count = details["children"], details["children_count"]
     rows = [(name, child["id"], status(child["status"]), child["task"]) for name, child in children.items()]
-    title = f"Children ({count})" if count == len(rows) else f"Children (the first {len(rows)} of {count})"
+    total = at_least(count, details["more_children"])
+    title = f"Children ({total})" if count == len(rows) else f"Children (the first {len(rows)} of {total})"
     return [table("Name", "Job", "Status", "Task", title=title, rows=rows)] if rows else []
 
 

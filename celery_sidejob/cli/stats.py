@@ -37,6 +37,7 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
     if everything:
         with sidejob.runtime.connections.answering(within_s=None):  # it reads all jobs, however long that takes
             found["jobs"] = sidejob.count_jobs()
+            found["estimated"] = [what for what in found["estimated"] if what != "jobs"]
     if as_json:
         output.json(found)
     else:
@@ -60,16 +61,21 @@ def _expose(sidejob: Any) -> None:
 
 def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
     counts = found["jobs"]
+
+    def about(what: str, number: int) -> str:
+        return f"~{number:,}" if what in found["estimated"] else str(number)
+
     nothing = "There are no jobs." if everything else "No job is unfinished."
     shown: list[RenderableType] = [
-        table("Jobs", "Status", rows=[(counts[name], status(name)) for name in Status if name in counts])
+        table("Jobs", "Status", rows=[(about("jobs", counts[name]), status(name)) for name in Status if name in counts])
         if counts
         else Text(nothing)
     ]
     if found["queues"]:
         rows = [
             (
-                name, queue["depth"], queue["running"], queue["scheduled"], queue["delayed"], queue["unpublished"],
+                name, about(f"queues.{name}", queue["depth"]), queue["running"],
+                *(about(f"queues.{name}", queue[what]) for what in ("scheduled", "delayed", "unpublished")),
                 duration(queue["oldest_due_s"]), queue["workers"],
             )
             for name, queue in found["queues"].items()
@@ -100,12 +106,14 @@ def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
         shown.append(table("Dead", "Task", "Error", rows=groups))
     late, unsent = found["sweep"]["lag_s"], found["results"]["unsent"]
     dead = found["dead"]["entries"]
-    shown.append(Text(f"Sweeping is {duration(late)} behind. Timers: {found['timers']['waiting']}. "
-                      f"Results not sent: {unsent}."))  # fmt: skip
-    shown.append(Text(f"Dead set: {dead}", style="bold red" if dead else ""))
+    shown.append(Text(f"Sweeping is {duration(late)} behind. Timers: {about('timers', found['timers']['waiting'])}. "
+                      f"Results not sent: {about('results', unsent)}."))  # fmt: skip
+    shown.append(Text(f"Dead set: {about('dead', dead)}", style="bold red" if dead else ""))
     if found["dead_list"] is not None:
         given_up = found["dead_list"]
         shown.append(Text(f"Dead list of sidejob://: {given_up}", style="bold red" if given_up else ""))
+    if found["estimated"]:
+        shown.append(Text("~ is an estimate from a sample: there is too much to be counted each time.", "bright_black"))
     return shown
 
 

@@ -13,7 +13,7 @@ from rich.tree import Tree
 from ..inspection import Inspection, Node
 from .command import Failed, as_json, job_argument, job_named, largest_id, with_sidejob
 from .drawing import draw_tree
-from .output import Output, printable, status
+from .output import Output, at_least, printable, status
 
 DEEPEST = 10_000
 """Levels below a job."""
@@ -53,6 +53,7 @@ def _draw(nodes: list[Node], path: str) -> None:
 
 def _grown(nodes: list[Node]) -> Tree:
     left_out = _left_out(nodes)
+    endless = {node.id for node in nodes if node.more_children}
     trees: dict[int, Tree] = {}
     for node in nodes:
         line = Text.assemble((str(node.id), "bold"), f"  {printable(_label(node))}  ", status(node.status))
@@ -61,7 +62,8 @@ def _grown(nodes: list[Node]) -> Tree:
         trees[node.id] = above.add(line) if above is not None else Tree(line)
     for job_id, count in left_out.items():
         shown = len(trees[job_id].children)
-        trees[job_id].add(Text(f"… {count} more" if shown else f"… {count} below", style="bright_black"))
+        number = at_least(count, job_id in endless)
+        trees[job_id].add(Text(f"… {number} more" if shown else f"… {number} below", style="bright_black"))
     return trees[nodes[0].id]
 
 

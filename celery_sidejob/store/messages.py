@@ -307,32 +307,6 @@ def hasten(executor: Executor, job_id: int, for_run: int) -> None:
     executor.run(_HASTEN, id=job_id, for_run=for_run)
 
 
-_DEPTH = Statement(
-    """
-SELECT queue, count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
-  count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
-  count(*) FILTER (WHERE waits AND due_at > now() AND generation IS DISTINCT FROM 1) AS delayed,
-  count(*) FILTER (WHERE waits AND due_at > now() AND generation = 1) AS scheduled,
-  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later,
-  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later_from,
-  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL) AS unpublished,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
-  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
-    )::double precision AS oldest_unpublished_s
-FROM (SELECT *, locked_by IS NULL AS waits FROM {messages}) m GROUP BY queue ORDER BY queue""",
-    since="0003",
-)
-
-
-def depth(executor: Executor, *, horizon_s: float = 0.0) -> Sequence[Any]:
-    """Count the messages of each queue: held by a run, due, waiting for a backoff's end, or for their first time.
-
-    `later` are those of the last two that are not due within the horizon, `later_from` when the first of them is.
-    Reads the whole of `messages`, which holds what is not finished.
-    """
-    return executor.run(_DEPTH, horizon_s=horizon_s)
-
-
 _WAITING = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, j.task FROM {messages} m JOIN {jobs} j ON j.id = m.job_id
 WHERE m.job_id = ANY(%(job_ids)s::bigint[]) AND m.locked_by IS NULL AND m.due_at <= now() ORDER BY m.job_id""")

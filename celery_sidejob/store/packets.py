@@ -137,11 +137,15 @@ def count(
     return packets
 
 
+COUNTED = 10_000
+"""Packets of a port that are counted where a job is shown; one more stands for all that are more."""
+
 _COUNT_BY_PORT = Statement(f"""
-SELECT o.id AS port_id, count(*) AS packets FROM {{ports}} o JOIN {{packets}} p ON p.port_id = o.id
-WHERE o.job_id = %(job_id)s AND {_FREE} GROUP BY o.id""")
+SELECT o.id AS port_id, (SELECT count(*) FROM (
+    SELECT FROM {{packets}} p WHERE p.port_id = o.id AND {_FREE} ORDER BY p.id LIMIT {COUNTED + 1}) few) AS packets
+FROM {{ports}} o WHERE o.job_id = %(job_id)s""")
 
 
 def count_by_port(executor: Executor, job_id: int) -> dict[int, int]:
-    """Count the packets that wait on each port of a job, {port id: packets}; empty ports are missing."""
+    """Count the packets that wait on each port of a job, {port id: packets}, up to `COUNTED` and one of a port."""
     return {row.port_id: row.packets for row in executor.run(_COUNT_BY_PORT, job_id=job_id)}

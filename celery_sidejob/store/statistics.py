@@ -1,46 +1,111 @@
-"""What a monitor asks every few seconds. None of it reads what is finished; the backlog is read as a whole."""
+"""What a monitor asks every few seconds. None of it depends on how much is finished, or how much waits.
+
+Few rows are counted; very many are estimated from a sample.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from . import estimates
+from .estimates import COUNTED, Count
 from .messages import QUEUES
 from .statement import Executor, Statement
 
 GROUPED = 10_000
 """How many entries of the dead set, from the newest on, are counted by group."""
 
-_UNFINISHED = Statement("""
+JOINED_PAGES = 100
+"""Pages of timers whose jobs are looked up as well."""
+STATUSES = "('queued', 'running', 'suspended', 'terminating')"
+
+_ASKED = Statement(f"""
+SELECT (SELECT count(*) FROM (SELECT FROM {{askings}} WHERE closed_at IS NULL ORDER BY job_id LIMIT {COUNTED}) a)
+  + (SELECT count(*) FROM (SELECT FROM {{messages}} WHERE job_id > 0 ORDER BY job_id LIMIT {COUNTED}) m) AS rows""")
+_UNFINISHED = Statement(f"""
 SELECT j.status, count(*) AS jobs FROM (
-  SELECT job_id FROM {askings} WHERE closed_at IS NULL
-  UNION SELECT job_id FROM {messages} WHERE job_id IS NOT NULL) u
-JOIN {jobs} j ON j.id = u.job_id WHERE j.status IN ('queued', 'running', 'suspended', 'terminating')
-GROUP BY j.status""")
+  SELECT job_id FROM {{askings}} WHERE closed_at IS NULL
+  UNION SELECT job_id FROM {{messages}} WHERE job_id IS NOT NULL) u
+JOIN {{jobs}} j ON j.id = u.job_id WHERE j.status IN {STATUSES} GROUP BY j.status""")
+_UNFINISHED_SAMPLE = Statement(f"""
+SELECT j.status, count(*) AS jobs FROM {{jobs}} j TABLESAMPLE SYSTEM (%(percent)s)
+WHERE j.status IN {STATUSES} GROUP BY j.status""")
 
 
-def unfinished(executor: Executor) -> dict[str, int]:
-    """Count the jobs that something is asked of, by status; finished ones are not looked at."""
-    return {row.status: row.jobs for row in executor.run(_UNFINISHED)}
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Jobs that something is asked of, by status."""
+
+    jobs: dict[str, int]
+    is_estimated: bool
 
 
-_TIMERS = Statement("""
-SELECT count(*) AS waiting, extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s FROM {timers}""")
+def unfinished(executor: Executor) -> Unfinished:
+    """Count the jobs that something is asked of, by status; estimate them where they are very many.
+
+    Finished ones are not looked at, but for those in the pages of the sample.
+    """
+    if executor.run(_ASKED)[0].rows < COUNTED:
+        return Unfinished({row.status: row.jobs for row in executor.run(_UNFINISHED)}, False)
+    share = estimates.share(executor, "jobs")
+    rows = executor.run(_UNFINISHED_SAMPLE, percent=share.percent)
+    return Unfinished({row.status: share.whole(row.jobs) for row in rows}, not share.is_all)
 
 
-def timers(executor: Executor) -> Any:
+_TIMERS = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {COUNTED}) t")
+_TIMERS_SAMPLE = Statement("SELECT count(*) AS rows FROM {timers} TABLESAMPLE SYSTEM (%(percent)s)")
+_FIRST_TIMER = Statement("""
+SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s FROM {timers}""")
+
+
+def timers(executor: Executor) -> tuple[Count, float | None]:
     """Count timers, and tell how long ago the first was due; less than nothing if that is still to come."""
-    return executor.run(_TIMERS)[0]
+    count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
+    return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
 
 
-_RESULTS = Statement("""
-SELECT count(*) AS unsent, extract(epoch FROM now() - min(closed_at))::double precision AS oldest_s
-FROM {askings} WHERE closed_at IS NOT NULL AND stored_at IS NULL""")
+_UNSENT = "closed_at IS NOT NULL AND stored_at IS NULL"
+_RESULTS = Statement(f"""
+SELECT count(*) AS rows FROM (SELECT FROM {{askings}} WHERE {_UNSENT} ORDER BY closed_at LIMIT {COUNTED}) a""")
+_RESULTS_SAMPLE = Statement(f"""
+SELECT count(*) AS rows FROM {{askings}} TABLESAMPLE SYSTEM (%(percent)s) WHERE {_UNSENT}""")
+_FIRST_RESULT = Statement(f"""
+SELECT extract(epoch FROM now() - closed_at)::double precision AS oldest_s FROM {{askings}}
+WHERE {_UNSENT} ORDER BY closed_at LIMIT 1""")
 
 
-def results(executor: Executor) -> Any:
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Results that the backend does not have yet, and how long the oldest has waited."""
+
+    unsent: int
+    oldest_s: float | None
+    is_estimated: bool
+
+
+def results(executor: Executor) -> Results:
     """Count results that the backend does not have yet."""
-    return executor.run(_RESULTS)[0]
+    count = estimates.count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
+    first = executor.run(_FIRST_RESULT) if count.number else ()
+    return Results(count.number, first[0].oldest_s if first else None, count.is_estimated)
+
+
+_DEAD = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{dead}} ORDER BY id LIMIT {COUNTED}) d")
+_DEAD_SAMPLE = Statement("SELECT count(*) AS rows FROM {dead} TABLESAMPLE SYSTEM (%(percent)s)")
+_DEAD_JOBS = Statement(f"""
+SELECT count(*) AS rows FROM (SELECT FROM {{dead}} WHERE job_id > 0 ORDER BY job_id LIMIT {COUNTED}) d""")
+_DEAD_JOBS_SAMPLE = Statement("""
+SELECT count(*) AS rows FROM {dead} TABLESAMPLE SYSTEM (%(percent)s) WHERE job_id IS NOT NULL""")
+
+
+def dead_entries(executor: Executor) -> tuple[Count, Count]:
+    """Count the entries of the dead set, and those of them that are jobs."""
+    return (
+        estimates.count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
+        estimates.count(executor, _DEAD_JOBS, _DEAD_JOBS_SAMPLE, "dead"),
+    )
 
 
 _SWEEP = Statement(
@@ -74,15 +139,29 @@ def dead_groups(executor: Executor) -> Sequence[Any]:
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
 
-_RESTING = Statement("""
-SELECT
-  (SELECT count(*) FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
-   WHERE a.closed_at IS NULL AND j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s))
-    AS suspended,
-  (SELECT count(*) FROM {timers} t JOIN {jobs} j ON j.id = t.job_id
-   WHERE %(queue)s::text IS NULL OR j.queue = %(queue)s) AS timers""")
+_SUSPENDED = Statement("""
+SELECT count(*) AS rows FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
+WHERE a.closed_at IS NULL AND j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)""")
+_SUSPENDED_SAMPLE = Statement("""
+SELECT count(*) AS rows FROM {jobs} j TABLESAMPLE SYSTEM (%(percent)s)
+WHERE j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)""")
+_TIMERS_OF_QUEUE = Statement("""
+SELECT count(*) AS rows FROM {timers} t TABLESAMPLE SYSTEM (%(percent)s) CROSS JOIN LATERAL (
+  SELECT FROM {jobs} j WHERE j.id = t.job_id AND j.queue = %(queue)s OFFSET 0) j""")
 
 
-def resting(executor: Executor, queue: str | None) -> Any:
-    """Count what is not finished and waits for nobody's worker: suspended jobs and timers, of one queue or of all."""
-    return executor.run(_RESTING, queue=queue)[0]
+def resting(executor: Executor, queue: str | None) -> tuple[int, int]:
+    """Count what is not finished and waits for nobody's worker: suspended jobs and timers, of one queue or of all.
+
+    Very many are estimated, as by `unfinished` and `timers`.
+    """
+    if executor.run(_ASKED)[0].rows < COUNTED:
+        suspended: int = executor.run(_SUSPENDED, queue=queue)[0].rows
+    else:
+        jobs = estimates.share(executor, "jobs")
+        suspended = jobs.whole(executor.run(_SUSPENDED_SAMPLE, percent=jobs.percent, queue=queue)[0].rows)
+    waiting = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
+    if queue is not None and waiting:
+        share = estimates.share(executor, "timers", most=JOINED_PAGES)
+        waiting = share.whole(executor.run(_TIMERS_OF_QUEUE, percent=share.percent, queue=queue)[0].rows)
+    return suspended, waiting

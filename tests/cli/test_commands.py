@@ -198,8 +198,8 @@ def test_show_as_json_is_everything_in_one_document(stage: Stage, command: Comma
             "dead": None,
         }.items()
     )
-    assert found["inports"]["x"] == {"packets": 1, "default": None, "channels": ["/numbers"]}
-    assert found["outports"]["sum"] == {"packets": 0, "channels": ["/sums"]}
+    assert found["inports"]["x"] == {"packets": 1, "more_packets": False, "default": None, "channels": ["/numbers"]}
+    assert found["outports"]["sum"] == {"packets": 0, "more_packets": False, "channels": ["/sums"]}
     assert found["message"]["for_run"] == 1
     assert found["message"]["locked_at"] is None
     (timer,) = found["timers"]
@@ -298,7 +298,7 @@ def test_tree_as_json_is_a_list_with_parents_first(command: Command, family: dic
     assert [node["depth"] for node in found] == [0, 1, 1, 2, 2, 2]
     assert found[2] == {
         "id": family["right"], "parent": family["root"], "child_name": "right", "task": "stage.idle",
-        "status": "queued", "depth": 1, "children": 3,
+        "status": "queued", "depth": 1, "children": 3, "more_children": False,
     }  # fmt: skip
 
 

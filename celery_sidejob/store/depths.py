@@ -1,0 +1,109 @@
+"""How much of what is in each queue, exactly, or of long queues as an estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from . import estimates
+from .messages import QUEUES
+from .statement import Executor, Statement
+
+COUNTED = 2000
+"""Messages of a queue that are counted one by one where there are too many to count all."""
+
+_COUNTS = """count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
+  count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
+  count(*) FILTER (WHERE waits AND due_at > now() AND generation IS DISTINCT FROM 1) AS delayed,
+  count(*) FILTER (WHERE waits AND due_at > now() AND generation = 1) AS scheduled,
+  count(*) FILTER (WHERE waits AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS soon,
+  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later,
+  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later_from,
+  count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL) AS unpublished,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
+  extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
+    )::double precision AS oldest_unpublished_s"""
+
+_OF_A_SHARE = Statement(
+    f"""
+SELECT queue, {_COUNTS}
+FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} TABLESAMPLE SYSTEM (%(percent)s)) m
+GROUP BY queue ORDER BY queue""",
+    since="0003",
+)
+_OF_EACH_QUEUE = Statement(
+    QUEUES
+    + f"""
+SELECT q.queue, x.* FROM q CROSS JOIN LATERAL (
+  SELECT {_COUNTS} FROM (
+    SELECT *, locked_by IS NULL AS waits FROM {{messages}} m
+    WHERE m.queue = q.queue ORDER BY m.look_at LIMIT {COUNTED}) m) x
+WHERE q.queue IS NOT NULL ORDER BY q.queue""",
+    since="0003",
+)
+_RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE locked_by IS NOT NULL GROUP BY queue")
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """The messages of a queue: held by a run, due, waiting for a backoff's end, or for their first time.
+
+    `soon` are those that are due within the horizon, `later` those that are not, `later_from` when the first of them
+    is. Of a queue that `is_estimated` all but `running` are estimates.
+    """
+
+    queue: str
+    messages: int
+    running: int
+    depth: int
+    delayed: int
+    scheduled: int
+    soon: int
+    later: int
+    later_from: datetime | None
+    unpublished: int
+    oldest_due_s: float | None
+    oldest_unpublished_s: float | None
+    is_estimated: bool = False
+
+
+NUMBERS = ("messages", "depth", "delayed", "scheduled", "soon", "later", "unpublished")
+AGES = ("oldest_due_s", "oldest_unpublished_s")
+
+
+def read(executor: Executor, *, horizon_s: float = 0.0) -> Sequence[Depth]:
+    """Count the messages of each queue; of queues with `COUNTED` and more, in a large table, from a sample of it."""
+    share = estimates.share(executor, "messages")
+    if share.is_all:
+        rows = executor.run(_OF_A_SHARE, percent=100.0, horizon_s=horizon_s)
+        return [Depth(**row._asdict()) for row in rows]
+    counted = [Depth(**row._asdict()) for row in executor.run(_OF_EACH_QUEUE, horizon_s=horizon_s)]
+    running = {row.queue: row.running for row in executor.run(_RUNNING)}
+    sample = {row.queue: row._asdict() for row in executor.run(_OF_A_SHARE, percent=share.percent, horizon_s=horizon_s)}
+    return [
+        row if row.messages < COUNTED else _estimated(row, sample.get(row.queue, {}), running.get(row.queue, 0), share)
+        for row in counted
+    ]
+
+
+def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: estimates.Share) -> Depth:
+    """Return what a sample says of a queue, and no less than what was counted."""
+    seen: dict[str, Any] = {name: max(getattr(counted, name), share.whole(sample.get(name, 0))) for name in NUMBERS}
+    seen |= {
+        name: max((age for age in (getattr(counted, name), sample.get(name)) if age is not None), default=None)
+        for name in AGES
+    }
+    firsts = [at for at in (counted.later_from, sample.get("later_from")) if at is not None]
+    return replace(counted, **seen, later_from=min(firsts, default=None), running=running, is_estimated=True)
+
+
+_IS_ANY_SOON = Statement("""
+SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s AND locked_by IS NULL
+  AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS found""")
+
+
+def is_any_soon(executor: Executor, queue: str, *, horizon_s: float) -> bool:
+    """Tell whether a message of a queue is due within the horizon; reads the queue if none is."""
+    return bool(executor.run(_IS_ANY_SOON, queue=queue, horizon_s=horizon_s)[0].found)

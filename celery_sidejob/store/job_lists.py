@@ -1,0 +1,120 @@
+"""Lists and counts of jobs, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .jobs import HANDLE
+from .statement import Executor, Statement
+
+SMALL = 10_000
+"""Children of a job, and timers, that are few."""
+
+_OTHERS = """
+  AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
+  AND (%(created_by)s::text IS NULL OR j.created_by = %(created_by)s)
+  AND (%(parent_id)s::bigint IS NULL OR j.parent_id = %(parent_id)s)"""
+_STATUSES = "(%(statuses)s::text[] IS NULL OR j.status = ANY(%(statuses)s::text[]))"
+
+_LIST = Statement(f"""
+SELECT {HANDLE} FROM {{jobs}} j WHERE j.id > %(after)s AND {_STATUSES}{_OTHERS} ORDER BY j.id LIMIT %(limit)s""")
+
+
+def _among(ids: str) -> Statement:
+    """Find jobs among some ids, which are few."""
+    return Statement(f"""
+WITH few AS MATERIALIZED ({ids})
+SELECT {HANDLE} FROM (SELECT DISTINCT job_id FROM few WHERE job_id > %(after)s ORDER BY job_id) f CROSS JOIN LATERAL (
+  SELECT * FROM {{jobs}} x WHERE x.id = f.job_id OFFSET 0) j
+WHERE {_STATUSES}{_OTHERS} ORDER BY f.job_id LIMIT %(limit)s""")
+
+
+def _along(*orders: str) -> Statement:
+    """Find jobs by walking along ids in their order, until there are enough: each is read by an index."""
+    ids = "\n    UNION ALL ".join(
+        f"SELECT job_id FROM ({order} ORDER BY job_id) o{n}" for n, order in enumerate(orders)
+    )
+    return Statement(f"""
+SELECT {HANDLE} FROM (
+  SELECT DISTINCT job_id FROM ({ids}) c ORDER BY job_id) c CROSS JOIN LATERAL (
+  SELECT * FROM {{jobs}} x WHERE x.id = c.job_id OFFSET 0) j
+WHERE {_STATUSES}{_OTHERS} ORDER BY c.job_id LIMIT %(limit)s""")
+
+
+_LIST_RUNNING = _among("SELECT job_id FROM {messages} WHERE locked_by IS NOT NULL AND job_id IS NOT NULL")
+_LIST_OF_PARENT = _among("SELECT id AS job_id FROM {jobs} WHERE parent_id = %(parent_id)s")
+_LIST_QUEUED = Statement(f"""
+SELECT {HANDLE} FROM {{jobs}} j
+WHERE j.id > %(after)s AND j.id IN (
+    SELECT m.job_id FROM {{messages}} m WHERE m.queue = %(queue)s UNION SELECT t.job_id FROM {{timers}} t)
+  AND {_STATUSES}{_OTHERS} ORDER BY j.id LIMIT %(limit)s""")
+_LIST_QUEUED_ALONG = _along(
+    "SELECT job_id FROM {messages} WHERE queue = %(queue)s AND job_id > %(after)s",
+    "SELECT job_id FROM {timers} WHERE job_id > %(after)s",
+)
+_LIST_FAILED = _along("SELECT job_id FROM {dead} WHERE job_id > %(after)s")
+_IS_LARGE_FAMILY = Statement(f"""
+SELECT count(*) > {SMALL} AS large FROM (
+  SELECT FROM {{jobs}} WHERE parent_id = %(parent_id)s ORDER BY parent_id, name LIMIT {SMALL} + 1) few""")
+_ARE_MANY_TIMERS = Statement(f"""
+SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {SMALL} + 1) few""")
+
+
+def page(
+    executor: Executor,
+    *,
+    statuses: list[str] | None,
+    task: str | None,
+    queue: str | None,
+    created_by: str | None,
+    parent_id: int | None,
+    after: int,
+    limit: int,
+) -> Sequence[Any]:
+    """Read the next `limit` jobs that match, by id.
+
+    Running jobs and the children of one job are found by an index. For failed jobs and the queued ones of a queue this
+    walks along those, for others along all jobs, until enough match. With very many timers it reads all of them, and
+    the whole queue.
+    """
+    how = _LIST
+    wanted = set(statuses or ())
+    if parent_id is not None and not executor.run(_IS_LARGE_FAMILY, parent_id=parent_id)[0].large:
+        how = _LIST_OF_PARENT
+    elif wanted == {"running"}:
+        how = _LIST_RUNNING
+    elif wanted == {"queued"} and queue is not None:
+        how = _LIST_QUEUED if executor.run(_ARE_MANY_TIMERS)[0].many else _LIST_QUEUED_ALONG
+    elif wanted == {"failed"}:
+        how = _LIST_FAILED
+    return executor.run(
+        how, statuses=statuses, task=task, queue=queue, created_by=created_by, parent_id=parent_id, after=after,
+        limit=limit,
+    )  # fmt: skip
+
+
+_COUNT = {
+    column: Statement(f"SELECT j.{column} AS key, count(*) AS jobs FROM {{jobs}} j GROUP BY 1 ORDER BY 1")
+    for column in ("status", "task", "queue", "created_by")
+}
+
+
+def count(executor: Executor, by: str) -> dict[str, int]:
+    """Count jobs by one of their columns; reads the whole table."""
+    return {row.key: row.jobs for row in executor.run(_COUNT[by])}
+
+
+COUNTED_BY = tuple(_COUNT)
+
+
+_KNOWS_QUEUE = Statement("""
+SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
+  OR EXISTS (SELECT FROM {registry} WHERE queue = %(queue)s)
+  OR EXISTS (SELECT FROM {dead} WHERE queue = %(queue)s) OR EXISTS (SELECT FROM {jobs} WHERE queue = %(queue)s)
+  AS found""")
+
+
+def knows_queue(executor: Executor, queue: str) -> bool:
+    """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
+    return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)
