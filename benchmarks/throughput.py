@@ -151,9 +151,9 @@ class Bench:
         return self._drained("jobs", fill, self._nothing_owed)
 
     def _nothing_owed(self) -> bool:
-        from celery_sidejob.store import messages
+        from celery_sidejob.store import depths
 
-        return not messages.depth(self._sidejob.runtime.connections)
+        return not depths.read(self._sidejob.runtime.connections)
 
     def _drained(self, queue: str, fill: Callable[[], None], is_empty: Callable[[], bool]) -> float:
         control = self._app.app.control
