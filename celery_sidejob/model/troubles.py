@@ -16,7 +16,7 @@ def log_trouble(logger: Logger, row: object, text: str, *args: object) -> None:
     error = sys.exc_info()[1]
     trouble = (text, row, type(error))
     if trouble in _told:
-        logger.error(f"{text} (%s)", *args, type(error).__name__)
+        logger.error(text, *args)
         return
     if len(_told) >= MOST:
         _told.clear()
