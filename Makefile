@@ -2,7 +2,7 @@ SHELL := bash
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint test matrix model bench chaos soak lock wheel
+.PHONY: help install check lint test versions matrix model bench chaos soak lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -23,6 +23,9 @@ matrix: ## the acceptance tests on every broker and pool, for hours: BROKERS=sid
 
 model: install ## every interleaving of the protocol's model
 	$(PYTHON) tests/protocol_model/run.py
+
+versions: ## the tests with the oldest supported versions of what we use: WHICH=newest
+	./run versions $${WHICH:-oldest}
 
 bench: ## a benchmark, or the list of them: NAME=throughput
 	./run bench $${NAME:-}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import celery_sidejob
+from tests.tools.versions import KOMBU_5_7
 
 LATE = ("alembic", "sqlalchemy")
 """Needed by `db upgrade`, and where a transaction of SQLAlchemy's is lent: a third of what would be imported."""
@@ -25,6 +26,7 @@ def test_what_few_processes_need_is_not_imported_by_all() -> None:
     assert said.stdout == "[]\n"
 
 
+@KOMBU_5_7
 @pytest.mark.parametrize(
     "source",
     [
@@ -39,6 +41,7 @@ def test_the_transport_brings_nothing_of_the_rest(source: str) -> None:
     assert said.stdout.strip() == "[] True"
 
 
+@KOMBU_5_7
 def test_who_imports_the_extension_may_name_the_transport() -> None:
     source = (
         "from celery_sidejob import SideJob; import kombu; print(kombu.Connection('sidejobs://').get_transport_cls())"

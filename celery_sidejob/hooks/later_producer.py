@@ -30,9 +30,8 @@ class LaterProducer:
     def take(self) -> Any:
         """Return the producer; it is taken from the pool if this is its first use."""
         if self._taken is None:
-            self._taken = self._app.producer_pool.acquire(
-                block=True, timeout=self._app.conf.broker_pool_acquire_timeout
-            )
+            timeout = self._app.conf.get("broker_pool_acquire_timeout")  # which Celery 5.5 does not have
+            self._taken = self._app.producer_pool.acquire(block=True, timeout=timeout)
         return self._taken
 
     def close(self) -> None:

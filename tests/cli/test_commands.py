@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import entry_points
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -54,10 +55,14 @@ class Said:
         return [line for line in lines if line.strip("─")]
 
 
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}
+"""Before click 8.2 the two streams are one unless it is told."""
+
+
 def ask(app: Celery, *words: object, no_color: bool = True) -> Said:
     """Give one command to an app in this process."""
     context = CLIContext(app=app, no_color=no_color, workdir=None)
-    done = CliRunner().invoke(group, [str(word) for word in words], obj=context, catch_exceptions=False)
+    done = CliRunner(**APART).invoke(group, [str(word) for word in words], obj=context, catch_exceptions=False)
     return Said(done.exit_code, done.stdout, done.stderr)
 
 

@@ -19,8 +19,12 @@ from celery_sidejob.operations import stores
 from celery_sidejob.operations.durable_runs import ClaimedElsewhereError
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
+from tests.tools.versions import CELERY_5_7
 
-pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex")  # Celery's backend with redis-py 8
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Call to deprecated setex"),  # Celery's backend with redis-py 8
+    CELERY_5_7,  # before, there was no claim
+]
 
 OURS, THEIRS = "ours", "theirs"
 

@@ -31,6 +31,7 @@ from celery_sidejob import (
 from tests.hooks import decorated
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
+from tests.tools.versions import CELERY_5_7
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, environment
 
@@ -562,6 +563,7 @@ def test_current_job(sidejob: SideJob) -> None:
 # -- spawn ------------------------------------------------------------------------------------------------------------
 
 
+@CELERY_5_7
 def test_workers_that_spawn(database_url: str, redis_url: str, record: Record, processes: Processes) -> None:
     env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": redis_url, **record.env}
     processes.start_worker("tests.hooks.spawned", env=env, pool="prefork", concurrency=1)
