@@ -349,9 +349,10 @@ def test_what_a_silent_worker_ends_after_another_has_begun_with_it_counts_once(s
 @SEVERAL
 def test_what_a_silent_worker_had_received_is_begun_soon_after_it_goes_on(site: Site) -> None:
     first = site.worker(env={"SIDEJOB_LOST_AFTER": "600"})
-    running, waiting = site.call("holder", 1), site.call("noted", 2)
+    waiting = site.call("noted", 2, countdown=3)  # a worker keeps what is due soon, also while its pool is busy
+    first.wait_for_log(f"{waiting.id}] received", TIMEOUT_S)
+    running = site.call("holder", 1)
     site.holding(running)
-    wait_until(lambda: site.queued() == 0, timeout=TIMEOUT_S, message="it to have fetched both")
     site.worker(queues="elsewhere", env={"SIDEJOB_LOST_AFTER": "600"})
     with frozen(first.pid):
         wait_until(site.dead, timeout=TIMEOUT_S, message="the first to be called lost")
