@@ -167,12 +167,9 @@ def owners(transaction: Any) -> tuple[Any, ...]:
 
         if (found := borrowed_sqlalchemy.owners(transaction)) is not None:
             return found
-    if "django.db" in sys.modules:
-        from django.db import connections
-
-        alias = transaction if isinstance(transaction, str) else getattr(transaction, "alias", None)
-        if alias is not None:
-            return (transaction, connections[alias])
+    alias = transaction if isinstance(transaction, str) else getattr(transaction, "alias", None)
+    if alias is not None and "django.db" in sys.modules:
+        return (transaction, _django_connection(alias))
     return (transaction,)
 
 
@@ -205,18 +202,28 @@ def _adapt(transaction: Any, schema: str) -> Borrowed:
         if (adapted := adapt(transaction, schema)) is not None:
             return adapted
     if "django.db" in sys.modules:
-        from django.db import connections
         from django.db.backends.base.base import BaseDatabaseWrapper
         from django.utils.connection import ConnectionProxy
 
         if isinstance(transaction, str):
-            return _DjangoTransaction(connections[transaction], schema)
+            return _DjangoTransaction(_django_connection(transaction), schema)
         if isinstance(transaction, ConnectionProxy | BaseDatabaseWrapper):
             return _DjangoTransaction(transaction, schema)
     raise TypeError(
         "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
         f"alias (not asynchronous ones), not {type(transaction).__name__}."
     )
+
+
+def _django_connection(alias: str) -> Any:
+    from django.core.exceptions import ImproperlyConfigured
+    from django.db import connections
+    from django.utils.connection import ConnectionDoesNotExist
+
+    try:
+        return connections[alias]
+    except (ConnectionDoesNotExist, ImproperlyConfigured) as error:
+        raise TypeError(f"transaction={alias!r} names no connection of Django's DATABASES: {error}") from error
 
 
 class _PsycopgTransaction(Borrowed):

@@ -35,8 +35,8 @@ class Worker:
         made = create_request_cls(symbol_by_name(task.Request), task, self.pool, "solo@here", None)
 
         request: Delivered = made(
-            message, on_ack=lambda *_: None, on_reject=message.reject_log_error, app=app, hostname="solo@here", task=task,
-            connection_errors=(), body=message.body, decoded=False, utc=True,
+            message, on_ack=lambda *_: None, on_reject=message.reject_log_error, app=app, hostname="solo@here",
+            task=task, connection_errors=(), body=message.body, decoded=False, utc=True,
         )  # fmt: skip
         request._request_dict[WORKER] = self.stage.worker_id
         return request

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
 from celery_sidejob import InvalidValueError
+from celery_sidejob.store.borrowed import borrow, owners
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.in_process import Stage
@@ -44,3 +48,10 @@ def test_a_transaction_in_which_nothing_can_be_written(stage: Stage, kind: str, 
             told = error
     assert isinstance(told, InvalidValueError), repr(told)
     assert why in str(told)
+
+
+@pytest.mark.parametrize("ask", [lambda alias: borrow(alias, "sidejob"), owners])
+def test_an_alias_that_django_does_not_know_is_refused_by_us(ask: Callable[[str], Any]) -> None:
+    importlib.import_module("django.db")
+    with pytest.raises(TypeError, match="'nowhere' names no connection of Django's DATABASES"):
+        ask("nowhere")
