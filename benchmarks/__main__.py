@@ -7,6 +7,7 @@ from importlib import import_module
 
 BENCHMARKS = {
     "throughput": "how many messages and jobs per second, against bare Celery",
+    "enqueue": "making jobs, against publishing plain tasks",
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "transport": "sidejob:// against kombu's redis://, plain and durable tasks",
     "scale": "what statements cost on large tables",

@@ -1,8 +1,8 @@
 """A client in a process of its own, with the app of `stamps.py`: does what each line of its input says, and times it.
 
-`publish N` calls the task N times and answers with how many a second that were; `threads N` calls it as often from four
-threads, as a web server's do; `together N` publishes N by
-`send_many`, or without this package's store by kombu's batch; `wait N` calls the task each 20 ms, N times, and answers
+`publish N` calls the task N times and answers with how many a second that were; `threads N` calls it as often from
+four threads, as a web server's do; `together N` publishes N by `send_many`, or without this package's store by
+kombu's batch; `enqueue N` and `enqueue_many N` make jobs; `wait N` calls the task each 20 ms, N times, and answers
 with the median of microseconds from the call to the body's first line. The first answer says whether anything of this
 package was imported.
 """
@@ -35,6 +35,8 @@ def main() -> None:
         "publish": lambda count: publish(stamp, count),
         "threads": lambda count: from_threads(stamp, count),
         "together": lambda count: together(app, stamp, count),
+        "enqueue": lambda count: enqueue(app, count),
+        "enqueue_many": lambda count: enqueue_many(app, count),
         "wait": lambda count: wait(stamp, count, stamps),
     }
     print("ours" if "celery_sidejob" in sys.modules else "plain", flush=True)
@@ -71,6 +73,21 @@ def together(app: Any, stamp: Any, count: int) -> float:
         with app.producer_pool.acquire(block=True) as producer, producer.batch():
             for _ in range(count):
                 stamp.apply_async(producer=producer)
+    return count / (time.perf_counter() - begun)
+
+
+def enqueue(app: Any, count: int) -> float:
+    """One job after the other."""
+    begun = time.perf_counter()
+    for _ in range(count):
+        app.tasks["job"].enqueue()
+    return count / (time.perf_counter() - begun)
+
+
+def enqueue_many(app: Any, count: int) -> float:
+    """All jobs in one go."""
+    begun = time.perf_counter()
+    app.sidejob.enqueue_many({"task": "job"} for _ in range(count))
     return count / (time.perf_counter() - begun)
 
 

@@ -29,9 +29,9 @@ import psycopg
 from celery import Celery
 
 from celery_sidejob import SideJob, embedded
-from celery_sidejob.services.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.loop import Loop
-from celery_sidejob.services.sweeper import Sweeper
+from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
@@ -195,17 +195,15 @@ def scalar(looking: psycopg.Connection[Any], query: str) -> int:
     return int(row[0]) if row else 0
 
 
-def cpu_of(postmaster: int) -> float:
-    """The processor time, in seconds, of a Postgres and its children, those that have ended too."""
+def cpu_of(parent: int) -> float:
+    """The processor time, in seconds, of a process, such as a Postgres, and its children, those that have ended too."""
     ticks = 0
-    listing = subprocess.run(
-        ["ps", "--ppid", str(postmaster), "-o", "pid="], capture_output=True, text=True, check=True
-    )
-    for pid in [postmaster, *map(int, listing.stdout.split())]:
+    listing = subprocess.run(["ps", "--ppid", str(parent), "-o", "pid="], capture_output=True, text=True)
+    for pid in [parent, *map(int, listing.stdout.split())]:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except FileNotFoundError:
             continue
-        # utime and stime; of the postmaster also what its ended children had used
-        ticks += sum(map(int, fields[11:15] if pid == postmaster else fields[11:13]))
+        # utime and stime; of the parent also what its ended children had used
+        ticks += sum(map(int, fields[11:15] if pid == parent else fields[11:13]))
     return ticks / os.sysconf("SC_CLK_TCK")

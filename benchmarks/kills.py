@@ -224,5 +224,9 @@ class Storm:
         )
 
     def _is_quiet(self) -> bool:
-        """Nothing waits, and nobody holds anything: alive or dead."""
-        return not self._redis.llen("celery") and not any(self._redis.scan_iter("_sidejob.held.*"))
+        """Nothing waits, nobody holds anything, and of the consumers only the last worker's is still known."""
+        return (
+            not self._redis.llen("celery")
+            and not any(self._redis.scan_iter("_sidejob.held.*"))
+            and self._redis.zcard("_sidejob.consumers") <= 1
+        )

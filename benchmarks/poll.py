@@ -29,9 +29,10 @@ from celery import Celery
 
 from benchmarks.idle import scalar
 from celery_sidejob import SideJob, embedded
-from celery_sidejob.services.sweeper import Sweeper
-from celery_sidejob.store import durable_looks
+from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.outbox import checks
+from celery_sidejob.store.outbox.kinds import TASKS
 
 QUEUE = "waits"
 OTHERS = 10
@@ -155,7 +156,7 @@ class Bench:
 
     def is_due(self) -> bool:
         """Whether anything is to be looked at now."""
-        return bool(durable_looks.candidates(self._connections, per_queue=1, limit=1))
+        return bool(checks.candidates(self._connections, TASKS, per_queue=1, limit=1))
 
     def turns(self, name: str, more: Callable[[int], bool]) -> Cost:
         """Have the sweeper do its turns as long as there are more to do."""

@@ -14,9 +14,9 @@ import psycopg
 from celery import Celery
 
 from celery_sidejob import SideJob, embedded
-from celery_sidejob.model.status import Status
+from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, runs
-from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import claims, jobs, workers
 from celery_sidejob.store.migrate import upgrade
@@ -92,7 +92,7 @@ class Side:
             hold = self._timed("claim", keep, lambda job=job: runs.claim(
                 self._runtime, job.id, task="noop", for_run=1, worker_id=self._worker_id))  # fmt: skip
             self._timed("end", keep, lambda hold=hold: endings.end(
-                self._runtime, hold, Unit(), Ending(Status.COMPLETED)))  # fmt: skip
+                self._runtime, hold, Unit(), Ending(RunEnd.COMPLETED)))  # fmt: skip
 
     def plans(self) -> dict[str, str]:
         """The generic plans of the statements behind the steps."""

@@ -28,7 +28,12 @@ def make_app(broker_url: str, database_url: str | None, *, locks_late: bool = Fa
         app.conf.sidejob_database_url = database_url
         if locks_late:
             app.conf.sidejob_schema = LATE_SCHEMA
-        SideJob(app)
+        sidejob = SideJob(app)
+
+        @sidejob.task(name="job", shared=False)
+        def job(job: Any) -> None:
+            """Do nothing: `enqueue.py` only makes such jobs."""
+
     elif broker_url.startswith("sidejob"):
         import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 
@@ -49,7 +54,7 @@ class OneClient(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """The connection was just opened."""
-        from celery_sidejob.hooks.redis_client import keep_client
+        from celery_sidejob.hooks.broker.redis_client import keep_client
 
         keep_client(c.task_consumer.channel)
 

@@ -115,7 +115,8 @@ class Client:
             [sys.executable, "-m", "benchmarks.client"], env=environment(env), text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
-        guard.watch(self._process.pid)
+        self.pid = self._process.pid
+        guard.watch(self.pid)
         self._guard = guard
         assert self._answer() == ("plain" if plain else "ours")
 
@@ -129,7 +130,7 @@ class Client:
     def close(self) -> None:
         """End it."""
         self._process.communicate(timeout=30)
-        self._guard.forget(self._process.pid)
+        self._guard.forget(self.pid)
 
     def _answer(self) -> str:
         assert self._process.stdout is not None

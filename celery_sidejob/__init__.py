@@ -13,12 +13,12 @@ from . import transport  # noqa: F401  # makes the broker URLs sidejob:// and si
 if TYPE_CHECKING:
     from .deadset import DeadEntry, DeadSet
     from .extension import SideJob
-    from .hooks.decorators import sidejob_task
-    from .hooks.durable_task import DurableTask
+    from .hooks.jobs.decorators import sidejob_task
+    from .hooks.jobs.revocation import TaskRevokedError
+    from .hooks.jobs.task import SideJobTask
     from .hooks.logs import JSONFormatter, RunFilter
-    from .hooks.revocation import TaskRevokedError
     from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
-    from .hooks.task import SideJobTask
+    from .hooks.tasks.task import DurableTask
     from .job import Job
     from .model.errors import (
         AliasTakenError,
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from .model.status import FINISHED, Status
     from .port import Packet, Port
     from .running import RunningJob, Suspend, current_job, heartbeat, stopping
-    from .services.sweeper import PollReport
+    from .services.sweep.sweeper import PollReport
 
 _PLACES = {
     ".deadset": ("DeadEntry", "DeadSet"),
     ".extension": ("SideJob",),
-    ".hooks.decorators": ("sidejob_task",),
-    ".hooks.durable_task": ("DurableTask",),
+    ".hooks.jobs.decorators": ("sidejob_task",),
+    ".hooks.tasks.task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
-    ".hooks.revocation": ("TaskRevokedError",),
+    ".hooks.jobs.revocation": ("TaskRevokedError",),
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
-    ".hooks.task": ("SideJobTask",),
+    ".hooks.jobs.task": ("SideJobTask",),
     ".job": ("Job",),
     ".model.errors": (
         "AliasTakenError",
@@ -84,7 +84,7 @@ _PLACES = {
     ".model.status": ("FINISHED", "Status"),
     ".port": ("Packet", "Port"),
     ".running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
-    ".services.sweeper": ("PollReport",),
+    ".services.sweep.sweeper": ("PollReport",),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

@@ -15,45 +15,35 @@ from celery.canvas import Signature
 
 from . import job as jobs_of
 from .deadset import DeadSet
-from .hooks import (
-    apps,
-    beat,
-    configuration,
-    control,
-    durable_request,
-    durable_task,
-    keeping,
-    lent,
-    logs,
-    masking,
-    pool_process,
-    recording,
-    sending,
-)  # fmt: skip
-from .hooks.bootsteps import SideJobStep
-from .hooks.calls import CeleryTasks
-from .hooks.consumer_step import DisconnectionStep
-from .hooks.decorators import P, R, SharedSideJobTask, task_of
-from .hooks.eager import run_here
-from .hooks.publishing import CeleryPublisher
-from .hooks.results import CeleryResults
+from .hooks import apps, beat, configuration, control, logs, masking
+from .hooks.broker.publishing import CeleryPublisher
+from .hooks.jobs.calls import CeleryTasks
+from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
+from .hooks.jobs.eager import run_here
+from .hooks.jobs.results import CeleryResults
 from .hooks.signals import SignalObserver
+from .hooks.tasks import chord_transaction, keeping, sending
+from .hooks.tasks import request as durable_request
+from .hooks.tasks import task as durable_task
+from .hooks.worker import pool_process, recording  # fmt: skip
+from .hooks.worker.bootsteps import SideJobStep
+from .hooks.worker.consumer_step import DisconnectionStep
 from .inspection import Inspection
 from .job import Job
 from .model import channel as channels
 from .model import values
 from .model.changes import Publish
+from .model.checks import MOST, check_number, check_texts, is_keepable, is_number, shown
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
-from .model.given import MOST, check_number, check_text, is_keepable, shown
 from .model.settings import Settings
 from .model.status import status_of
 from .open_unit import submit
 from .operations.runtime import Runtime
 from .running import RunningJob
 from .scopes import context, current_context, port_options
-from .services.heartbeat import Heartbeat
-from .services.sweeper import PollReport, Sweeper
-from .store import job_lists, jobs, ports, registry, schema_check, twins, two_urls
+from .services.heartbeat.heartbeat import Heartbeat
+from .services.sweep.sweeper import PollReport, Sweeper
+from .store import duplicates, job_lists, jobs, ports, registry, schema_check, url_agreement
 from .store.connection import Connections
 from .store.measured import MeasuredConnections
 from .store.parameters import connection_parameters
@@ -63,8 +53,8 @@ logger = logging.getLogger("celery_sidejob")
 SHORTEST_PAUSE_S = 5.0
 """However short the lease is: a large unit takes its process some time to encode, with the transaction open."""
 
-
 _numbers = itertools.count(1)
+"""One for each `SideJob`: apps are compared by which of them had it first."""
 
 
 class SideJob:
@@ -100,6 +90,9 @@ class SideJob:
             return
         self._app = app
         app.sidejob = self
+        self._install(app)
+
+    def _install(self, app: Celery) -> None:
         app.fixups = {*app.fixups, f"{__name__}:{extend_copy.__name__}"}
         app.steps["worker"].add(SideJobStep)
         app.steps["consumer"].add(DisconnectionStep)
@@ -111,7 +104,7 @@ class SideJob:
         durable_task.install()
         durable_task.mind_tasks(app)
         durable_request.install()
-        lent.install()
+        chord_transaction.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)
@@ -202,23 +195,21 @@ class SideJob:
 
     def enqueue_many(self, items: Iterable[Signature | Mapping[str, Any]], *, transaction: Any = None) -> list[Job]:
         """Make many jobs, all or none, in order: signatures, or mappings of `enqueue`'s parameters."""
-        if transaction is not None:
-            transaction = self.runtime.connections.borrow(transaction)
         if isinstance(items, Mapping):  # a signature is one too
             raise InvalidValueError(
                 "enqueue_many() takes several items, not one: put it into a list, or use enqueue()."
             )
-        drafts = []
+        given: list[Mapping[str, Any]] = []
         for place, item in enumerate(items):
             if isinstance(item, Signature):
-                drafts.append(jobs_of.prepare(self.runtime, item, executor=transaction))
+                given.append({"task": item})
             elif isinstance(item, Mapping) and "task" in item:
-                drafts.append(jobs_of.prepare(self.runtime, **item, executor=transaction))
+                given.append(item)
             else:
                 raise InvalidValueError(
                     f"items[{place}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
                 )
-        return jobs_of.make(self.runtime, drafts, transaction)
+        return jobs_of.enqueue_many(self.runtime, given, transaction)
 
     def send_many(self, signatures: Iterable[Signature], *, transaction: Any = None) -> list[Any]:
         """Call many durable tasks, all or none, in order: one commit for all; returns their results.
@@ -260,17 +251,16 @@ class SideJob:
     ) -> list[Job]:
         """Return up to `limit` jobs that match, by id, after the id `after`.
 
-        Running jobs and the children of one job are found by an index. For failed jobs and the queued ones of one queue
-        this walks along those, for others along all, until `limit` match: where few do, a million jobs take a second;
-        so do the queued ones of a queue beside a million timers.
+        Running jobs, and up to 10,000 children of one job, are found by an index. Failed jobs, and the queued jobs of
+        one queue, are looked at one by one, for other filters all jobs, until `limit` match: a million takes a second.
+        The queued jobs of a queue take a second too beside a million timers.
         """
         statuses = None if status is None else sorted({status_of(one) for one in _several(status)})
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
-        for name, text in (("task", task), ("queue", queue), ("created_by", created_by)):
-            check_text(name, text)
+        check_texts(task=task, queue=queue, created_by=created_by)
         after = after.id if isinstance(after, Job) else 0 if after is None else after
-        if isinstance(after, bool) or not isinstance(after, int) or not -MOST <= after <= MOST:
+        if not is_number(after, least=-MOST):
             raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
         rows = job_lists.page(
             self.runtime.connections,
@@ -359,7 +349,7 @@ class SideJob:
     def check_store(self, store: Runtime) -> None:
         """Raise SchemaError if the schema of one of the stores does not fit."""
         url = store.settings.require_database_url()
-        oldest = twins.SINCE if store.stores.several else None
+        oldest = duplicates.SINCE if store.stores.several else None
         setting = store.connections.setting
         schema_check.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=setting)
 
@@ -372,7 +362,7 @@ class SideJob:
             settings = store.settings
             url, setting = settings.require_database_url(), store.connections.setting
             if settings.direct_url is not None:
-                two_urls.check(url, settings.direct_url)
+                url_agreement.check(url, settings.direct_url)
                 url, setting = settings.direct_url, "sidejob_direct_url"
             migrate.upgrade(url, settings.schema, owner=self.owner, setting=setting)
 
@@ -383,7 +373,7 @@ class SideJob:
         """
         if self._runtime is not None:
             for store in self._runtime.stores:
-                store.connections.write_put_off()
+                store.connections.write_behind_now()
                 store.connections.close()
             self._runtime.publisher.close()
 

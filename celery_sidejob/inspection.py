@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .job import Job
-from .model import values
+from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
-from .model.measures import counts, durations
 from .operations.runtime import Runtime
+from .services.sweep.duties import TOTALS
 from .store import (
     aliases,
     asks,
@@ -26,7 +26,6 @@ from .store import (
     job_lists,
     jobs,
     kept,
-    messages,
     packets,
     ports,
     state,
@@ -34,10 +33,15 @@ from .store import (
     trees,
     workers,
 )
+from .store.outbox import doorbells
 from .store.statement import Executor
 
 CHILDREN = 100
 """How many children and timers of a job are shown with it; `tree` and `jobs` page through more."""
+
+
+COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
+"""What `stats` has totals of, and what each means."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +198,8 @@ class Inspection:
                 for row in here
             ],
             "sweep": _sweep(statistics.sweep(executor)),
-            "counters": counts(totals),
-            "durations": durations(totals),
+            "counters": measures.counts(totals, COUNTED),
+            "durations": measures.durations(totals),
             "estimated": sorted(name for name, is_estimated in estimated.items() if is_estimated),
         }
 
@@ -219,7 +223,7 @@ class Inspection:
             )  # fmt: skip
 
         stores = self._runtime.stores
-        here, rest, unsent, served = self._runtime.connections.transact(
+        here, (suspended, timers), unsent, served = self._runtime.connections.transact(
             "inspect", work, within_s=stores.look_s(self._runtime)
         )
         rows = [*here]
@@ -239,13 +243,16 @@ class Inspection:
             "unserved": [] if served is None else sorted(queues.keys() - served),
             "later": sum(row.later for row in rows),
             "later_from": min((row.later_from for row in rows if row.later), default=None),
-            "suspended": rest[0],
-            "timers": rest[1],
+            "suspended": suspended,
+            "timers": timers,
             "results": unsent,
         }  # fmt: skip
 
     def knows_queue(self, queue: str) -> bool:
-        """Tell whether a worker serves a queue, or anything in a store is of it; may read all jobs."""
+        """Tell whether a worker serves a queue, or anything in a store is of it.
+
+        Where nothing is, all jobs and the dead set are read, a million of each in some seconds.
+        """
 
         def in_use(executor: Executor) -> bool:
             served = counters.served(executor, ()) if counters.exist(executor) else ()
@@ -277,7 +284,7 @@ class Inspection:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
         children = trees.nodes_below(executor, [job_id], limit=CHILDREN)
         node = trees.node(executor, job_id)
-        message = messages.of_job(executor, job_id)
+        message = doorbells.of_job(executor, job_id)
         hide = self._runtime.settings.redacted
         return {
             **Job(job_id, runtime=self._runtime, row=found[0]).info,

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from . import drafting
-from .drafting import check_child_name_is_free
+from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .lookup import locate
 from .model import unit_view, values
-from .model.call import Call
 from .model.changes import (
     AddAlias,
     Adopt,
@@ -28,6 +26,8 @@ from .model.changes import (
     UnsetState,
 )
 from .model.channel import job as channel_of_job
+from .model.checks import LONGEST_S, check_texts, is_seconds, shown
+from .model.columns import SHOWN
 from .model.errors import (
     HasParentError,
     IllegalMoveError,
@@ -37,13 +37,10 @@ from .model.errors import (
     NotAChildError,
     SettingsError,
 )
-from .model.given import LONGEST_S, check_text, is_seconds, shown
-from .model.names import check_alias, check_child_name
+from .model.names import alias_taken, check_alias, check_child_name, check_key
 from .model.status import FINISHED, Status, status_of
 from .open_unit import active, submit
-from .operations.creation import check_key, port_rows, when
 from .operations.deletion import delete
-from .operations.family import alias_taken
 from .operations.runtime import Runtime
 from .operations.unit_of_work import carry_out
 from .port import Port
@@ -155,21 +152,18 @@ class Job:
         error = values.decode(row.error) if row.error else None
         if error is not None:
             error = {**error, **{key: redacted(error[key]) for key in ("message", "traceback") if error.get(key)}}
+        given = {}
+        for key, column in SHOWN.items():
+            value = getattr(row, column.name)
+            given[key] = redacted(values.decode(value)) if column.is_json else value
         return {
             "id": self.id,
-            "task": row.task,
-            "queue": row.queue,
+            **given,
             "status": row.status,
-            "args": redacted(self.args),
-            "kwargs": redacted(self.kwargs),
-            "created_by": row.created_by,
             "created_at": row.created_at,
             "ran_at": row.ran_at,
             "ended_at": row.ended_at,
             "task_id": row.task_id,
-            "parent": row.parent_id,
-            "child_name": row.name,
-            "priority": row.priority,
             "in_run": row.unit_no is not None,
             "asked_again": row.asked_again,
             "run_no": row.run_no,
@@ -233,9 +227,11 @@ class Job:
 
     @property
     def terminated(self) -> bool:
-        """Whether the job and everything below it are terminated; asks the store."""
-        rows = self._found(trees.subtree(self._runtime.connections, [self.id]))
-        return bool(rows) and all(row.status == Status.TERMINATED for row in rows)
+        """Whether the job and everything below it are terminated; asks the store, which looks for one that is not.
+
+        Where a million are terminated, that takes a second.
+        """
+        return self._found(trees.rest(self._runtime.connections, self.id, Status.TERMINATED))
 
     def delete(self) -> bool:
         """Delete the job and everything below it, if all are terminated; otherwise change nothing and return False."""
@@ -292,6 +288,9 @@ class Job:
     def children(self) -> dict[str, Job]:
         """The job's children by their names, oldest first; asks the store, which reads them all.
 
+        A hundred thousand take some seconds, and a million half a minute and gigabytes of memory: `child` reads one,
+        and `sidejob.iter_jobs(parent=)` reads a page at a time.
+
         In a run they are until its first commit as they were when the body began, or, where there are more than
         500, when it first asked for them.
         """
@@ -305,7 +304,7 @@ class Job:
 
     def child(self, name: str) -> Job | None:
         """Return the child of this name, None if there is none."""
-        check_text("name", name)
+        check_texts(name=name)
         unit = active()
         if unit is None:
             child_id = self._found(jobs.child(self._runtime.connections, self.id, name))
@@ -342,7 +341,7 @@ class Job:
         """Make a child a job without a parent."""
         child = name_or_job.id if isinstance(name_or_job, Job) else name_or_job
         if not isinstance(name_or_job, Job):
-            check_text("name_or_job", child)
+            check_texts(name_or_job=child)
         if active() is not None:
             found = self.child(child) if isinstance(child, str) else name_or_job
             if not isinstance(found, Job) or found.parent != self:
@@ -401,9 +400,8 @@ class Job:
 
     def configure_ports(self, inports: Any = None, outports: Any = None) -> None:
         """Replace the job's ports by its task's own and the given ones; others go, with their packets."""
-        own_in, own_out = self._runtime.tasks.ports(self.task)
-        call = Call(self.task, self.queue, inports=own_in, outports=own_out)
-        self._do("ports", ConfigurePorts(self.id, port_rows(call, inports, outports)))
+        own = self._runtime.tasks.ports(self.task)
+        self._do("ports", ConfigurePorts(self.id, port_rows(own, inports, outports)))
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -517,46 +515,33 @@ class Job:
 
 def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
     """Return the job of this id or alias; None only if there is none."""
-    found = locate(runtime, id_or_alias.id if isinstance(id_or_alias, Job) else id_or_alias)
+    found = locate(runtime, _id_of(id_or_alias))
     return None if found is None else Job(found[0], runtime=runtime, row=found[1])
 
 
-def enqueue(
-    runtime: Runtime,
-    task: Any,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    transaction: Any = None,
-    **given: Any,
-) -> Job:
+def enqueue(runtime: Runtime, task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Job:
     """Make one job, in one transaction or as part of the run's unit; nothing of it is left behind after an error."""
+    transaction = options.pop("transaction", None)
+    return enqueue_many(runtime, [{"task": task, "args": args, "kwargs": kwargs, **options}], transaction)[0]
+
+
+def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transaction: Any = None) -> list[Job]:
+    """Make jobs, all or none: in the run's unit, the caller's transaction or one of ours.
+
+    An item is the arguments of `draft`.
+    """
     if transaction is not None:
         transaction = runtime.connections.borrow(transaction)
-    return make(runtime, [prepare(runtime, task, args, kwargs, executor=transaction, **given)], transaction)[0]
-
-
-def prepare(
-    runtime: Runtime,
-    task: Any,
-    args: Any = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    parent: Any = None,
-    **given: Any,
-) -> NewJob:
-    """Check everything a new job is made of, and return it without an id; nothing is written."""
-    above = parent.id if isinstance(parent, Job) else parent
-    return drafting.prepare(runtime, task, args, kwargs, parent=above, **given)
-
-
-def make(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> list[Job]:
-    """Make prepared jobs, all or none: in the run's unit, the caller's transaction or one of ours."""
-    made = drafting.make(runtime, drafts, transaction)
+    drafts = [draft(runtime, **{**item, "parent": _id_of(item.get("parent"))}, executor=transaction) for item in items]
+    made = create(runtime, drafts, transaction)
     if transaction is None:
         return [Job(new.id, runtime=runtime) for new in made]
     # Only the caller's transaction can see them: until its commit the handles show what was written there.
     return [Job(new.id, runtime=runtime, row=unit_view.row_of(new)) for new in made]
+
+
+def _id_of(job: Any) -> Any:
+    return job.id if isinstance(job, Job) else job
 
 
 def _no_runtime(origin: Sequence[str] | None) -> Runtime:

@@ -32,6 +32,7 @@ class LentUnit:
     follow: Callable[[], None] | None
     """What is to be done after the commit; None where a hook does it."""
     commit_was_heard: Callable[[], bool]
+    """Whether the caller got an answer to its commit, once that is known to have happened."""
 
     def is_open(self, executor: Executor) -> bool:
         """Tell whether the transaction is neither committed nor rolled back yet."""
@@ -78,7 +79,7 @@ class Undone:
     has_inputs: bool
     has_broken: bool = False
     cause: BaseException | None = None
-    """By what the block was left, if it was not committed for that."""
+    """The error by which the block was left, if it was not committed because of that."""
 
     def error(self) -> Exception:
         """Return the error for a body that goes on, or ends, as if the unit had been committed."""
@@ -90,9 +91,10 @@ class Undone:
                 "was committed. What was read for it is on its port again."
             )
         return UnitNotCommittedError(
-            f"The transaction given to job.unit() or checkpoint() of job {self.job_id} was rolled back, or never "
-            "committed: what was read for it is on its port again. Commit the transaction, or repeat the block before "
-            "the run goes on; to leave a packet out, commit a block that does nothing else."
+            f"The transaction given to job.unit() or checkpoint() of job {self.job_id} was rolled back, or not "
+            "committed afterwards: what was read for it is on its port again. Commit after the block of job.unit(), "
+            "not inside of it (a commit inside keeps your rows alone), or repeat the block before the run goes on; to "
+            "leave a packet out, commit a block that does nothing else."
         )
 
 

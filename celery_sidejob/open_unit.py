@@ -29,6 +29,7 @@ from .operations.unit_of_work import carry_out
 from .read_ahead import ReadAhead, Written
 from .store import claims, state
 from .store.borrowed import owners
+from .store.outbox import holds
 from .store.trouble import comes_from, is_trouble
 
 
@@ -261,7 +262,7 @@ class OpenUnit:
     def renew(self) -> None:
         """Move the run's own deadline, and raise LeaseLostError if it is no longer the job's current run."""
         hold = self.hold
-        claims.touch(self.runtime.connections, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        holds.touch(self.runtime.connections, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
         self.still_ours()
 
     def still_ours(self) -> None:
@@ -272,9 +273,9 @@ class OpenUnit:
             raise LeaseLostError(f"Run {hold.run_no} of job {hold.job_id} is no longer its current run.")
 
     def _go_on(self, *, reading: bool = False) -> None:
-        """Take what the body asks or reads now for a sign that it knows what became of its last block.
+        """Take note that the body goes on, as it would if it knew what became of its last block.
 
-        Within a turn a further packet is none: the body may read it for the same order once more.
+        To read on within a turn is no sign of that: the packet may be for a repetition of the block.
         """
         if self._undone is not None and not self._undone.has_inputs:
             self._undone = None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .model import channel as channels_of
 from .model import values
 from .model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
+from .model.checks import check_number
 from .model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
-from .model.given import check_number
 from .model.port import NO_DATA, WILDCARD, check_port_name
 from .open_unit import active, submit
 from .read_ahead import READ_AHEAD, Written
@@ -115,7 +115,7 @@ class Port:
         return [_packet(Written.of_row(row)) for row in rows or ()]
 
     def __len__(self) -> int:
-        """Return how many packets wait; a default does not count. Reads them all: for a million a tenth of a second."""
+        """Return how many packets wait; a default does not count. Reads them all: for a million half a second."""
         unit = active()
         if unit is not None:
             return unit.count(self._key, self._id())

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .inspection import Inspection
-from .model.measures import COUNTED, COUNTED_BY
+from .inspection import COUNTED, Inspection
+from .model.measures import COUNTED_BY
 from .model.status import Status
 
 UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.TERMINATING, Status.FAILED)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from .creation import when
 from .job import Job
 from .model.changes import RememberInputs
+from .model.checks import check_number, is_seconds, shown
 from .model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
-from .model.given import check_number, is_seconds, shown
 from .model.port import NO_DATA
 from .open_unit import ACTIVE, OpenUnit, active
 from .operations import durable_runs
-from .operations.creation import when
 from .port import Port
 from .scopes import port_options
 from .store import jobs
@@ -181,9 +181,8 @@ class _Turns:
         if memo.get(key) == now:
             return
         memo[key] = now
-        self._job._unit.add(
-            RememberInputs(self._job.id, json.dumps(memo))
-        )  # first, so that it goes with the body's commit
+        # Before the turn, so that it goes with the body's own commit.
+        self._job._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
         with port_options(set_default=True), self._turn():
             yield self._shape(defaults)
 
@@ -239,19 +238,20 @@ def heartbeat(strict: bool = False) -> bool:
     IllegalMoveError.
     """
     unit = active()
-    job = None if unit is None else unit.job
     try:
-        if job is not None:
-            job.heartbeat()
-        elif not (unit is None and durable_runs.check_hold()) and strict:
-            raise IllegalMoveError(
-                "heartbeat(strict=True) outside of a run: there is no lease here to be renewed. A thread is in its "
-                "body's run only with the body's context (contextvars.copy_context())."
-            )
+        if unit is not None and unit.job is not None:
+            unit.job.heartbeat()
+            return True
+        in_durable_run = unit is None and durable_runs.check_hold()
     except LeaseLostError:
         if strict:
             raise
         return False
+    if strict and not in_durable_run:
+        raise IllegalMoveError(
+            "heartbeat(strict=True) outside of a run: there is no lease here to be renewed. A thread is in its "
+            "body's run only with the body's context (contextvars.copy_context())."
+        )
     return True
 
 

@@ -11,7 +11,7 @@ import pytest
 from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, RunningJob, SideJobError
-from celery_sidejob.hooks.durable_task import DurableTask
+from celery_sidejob.hooks.tasks.task import DurableTask
 from tests.tools.in_process import EMPTY, Stage
 
 LONG = "x" * 5000
@@ -39,6 +39,8 @@ class Given:
         )
 
 
+MARKS = ("published_at", "look_at")
+"""The columns of a message that a call which was not refused still writes, a little later, in its own time."""
 Call = Callable[[Given, Any], Any]
 OPTIONS = (
     "queue", "parent", "child_name", "eta", "countdown", "created_by", "inports", "outports", "aliases", "state",
@@ -196,12 +198,12 @@ def given(shared: Stage) -> Iterator[Given]:
 def test_a_call_that_cannot_be_done_is_refused_with_an_error_of_ours(given: Given, call: str) -> None:
     wrong = []
     for what, odd in ODD.items():
-        before = given.stage.everything()
+        before = given.stage.everything(without=MARKS)
         try:
             CALLS[call](given, odd)
         except (SideJobError, TypeError, TimeoutError, EncodeError):  # the last is Celery's, of arguments
             if "adopt" not in call:
-                assert given.stage.everything() == before, f"{call} of {what}"
+                assert given.stage.everything(without=MARKS) == before, f"{call} of {what}"
         except BaseException as error:
             wrong.append(f"{what}: {type(error).__name__}: {str(error)[:150]}")
     assert wrong == []

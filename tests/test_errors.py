@@ -20,12 +20,14 @@ from celery import Celery, group
 from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
-from celery_sidejob.hooks import carried, durable_task, pool_kind
+from celery_sidejob.hooks.broker import carried
+from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.settings import read_settings
 from celery_sidejob.operations import durable_ends, durable_runs
-from celery_sidejob.services.heartbeat_file import HeartbeatFile
+from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
@@ -156,7 +158,7 @@ UNWRITTEN: dict[str, Case] = {
     "a call with `task_id=`, `queue=`, `routing_key=` or `exchange=` that cannot be sent": lambda s: s.stage.job(
         queue=""
     ),
-    "a call whose headers or properties RabbitMQ cannot carry": lambda s: carried.check_call(
+    "a call whose headers or properties RabbitMQ cannot carry": lambda s: carried.check_sendable(
         "The call of mail", "amqp", {"n": 2**70}, {}
     ),
     "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),

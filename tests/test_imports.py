@@ -26,6 +26,16 @@ def test_what_few_processes_need_is_not_imported_by_all() -> None:
     assert said.stdout == "[]\n"
 
 
+def test_the_module_that_instrumentation_must_come_before_is_not_imported() -> None:
+    """Sentry replaces `celery.app.trace.build_tracer` when the app is made; the consumer keeps what it finds."""
+    look = "from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys"
+    look += "; print('celery.app.trace' in sys.modules, 'celery.worker.consumer.consumer' in sys.modules)"
+
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True, timeout=60)
+
+    assert said.stdout == "True False\n"
+
+
 @KOMBU_5_7
 @pytest.mark.parametrize(
     "source",

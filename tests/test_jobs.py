@@ -1049,6 +1049,7 @@ def test_a_message_carries_what_a_worker_needs_and_nothing_of_the_user(database_
         assert message["headers"]["sidejob"] == {"v": 1, "job": job.id, "for_run": 1}
         assert message["headers"]["id"] == job.task_id
         assert b"12345" not in text
+        stage.runtime.connections.write_behind_now()
         assert stage.sql("SELECT published_at IS NOT NULL FROM messages") == [(True,)]
     finally:
         stage.close()

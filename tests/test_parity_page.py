@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -88,17 +88,27 @@ ROWS = {page: rows(page) for page in PAGES}
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
+def unknown(tests: Iterable[str], session: pytest.Session) -> set[str]:
+    """Those of the ids, with parameters or without, that no test has."""
+    missing = set(tests) - both_ways(item.nodeid for item in session.items)
+    files = sorted({test.partition("::")[0] for test in missing})
+    return missing - collected(*files) if files else missing
+
+
 @cache
-def collected() -> frozenset[str]:
-    """The ids of all tests in the files that the pages name, and the same without parameters."""
-    files = sorted({test.partition("::")[0] for page in ROWS.values() for row in page for test in row.tests})
+def collected(*files: str) -> frozenset[str]:
+    """The ids of all tests in files that this session has not collected, or only in part."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--collect-only", "-q", *files], cwd=ROOT, env=environment({}),
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    whole = {line for line in done.stdout.splitlines() if "::" in line}
-    return frozenset(whole | {name.partition("[")[0] for name in whole})
+    return both_ways(line for line in done.stdout.splitlines() if "::" in line)
+
+
+def both_ways(whole: Iterable[str]) -> frozenset[str]:
+    """Ids of tests, and the same without parameters."""
+    return frozenset(part for name in whole for part in (name, name.partition("[")[0]))
 
 
 CELERY_S = {"app": Celery, "app.control": Control, "Task": Task}
@@ -182,6 +192,7 @@ def test_a_call_that_does_not_exist_is_seen(call: str) -> None:
 
 
 @every_page
-def test_each_test_exists(page: str) -> None:
+def test_each_test_exists(page: str, request: pytest.FixtureRequest) -> None:
     assert [row.id for row in ROWS[page] if not row.tests] == []
-    assert [(row.id, test) for row in ROWS[page] for test in row.tests if test not in collected()] == []
+    missing = unknown((test for row in ROWS[page] for test in row.tests), request.session)
+    assert [(row.id, test) for row in ROWS[page] for test in row.tests if test in missing] == []

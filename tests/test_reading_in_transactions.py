@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, RunningJob
 from tests.acceptance.lenders import LENDERS, Lender
 from tests.tools.in_process import Stage
+from tests.tools.threads import in_thread
 from tests.tools.waiting import wait_until
 
 BLOCKED = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -35,23 +36,6 @@ def with_packets(stage: Stage, body: Any = None, values: tuple[int, ...] = (1, 2
     with stage.sidejob.port_options(notify=False):
         job.input("a").write_many(values)
     return job
-
-
-@contextmanager
-def in_thread(call: Any) -> Iterator[None]:
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            call()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield
-    thread.join()
-    assert raised == []
 
 
 def test_packets_are_consumed_by_the_commit_and_stay_after_a_rollback(stage: Stage, lender: Lender) -> None:

@@ -12,8 +12,9 @@ import pytest
 from celery.utils.dispatch import Signal
 
 import celery_sidejob
-from celery_sidejob import drafting
+from celery_sidejob import creation
 from celery_sidejob.hooks import task_options
+from celery_sidejob.model.columns import OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
 FOR_OURSELVES = {"runtime", "register_tasks", "durable_globs", "heartbeat", "heartbeats", "check_store"}
@@ -80,9 +81,10 @@ def test_a_class_is_shown_as_it_is(name: str) -> None:
 
 
 def test_the_options_of_a_new_job() -> None:
-    options = inspect.signature(drafting.prepare).parameters.values()
+    options = inspect.signature(creation.draft).parameters.values()
     taken = {f"{each.name}={each.default!r}" for each in options if each.kind is each.KEYWORD_ONLY}
-    assert set(rows("Options of a new job")) == taken - {"executor=None"} | {"transaction=None"}
+    taken |= {f"{name}=None" for name in OPTIONS} | {"transaction=None"}
+    assert set(rows("Options of a new job")) == taken - {"executor=None"}
 
 
 def test_the_options_of_tasks() -> None:

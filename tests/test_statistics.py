@@ -45,6 +45,7 @@ def retry(job: RunningJob) -> None:
 def busy(stage: Stage) -> Stage:
     """A store with one of everything."""
     stage.job(queue="old")
+    stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET due_at = now() - interval '90 s', published_at = NULL WHERE queue = 'old'")
     stage.job(queue="published")
     stage.sql("UPDATE messages SET published_at = now() WHERE queue = 'published'")

@@ -6,11 +6,16 @@ import uuid
 from typing import Any
 
 from celery_sidejob.job import Job
-from celery_sidejob.model.durable import Content, Key, Message, digest_of
-from celery_sidejob.services.pruner import Pruner
-from celery_sidejob.services.sweeper import Sweeper
-from celery_sidejob.store import burials, claims, durable_locks, durable_looks, durable_messages, messages, workers
-from celery_sidejob.store.durable_messages import Waits
+from celery_sidejob.model.durable import Content, Death, Key, Message, digest_of
+from celery_sidejob.operations.task_run_end import end_task_runs
+from celery_sidejob.services.sweep.prune import Prune
+from celery_sidejob.services.sweep.sweep import Sweep
+from celery_sidejob.services.sweep.sweeper import Sweeper
+from celery_sidejob.store import workers
+from celery_sidejob.store.outbox import burials, checks, holds, latecomers, tasks
+from celery_sidejob.store.outbox.kinds import JOBS, TASKS
+from celery_sidejob.store.outbox.publishing import mark_published
+from celery_sidejob.store.outbox.tasks import Waits
 from tests.tools.in_process import Stage
 
 WAITS = Waits(30.0, 60.0)
@@ -101,49 +106,45 @@ class Workers:
         self._begin(key, worker_id)
         workers.beat(connections, worker_id, schema="sidejob")
         self._stage.declare_dead(worker_id)
-        claims.held_by_nobody(connections, 200)
+        holds.held_by_nobody(connections, 200)
         self._sweeper.run_once()
 
     def _durable(self) -> None:
         """Keep, mark, lock, end, retry, bury, revive and take back messages of durable tasks."""
         worker_id, connections = self._stage.worker_id, self._runtime.connections
         done, retried, lost = self._kept(), self._kept(), self._kept()
-        connections.transact("mark", lambda e: durable_messages.mark_published(e, [done, retried, lost], again=False))
+        connections.transact("mark", lambda e: mark_published(e, TASKS, [done, retried, lost], again=False))
         for key in (done, retried, lost):
             self._begin(key, worker_id)
-        durable_messages.read(connections, done[0])
-        connections.transact("end", lambda e: durable_locks.remove(e, done, worker_id=worker_id))
+        tasks.read(connections, done[0])
+        connections.transact("end", lambda e: end_task_runs(e, holds.remove(done, worker_id=worker_id)))
         moved = Message(retried[0], "bench.one", "bench", "{}", b"[]")
-        connections.transact("move", lambda e: durable_messages.move(e, moved, retried, WAITS, worker_id=worker_id))
-        durable_locks.held_by(connections, worker_id)
-        entry = connections.transact(
-            "bury",
-            lambda e: burials.bury(e, lost, by="run", worker_id=worker_id, reason="lost", error="Lost: x",
-                                   traceback=None, retries=0),
-        )  # fmt: skip
+        retry = tasks.move(moved, retried, WAITS, worker_id=worker_id)
+        connections.transact("move", lambda e: end_task_runs(e, retry))
+        holds.held_by(connections, TASKS, worker_id)
+        burial = burials.bury(lost, Death("lost", "Lost: x"), by="run", worker_id=worker_id)
+        entries = connections.transact("bury", lambda e: end_task_runs(e, burial))
         burials.buried(connections, lost)
-        connections.transact("back", lambda e: durable_locks.take_back(e, lost, CONTENT))
-        connections.transact("back", lambda e: durable_locks.take_back(e, ("never-was", 1), CONTENT))
+        connections.transact("back", lambda e: latecomers.take_back(e, lost, CONTENT))
+        connections.transact("back", lambda e: latecomers.take_back(e, ("never-was", 1), CONTENT))
         connections.transact(
             "back",
-            lambda e: durable_locks.take_back_late(
-                e, [durable_locks.Late(f"no-{n}", CONTENT, 1.0, 3) for n in range(9)]
-            ),
+            lambda e: latecomers.take_back_late(e, [latecomers.Late(f"no-{n}", CONTENT, 1.0, 3) for n in range(9)]),
         )
-        assert entry is not None
+        assert entries
         connections.transact("poison", lambda e: burials.poison(e, retried))
 
     def _worker(self) -> None:
         """What each worker does every few seconds."""
         connections, worker_id = self._runtime.connections, self._stage.worker_id
         workers.beat(connections, worker_id, schema="sidejob")
-        claims.held_by(connections, worker_id)
-        claims.overdue(connections, {1: 5.0, 2: 5.0}, worker_id=worker_id)
-        messages.still_wait(connections, [(2 * self._rows + 1 + n, 1) for n in range(1, 5)], wait_s=30.0)
-        durable_looks.still_wait(connections, [(f"task-{n}", 1) for n in range(1, 5)], wait_s=30.0)
-        messages.queues_in_broker(connections)
-        messages.overdue(connections, limit=1000)
-        messages.pass_over(connections, "waits")
+        holds.held_by(connections, JOBS, worker_id)
+        holds.overdue(connections, {1: 5.0, 2: 5.0}, worker_id=worker_id)
+        checks.vouch(connections, JOBS, [(2 * self._rows + 1 + n, 1) for n in range(1, 5)], wait_s=30.0)
+        checks.vouch(connections, TASKS, [(f"task-{n}", 1) for n in range(1, 5)], wait_s=30.0)
+        checks.queues_in_broker(connections)
+        checks.overdue(connections, limit=1000)
+        checks.postpone_in(connections, "waits")
 
     def _sweep(self) -> None:
         """Sweep: with nothing due, with something of each kind due, after an emptied broker, and prune."""
@@ -155,18 +156,18 @@ class Workers:
             )
         self._sweeper.run_once()
         connections = self._runtime.connections
-        connections.transact("look", lambda e: messages.look_now(e, after=2 * self._rows))
-        connections.transact("look", lambda e: messages.look_now_in(e, "waits"))
-        connections.transact("look", lambda e: durable_looks.unheld(e, after="task-5", limit=200))
-        Pruner(self._runtime).run_once()
+        connections.transact("look", lambda e: checks.republish_jobs(e, after=2 * self._rows))
+        connections.transact("look", lambda e: checks.republish_in(e, "waits"))
+        connections.transact("look", lambda e: checks.in_broker(e, TASKS, after="task-5"))
+        Prune(Sweep(self._runtime)).run_once()
 
     def _kept(self) -> Key:
         message = Message(str(uuid.uuid4()), "bench.one", "bench", "{}", b"[]")
-        self._runtime.connections.transact("keep", lambda e: durable_messages.keep(e, message, WAITS))
+        self._runtime.connections.transact("keep", lambda e: tasks.keep(e, message, WAITS))
         return message.task_id, 1
 
     def _begin(self, key: Key, worker_id: int) -> None:
         self._runtime.connections.transact(
             "begin",
-            lambda e: durable_locks.begin(e, key, CONTENT, worker_id=worker_id, pid=1, on_lost="dead", max_losses=3),
+            lambda e: holds.begin(e, key, CONTENT, worker_id=worker_id, pid=1, on_lost="dead", max_losses=3),
         )

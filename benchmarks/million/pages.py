@@ -6,6 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_sidejob.cli import sidejob as commands
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.inspection import Inspection
 from celery_sidejob.job import Job
@@ -48,26 +52,41 @@ def pages_of(stage: Stage, rows: int) -> dict[str, Page]:
         "jobs(queued, queue)": Page(lambda: sidejob.jobs(status="queued", queue="waits"), is_stated=True),
         "jobs(queued, a small queue)": Page(lambda: sidejob.jobs(status="queued", queue="rare"), is_stated=True),
         "jobs(queued, no such queue)": Page(lambda: sidejob.jobs(status="queued", queue="nobody's"), is_stated=True),
-        "jobs(queued)": Page(lambda: sidejob.jobs(status="queued")),
+        "jobs(queued)": Page(lambda: sidejob.jobs(status="queued"), is_stated=True),
         "jobs(running)": Page(lambda: sidejob.jobs(status="running")),
         "jobs(suspended)": Page(lambda: sidejob.jobs(status="suspended"), is_stated=True),
         "jobs(terminating)": Page(lambda: sidejob.jobs(status="terminating"), is_stated=True),
         "jobs(failed)": Page(lambda: sidejob.jobs(status="failed")),
         "jobs(failed, task)": Page(lambda: sidejob.jobs(status="failed", task="broken")),
         "jobs(completed)": Page(lambda: sidejob.jobs(status="completed")),
-        "jobs(parent)": Page(lambda: sidejob.jobs(parent=parent)),
+        "jobs(terminated)": Page(lambda: sidejob.jobs(status="terminated"), is_stated=True),
+        "jobs(task)": Page(lambda: sidejob.jobs(task="broken"), is_stated=True),
+        "jobs(queue)": Page(lambda: sidejob.jobs(queue="parents"), is_stated=True),
+        "jobs(queue), of none": Page(lambda: sidejob.jobs(queue="nobody's"), is_stated=True),
+        "jobs(parent)": Page(lambda: sidejob.jobs(parent=parent), is_stated=True),
         "jobs(created_by), of nobody": Page(lambda: sidejob.jobs(created_by="nobody"), is_stated=True),
         "count_jobs()": Page(sidejob.count_jobs, is_stated=True),
         "len(dead)": Page(lambda: len(dead), is_stated=True),
         "dead.list()": Page(dead.list),
         "dead.list(task)": Page(lambda: dead.list(task="mail-7")),
         "dead.list(group)": Page(lambda: dead.list(group="mail-7: Lost")),
-        "dead.list(task), of none": Page(lambda: dead.list(task="nobody's"), is_stated=True),
+        "dead.list(task), of none": Page(lambda: dead.list(task="nobody's")),
+        "dead.list(group), of none": Page(lambda: dead.list(group="nobody's: Lost")),
+        "dead.list(group), of another error": Page(lambda: dead.list(group="broken: Lost"), is_stated=True),
+        "dead.list(queue)": Page(lambda: dead.list(queue="mail"), is_stated=True),
+        "dead.list(queue), of none": Page(lambda: dead.list(queue="nobody's"), is_stated=True),
+        "dead.list(task, queue)": Page(lambda: dead.list(task="mail-7", queue="mail")),
+        "dead.list(task, queue), of none": Page(lambda: dead.list(task="broken", queue="nobody's"), is_stated=True),
+        "dead.purge(), of nothing": Page(lambda: dead.purge(older_than=1e9), is_stated=True),
+        "dead.purge(keep), of nothing": Page(lambda: dead.purge(keep=10**9), is_stated=True),
+        "dead.retry_all(), of nothing": Page(lambda: dead.retry_all(task="nobody's")),
         "dead.groups()": Page(dead.groups, is_stated=True),
         "dead.get": Page(lambda: dead.get(newest)),
         "dead.for_task_id": Page(lambda: dead.for_task_id("buried-7")),
         "dead.for_task_id, of none": Page(lambda: dead.for_task_id("nobody's")),
+        "job.terminated, of a parent of all": Page(lambda: parent.terminated, is_stated=True),
         **_checks(stage),
+        **_commands(stage, rows),
     }
 
 
@@ -76,16 +95,45 @@ def _checks(stage: Stage) -> dict[str, Page]:
     diagnosis = Diagnosis(stage.runtime, stage.sidejob.owner)
     checks = (
         diagnosis._rights, diagnosis._queues, diagnosis._publishing, diagnosis._tasks, diagnosis._workers,
-        diagnosis._sweeping, diagnosis._results, diagnosis._dead, diagnosis._vacuum, diagnosis._horizon,
+        diagnosis._sweeping, diagnosis._results, diagnosis._dead, diagnosis._retention, diagnosis._vacuum,
+        diagnosis._horizon, diagnosis._server,
     )  # fmt: skip
     named = {
         f"doctor: {check.__name__.strip('_')}": Page(lambda check=check: list(diagnosis._look(check, within_s=None)))
         for check in checks
     }
-    rules = {
+    others = {
+        "doctor: schema": Page(lambda: list(diagnosis._schema())),
+        "doctor: liveness": Page(lambda: list(diagnosis._liveness())),
         "doctor: rules": Page(lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, False), within_s=None))),
         "doctor --thorough: rules": Page(
             lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, True), within_s=None)), is_stated=True
         ),
     }
-    return {**named, **rules}
+    return {**named, **others}
+
+
+def _commands(stage: Stage, rows: int) -> dict[str, Page]:
+    """Return each command that reads, in this process, with its printing."""
+
+    def command(*words: object) -> Page:
+        context = CLIContext(app=stage.app, no_color=True, workdir=None)
+
+        def ask() -> None:
+            done = CliRunner().invoke(commands, [str(word) for word in words], obj=context, catch_exceptions=False)
+            assert done.exit_code != 2 or words[0] in ("doctor", "drain"), done.output
+
+        return Page(ask, is_stated=words in stated)
+
+    parent = rows + 1
+    stated = {("doctor",), ("tree", parent), ("jobs", "--parent", parent)}
+    return {
+        "$ " + " ".join(map(str, words)): command(*words)
+        for words in (
+            ("show", 7), ("show", parent), ("show", rows), ("show", "task-7"), ("show", "closed-7"),
+            ("show", "buried-7"), ("show", "alias-7"), ("tree", parent), ("tree", parent, "--limit", 100),
+            ("tree", parent, "--json"), ("jobs",), ("jobs", "--json"), ("jobs", "--status", "failed"),
+            ("jobs", "--parent", parent), ("stats",), ("stats", "--prometheus"), ("dead", "list"), ("dead", "show", 7),
+            ("doctor",), ("drain", "--timeout", 0), ("db", "check"),
+        )
+    }  # fmt: skip

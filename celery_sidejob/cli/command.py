@@ -11,6 +11,7 @@ import click
 
 from ..inspection import Inspection
 from ..job import Job
+from ..model.checks import MOST
 from ..model.errors import SideJobError
 from .output import Output, one_line, printable
 
@@ -19,11 +20,10 @@ R = TypeVar("R")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
-largest_id = 2**63 - 1
 task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
 queue_option = click.option("--queue", metavar="NAME", help="Only those of this queue.")
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, largest_id), default=100, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="At most so many."
 )
 NAMED = 10
 """How many names are told at most where none matches."""
@@ -63,7 +63,8 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
         try:
             sidejob = _sidejob_of(celery.app)
             with sidejob.runtime.connections.answering(within_s=PATIENCE_S):
-                return function(sidejob, Output(coloured=not celery.no_color), *args, **kwargs)
+                output = Output(coloured=not celery.no_color, for_program=bool(kwargs.get("as_json")))
+                return function(sidejob, output, *args, **kwargs)
         except SideJobError as error:
             raise Failed(error) from error
 

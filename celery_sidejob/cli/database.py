@@ -9,7 +9,7 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store import revisions, schema_check, two_urls
+from ..store import revisions, schema_check, url_agreement
 from ..store.grants import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output
@@ -143,7 +143,7 @@ def _check_urls(store: Any, output: Output) -> None:
     """Refuse to change a schema by a URL that leads to another database than the one of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
-        unknown = two_urls.check(settings.require_database_url(), settings.direct_url)
+        unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
             output.note(f"Whether sidejob_database_url leads to the same database was not seen: {unknown}")
 

@@ -10,12 +10,12 @@ import click
 from rich.text import Text
 
 from ..deadset import DeadEntry
+from ..model.checks import LONGEST_S, MOST
 from ..model.errors import SideJobError
 from .command import (
     Failed,
     Seconds,
     as_json,
-    largest_id,
     limit_option,
     load_modules,
     nothing_matches,
@@ -34,7 +34,7 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Check it, and return it as the dead set knows it."""
         name, _, number = str(value).rpartition(":")
-        if not number.isdecimal() or int(number) > largest_id or (":" in str(value) and not name):
+        if not number.isdecimal() or int(number) > MOST or (":" in str(value) and not name):
             self.fail(f"{value!r} is no entry's id: a number, or a store's name:number.", param, context)
         return f"{name}:{int(number)}" if name else int(number)
 
@@ -50,7 +50,6 @@ class EntryOrTask(EntryId):
 
 entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
 group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
-LONGEST_S = 1e10
 
 
 @click.group()
@@ -71,8 +70,13 @@ def list_entries(
     after: int | str,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """List entries, oldest first."""
-    found: list[DeadEntry] = sidejob.dead.list(group=group, task=task, queue=queue, limit=limit, after=after)
+    """List entries, oldest first.
+
+    Entries of a task or group are found among those of the task. With --queue they, or all entries, are looked at one
+    by one until enough match: a million takes a second.
+    """
+    with output.progress("Looking through the dead set"):
+        found: list[DeadEntry] = sidejob.dead.list(group=group, task=task, queue=queue, limit=limit, after=after)
     if as_json:
         output.json([document(entry) for entry in found])
         return
@@ -86,8 +90,9 @@ def list_entries(
 @as_json
 @with_sidejob
 def groups(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Count entries by task and kind of error."""
-    found: dict[str, int] = sidejob.dead.groups()
+    """Count entries by task and kind of error; reads them all, a million in a second."""
+    with output.progress("Counting the dead set"):
+        found: dict[str, int] = sidejob.dead.groups()
     if as_json:
         output.json(found)
         return
@@ -108,7 +113,7 @@ def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> No
 @click.option("--all", "everything", is_flag=True, help="All there are.")
 @group_option
 @task_option
-@click.option("--limit", type=click.IntRange(1, largest_id), help="At most so many.")
+@click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
 @as_json
 @with_sidejob
 def retry(
@@ -123,7 +128,8 @@ def retry(
     if given:
         _each(sidejob, output, given, sidejob.dead.retry, as_json, "retried")
         return
-    retried = sidejob.dead.retry_all(group=group, task=task, limit=limit)
+    with output.progress("Retrying entries") as add:
+        retried = sidejob.dead.retry_all(group=group, task=task, limit=limit, progress=add)
     if not retried and not everything:
         _say_what_there_is(sidejob, output, group, task)
     _said(output, as_json, "retried", retried)
@@ -144,15 +150,17 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str], as_json: bo
 
 
 @dead.command()
-@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Those that died before.")
-@click.option("--keep", metavar="N", type=click.IntRange(0, largest_id), help="All but the newest N.")
+@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Those that died longer ago.")
+@click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All but the newest N.")
 @as_json
 @with_sidejob
 def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, as_json: bool) -> None:
     """Remove entries for good, by age or by number."""
     if older_than is None and keep is None:
         raise Failed("Say what is to go: --older-than SECONDS, or --keep N.", code=2)
-    _said(output, as_json, "purged", sidejob.dead.purge(older_than=older_than, keep=keep))
+    with output.progress("Purging entries") as add:
+        purged = sidejob.dead.purge(older_than=older_than, keep=keep, progress=add)
+    _said(output, as_json, "purged", purged)
 
 
 def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:

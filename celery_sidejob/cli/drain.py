@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import click
 from rich.text import Text
 
 from ..inspection import Inspection
+from ..model.checks import nearest
 from ..model.errors import StoreUnavailableError
 from .command import Failed, Seconds, as_json, load_modules, with_sidejob
 from .output import Output, moment, printable
@@ -40,7 +40,7 @@ def drain(
     """
     inspection = Inspection(sidejob.runtime)
     if queue is not None:
-        _check_queue(sidejob, inspection, queue)
+        _check_queue(sidejob, output, inspection, queue)
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
     said = ""
@@ -66,13 +66,17 @@ def drain(
     sys.exit(0 if done else 1)
 
 
-def _check_queue(sidejob: Any, inspection: Inspection, queue: str) -> None:
+def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: str) -> None:
     """Refuse a queue that nobody knows: that nothing is left there would be taken for all being done."""
     load_modules(sidejob)
     known = {*sidejob.app.amqp.queues, *_queues_of_tasks(sidejob.app)}
-    if queue not in known and not inspection.knows_queue(queue):
-        near = difflib.get_close_matches(queue, known, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+    if queue in known:
+        return
+    with output.progress(f"Looking for the queue {printable(queue)} in all jobs"):
+        is_known = inspection.knows_queue(queue)
+    if not is_known:
+        near = nearest(queue, known)
+        hint = f" Did you mean {near!r}?" if near else ""
         raise Failed(
             f"Nobody knows a queue {queue!r}: nothing is in it, no worker serves it, and the app has none of that name."
             f"{hint}", code=2,

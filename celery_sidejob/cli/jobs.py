@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from ..job import Job
+from ..model.checks import MOST
 from ..model.status import Status
-from .command import as_json, largest_id, limit_option, queue_option, task_option, with_sidejob
+from .command import as_json, limit_option, queue_option, task_option, with_sidejob
 from .output import Output, status, table
 
 
@@ -24,7 +25,7 @@ from .output import Output, status, table
 @queue_option
 @click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
 @limit_option
-@click.option("--after", metavar="ID", type=click.IntRange(0, largest_id), default=0, help="Only those after this id.")
+@click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only those after this id.")
 @as_json
 @with_sidejob
 def jobs(
@@ -38,10 +39,15 @@ def jobs(
     after: int,
     as_json: bool,
 ) -> None:
-    """List jobs by their ids, oldest first."""
-    found: list[Job] = sidejob.jobs(
-        status=statuses or None, task=task, queue=queue, parent=parent, limit=limit, after=after
-    )
+    """List jobs by their ids, oldest first.
+
+    Running jobs and up to 10,000 children of a job are found at once. Failed jobs, and the queued jobs of one queue,
+    are looked at one by one, for other filters all jobs, until enough match: a million takes a second.
+    """
+    with output.progress("Looking through the jobs"):
+        found: list[Job] = sidejob.jobs(
+            status=statuses or None, task=task, queue=queue, parent=parent, limit=limit, after=after
+        )
     if as_json:
         output.json([job.info for job in found])
         return

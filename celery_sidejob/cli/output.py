@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, datetime, time
+from threading import Timer
 from typing import Any, Literal
 
 import click
@@ -30,11 +32,16 @@ LONGEST_VALUE = 200
 """Characters of a value in a table; `--json` has all of them."""
 
 
+PROGRESS_AFTER_S = 0.3
+"""What takes less shows no progress."""
+
+
 class Output:
     """Prints to the standard output of a command."""
 
-    def __init__(self, *, coloured: bool) -> None:
+    def __init__(self, *, coloured: bool, for_program: bool = False) -> None:
         self._coloured = coloured
+        self._for_program = for_program
 
     def json(self, document: Any) -> None:
         """Print one JSON document; times are ISO 8601, and other values as their text."""
@@ -55,6 +62,38 @@ class Output:
     def note(self, message: str) -> None:
         """Say something that is not part of the answer."""
         click.echo(one_line(message), err=True)
+
+    @contextmanager
+    def progress(self, doing: str) -> Iterator[Callable[[int], None]]:
+        """Show on a terminal, while the block lasts, what is being done and for how long; a program is shown nothing.
+
+        Gives a callable that adds to the number of what is done.
+        """
+        if self._for_program or not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        # Here, because every `celery` command imports this file.
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        console = Console(file=sys.stderr, color_system="auto" if self._coloured else None)
+        columns = SpinnerColumn(), TextColumn("{task.description} {task.fields[done]}"), TimeElapsedColumn()
+        shown = Progress(*columns, console=console, transient=True)
+        task = shown.add_task(f"{doing} …", total=None, done="")
+        count = 0
+
+        def add(number: int) -> None:
+            nonlocal count
+            count += number
+            shown.update(task, done=f"{count:,}")
+
+        begin = Timer(PROGRESS_AFTER_S, shown.start)
+        begin.start()
+        try:
+            yield add
+        finally:
+            begin.cancel()
+            begin.join()
+            shown.stop()
 
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:

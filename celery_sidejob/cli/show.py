@@ -9,6 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from ..inspection import Inspection
+from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
 from .command import as_json, with_sidejob
 from .dead import show_entry
@@ -64,7 +65,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "parent": parent_of(details),
             "aliases": ", ".join(map(str, details["aliases"])),
             "created": details["created_at"],
-            "created by": details["created_by"],
+            **{key.replace("_", " "): details[key] for key, column in SHOWN.items() if column.check is not None},
             "last run": details["ran_at"],
             "ended": None if details["in_run"] else details["ended_at"],
             "task id": details["task_id"],

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..inspection import Inspection
+from ..inspection import COUNTED, Inspection
 from ..model.errors import SideJobError
-from ..model.measures import COUNTED, TIMED
+from ..model.measures import TIMED
 from ..model.status import Status
 from .command import Failed, as_json, with_sidejob
 from .output import Output, status, table
+
+ALARM = "bold red"
 
 
 @click.command()
 @as_json
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format instead; needs the extra 'prometheus'.")
-@click.option("--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs.")
+@click.option(
+    "--all", "everything", is_flag=True, help="Count finished jobs too; reads all jobs, a million in a second."
+)
 @with_sidejob
 def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everything: bool) -> None:
     """Show queues, unfinished jobs, workers, the dead set, and what went wrong so far.
@@ -35,7 +40,8 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
         return
     found = Inspection(sidejob.runtime).stats()
     if everything:
-        with sidejob.runtime.connections.answering(within_s=None):  # it reads all jobs, however long that takes
+        # It reads all jobs, however long that takes.
+        with sidejob.runtime.connections.answering(within_s=None), output.progress("Counting all jobs"):
             found["jobs"] = sidejob.count_jobs()
             found["estimated"] = [what for what in found["estimated"] if what != "jobs"]
     if as_json:
@@ -60,61 +66,76 @@ def _expose(sidejob: Any) -> None:
 
 
 def _tables(found: dict[str, Any], everything: bool) -> list[RenderableType]:
+    shown = [
+        _jobs(found, everything), _queues(found), _workers(found), _stores(found), _times(found), _so_far(found),
+        _dead_groups(found), *_totals(found),
+    ]  # fmt: skip
+    return [one for one in shown if one is not None]
+
+
+def _about(found: dict[str, Any], what: str, number: int) -> str:
+    """Return a number with a mark if it is an estimate."""
+    return f"~{number:,}" if what in found["estimated"] else str(number)
+
+
+def _jobs(found: dict[str, Any], everything: bool) -> RenderableType:
     counts = found["jobs"]
+    if not counts:
+        return Text("There are no jobs." if everything else "No job is unfinished.")
+    rows = [(_about(found, "jobs", counts[name]), status(name)) for name in Status if name in counts]
+    return table("Jobs", "Status", rows=rows)
 
-    def about(what: str, number: int) -> str:
-        return f"~{number:,}" if what in found["estimated"] else str(number)
 
-    nothing = "There are no jobs." if everything else "No job is unfinished."
-    shown: list[RenderableType] = [
-        table("Jobs", "Status", rows=[(about("jobs", counts[name]), status(name)) for name in Status if name in counts])
-        if counts
-        else Text(nothing)
-    ]
-    if found["queues"]:
-        rows = [
-            (
-                name, about(f"queues.{name}", queue["depth"]), queue["running"],
-                *(about(f"queues.{name}", queue[what]) for what in ("scheduled", "delayed", "unpublished")),
-                duration(queue["oldest_due_s"]), queue["workers"],
-            )
-            for name, queue in found["queues"].items()
-        ]  # fmt: skip
-        shown.append(
-            table(
-                "Queue", "Due", "Running", "Scheduled", "Backoff", "Not published", "Oldest waits for", "Workers",
-                rows=rows,
-            )
-        )  # fmt: skip
-    if found["workers"]:
-        lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
-        shown.append(table("Worker", "Process", "", rows=lives))
-    else:
-        shown.append(Text("No worker is known."))
-    if found["stores"]:
-        stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]
-        shown.append(table("Failover store", "Name", "", rows=stores))
+def _queues(found: dict[str, Any]) -> RenderableType | None:
+    rows = [
+        (
+            name, _about(found, f"queues.{name}", queue["depth"]), queue["running"],
+            *(_about(found, f"queues.{name}", queue[what]) for what in ("scheduled", "delayed", "unpublished")),
+            duration(queue["oldest_due_s"]), queue["workers"],
+        )
+        for name, queue in found["queues"].items()
+    ]  # fmt: skip
+    columns = ("Queue", "Due", "Running", "Scheduled", "Backoff", "Not published", "Oldest waits for", "Workers")
+    return table(*columns, rows=rows) if rows else None
+
+
+def _workers(found: dict[str, Any]) -> RenderableType:
+    lives = [(worker["id"], worker["ident"], _life(worker)) for worker in found["workers"]]
+    return table("Worker", "Process", "", rows=lives) if lives else Text("No worker is known.")
+
+
+def _stores(found: dict[str, Any]) -> RenderableType | None:
+    stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]
+    return table("Failover store", "Name", "", rows=stores) if stores else None
+
+
+def _times(found: dict[str, Any]) -> RenderableType | None:
     timed = [(TIMED[name], row) for name, row in found["durations"].items() if row["count"]]
-    if timed:
-        times = [(what, row["count"], _milliseconds(row["p50_s"]), _milliseconds(row["p99_s"])) for what, row in timed]
-        shown.append(table("The store's time for", "Times", "p50", "p99", rows=times))
+    times = [(what, row["count"], _milliseconds(row["p50_s"]), _milliseconds(row["p99_s"])) for what, row in timed]
+    return table("The store's time for", "Times", "p50", "p99", rows=times) if times else None
+
+
+def _so_far(found: dict[str, Any]) -> RenderableType | None:
     happened = [(found["counters"][name], meaning.rstrip(".")) for name, meaning in COUNTED.items()]
-    if any(count for count, _ in happened):
-        shown.append(table("So far", "", rows=[row for row in happened if row[0]]))
-    if found["dead"]["groups"]:
-        groups = [(row["entries"], row["task"], row["error"]) for row in found["dead"]["groups"]]
-        shown.append(table("Dead", "Task", "Error", rows=groups))
-    late, unsent = found["sweep"]["lag_s"], found["results"]["unsent"]
-    dead = found["dead"]["entries"]
-    shown.append(Text(f"Sweeping is {duration(late)} behind. Timers: {about('timers', found['timers']['waiting'])}. "
-                      f"Results not sent: {about('results', unsent)}."))  # fmt: skip
-    shown.append(Text(f"Dead set: {about('dead', dead)}", style="bold red" if dead else ""))
-    if found["dead_list"] is not None:
-        given_up = found["dead_list"]
-        shown.append(Text(f"Dead list of sidejob://: {given_up}", style="bold red" if given_up else ""))
+    rows = [row for row in happened if row[0]]
+    return table("So far", "", rows=rows) if rows else None
+
+
+def _dead_groups(found: dict[str, Any]) -> RenderableType | None:
+    groups = [(row["entries"], row["task"], row["error"]) for row in found["dead"]["groups"]]
+    return table("Dead", "Task", "Error", rows=groups) if groups else None
+
+
+def _totals(found: dict[str, Any]) -> Iterator[RenderableType]:
+    timers = _about(found, "timers", found["timers"]["waiting"])
+    unsent = _about(found, "results", found["results"]["unsent"])
+    yield Text(f"Sweeping is {duration(found['sweep']['lag_s'])} behind. Timers: {timers}. Results not sent: {unsent}.")
+    dead, given_up = found["dead"]["entries"], found["dead_list"]
+    yield Text(f"Dead set: {_about(found, 'dead', dead)}", style=ALARM if dead else "")
+    if given_up is not None:
+        yield Text(f"Dead list of sidejob://: {given_up}", style=ALARM if given_up else "")
     if found["estimated"]:
-        shown.append(Text("~ is an estimate from a sample: there is too much to be counted each time.", "bright_black"))
-    return shown
+        yield Text("~ is an estimate from a sample: there is too much to be counted each time.", "bright_black")
 
 
 def _life(worker: dict[str, Any]) -> Text:

@@ -58,9 +58,9 @@ def dead_list() -> None:
 @as_json
 @click.pass_obj
 def list_dead(celery: Any, queue: str | None, limit: int, as_json: bool) -> None:
-    """List them."""
-    output = Output(coloured=not celery.no_color)
-    with _channel(celery) as channel:
+    """List them, oldest first; with --queue it reads the list until enough match."""
+    output = Output(coloured=not celery.no_color, for_program=as_json)
+    with _channel(celery) as channel, output.progress("Reading the dead list"):
         chosen = (one for one in DeadList.of(channel) if queue in (None, one.queue))
         found = list(islice(chosen, limit + 1))
     more, found = len(found) > limit, found[:limit]
@@ -114,7 +114,9 @@ def _decide(
 ) -> None:  # fmt: skip
     if [bool(names), everything, queue is not None].count(True) != 1:
         raise Failed("Name messages by ID or task id, or choose by --queue, or all with --all.", code=2)
-    with _channel(celery) as channel:
+    output = Output(coloured=not celery.no_color, for_program=as_json)
+    count = 0
+    with _channel(celery) as channel, output.progress(f"Messages {what}") as add:
         dead = DeadList.of(channel)
         found = list(dead)
         chosen = [
@@ -124,8 +126,10 @@ def _decide(
         unknown = set(names) - {one.id for one in chosen} - {one.task_id for one in chosen}
         if unknown:
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
-        count = sum(do(dead, one) for one in chosen)
-    output = Output(coloured=not celery.no_color)
+        for one in chosen:
+            if do(dead, one):
+                count += 1
+                add(1)
     if queue is not None and not chosen:
         output.note(nothing_matches("the dead list", sorted({one.queue for one in found})))
     if as_json:
@@ -154,7 +158,7 @@ def _channel(celery: Any) -> Iterator[Any]:
 
 
 def _told(released: Released) -> str:
-    lines = [f"Given back: {released.messages} messages of {released.consumers} workers."]
+    lines = [f"Messages given back: {released.messages}. Workers that had held them: {released.consumers}."]
     if released.alive:
         names = ", ".join(map(printable, released.alive))
         lines.append(

@@ -24,9 +24,9 @@ def present() -> Celery:
 
 
 def origin_of(runtime: Runtime) -> tuple[str, ...] | None:
-    """Return what tells the app of a handle from the others here, to be pickled with it; None where it is the only one.
+    """Return the name and the schema by which a pickled handle finds its app again; None where it is the only app here.
 
-    Its name and its schema: the store's URL may be another one elsewhere, and is nobody's business.
+    Not the store's URL: another process may use another one, and it may hold a password.
     """
     known = _known()
     if len(known) < 2:
@@ -69,7 +69,7 @@ def _current() -> Any:
 def _is_from(app: Celery, origin: Sequence[str]) -> bool:
     try:
         return _names(app) == tuple(origin)
-    except SettingsError:  # another app's, which is not set up
+    except SettingsError:  # of an app whose settings are wrong
         return False
 
 

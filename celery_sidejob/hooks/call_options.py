@@ -1,14 +1,13 @@
-"""The options of a durable task's call, looked at before anything is kept.
+"""The options of a call, of a job or of a durable task, checked before anything is kept.
 
-Celery puts what it does not know into the message's properties, so that a `countdwn` is nobody's, and the task runs at
-once; what is no time ends in whatever error is raised by who meets it first.
+Celery puts unknown options into the message's properties: with a `countdwn` the task runs at once. A value that is no
+time raises some error wherever it is used first.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -16,58 +15,109 @@ from celery import Celery
 from celery.app.task import Task
 from kombu import Producer
 
+from ..model.checks import LONGEST_S, SLIP, Form, is_number, is_seconds, is_text, misfit, nearest
 from ..model.errors import InvalidValueError
-from ..model.given import LONGEST_S, is_seconds
-from .given_options import check_options
-from .kept_message import PROPERTIES, time_of
-from .task_options import CLOSE
+from .tasks.kept_message import PROPERTIES, time_of
 
 KNOWN = PROPERTIES.union(
     *(inspect.signature(taking).parameters for taking in (Celery.send_task, Task.apply_async, Producer.publish)),
     {"queue", "exchange_type", "ignore_result", "stamped_headers", "transaction", "event_dispatcher"},
     {"user_id", "cluster_id", "timestamp"},
 )
-"""What a call may be given, as far as it has a meaning to Celery, to kombu or to us."""
-
+"""Options of a call that mean something to Celery, to kombu or to us."""
 
 HIGHEST = 255
 """The largest priority for which a message has room."""
 
 
-def check_call(task: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidValueError for an option with a slip in its name, and for what is no time or no priority.
+def _is_signature(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("task"), str)
 
-    Names that are like none of these are left alone: the project's own stamps, say, and what its broker understands.
+
+def _several(fits: Callable[[Any], bool], *kinds: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and all(fits(each) for each in value)
+
+
+def _is_near(value: Any) -> bool:
+    """Tell whether these are seconds from now on, or ago."""
+    return is_seconds(value, least=-LONGEST_S)
+
+
+def _is_time(value: Any) -> bool:
+    if isinstance(value, str):  # as a retry has it
+        try:
+            return time_of(value) is not None
+        except ValueError:
+            return False
+    return isinstance(value, datetime)
+
+
+_SIGNATURES = (
+    "a signature, as task.s(...), or a list of them",
+    lambda value: _is_signature(value) or _several(_is_signature, list, tuple)(value),
+)
+_TEXT = ("a text", is_text)
+_SECONDS = ("a number of seconds", is_seconds)
+_NUMBER = ("a whole number", is_number)
+FORMS: Mapping[str, Form] = {
+    "link": _SIGNATURES,
+    "link_error": _SIGNATURES,
+    "chain": _SIGNATURES,
+    "chord": ("a signature, as task.s(...)", _is_signature),
+    "group_id": _TEXT,
+    "root_id": _TEXT,
+    "parent_id": _TEXT,
+    "shadow": _TEXT,
+    "reply_to": _TEXT,
+    "group_index": _NUMBER,
+    "replaced_task_nesting": _NUMBER,
+    "time_limit": _SECONDS,
+    "soft_time_limit": _SECONDS,
+    "ignore_result": ("True or False", lambda value: isinstance(value, bool)),
+    "stamped_headers": ("a list of texts", _several(is_text, list, tuple, set, frozenset)),
+}
+"""Options of Celery's that calls of jobs and of durable tasks have in common; each may be None as well."""
+
+OF_DURABLE_TASKS: Mapping[str, Form] = {
+    "countdown": ("a number of seconds", _is_near),
+    "priority": (f"a whole number from 0 to {HIGHEST}", lambda value: is_number(value, most=HIGHEST)),
+    **FORMS,
+    "headers": ("a mapping", lambda value: not value or isinstance(value, Mapping)),
+    "eta": ("a datetime, or a text in ISO 8601", _is_time),
+    "expires": ("a datetime, or a text in ISO 8601, or a number of seconds", lambda v: _is_time(v) or _is_near(v)),
+}
+
+
+def check_options(task: str, options: Mapping[str, Any], forms: Mapping[str, Form] = FORMS) -> None:
+    """Raise InvalidValueError for an option of a call with a value that it cannot have."""
+    wrong = misfit(options, forms)
+    if wrong is not None:
+        raise InvalidValueError(f"{wrong} (a call of {task}).")
+
+
+def check_call(task: str, options: Mapping[str, Any]) -> None:
+    """Raise InvalidValueError for an option of a durable task's call that is misspelt, or cannot have its value.
+
+    Other unknown names pass: the project's own stamps, say, and options that its broker understands.
     """
-    unknown = options.keys() - KNOWN
-    if unknown:
-        for name in sorted(unknown.difference(options.get("stamped_headers") or ())):
-            near = difflib.get_close_matches(name.lower(), KNOWN, 1, CLOSE)
-            if near:
-                raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near[0]!r}?")
-    countdown, priority = options.get("countdown"), options.get("priority")
-    if countdown is not None and not is_seconds(countdown, least=-LONGEST_S):
-        raise InvalidValueError(f"countdown is a number of seconds, not {countdown!r} (a call of {task}).")
-    if priority is not None and (not isinstance(priority, int) or not 0 <= priority <= HIGHEST):
-        raise InvalidValueError(f"priority is a whole number from 0 to {HIGHEST}, not {priority!r} (a call of {task}).")
-    check_options(task, options)
+    check_options(task, options, OF_DURABLE_TASKS)
+    _check_spelling(task, options)
     headers = options.get("headers") or {}
-    if not isinstance(headers, Mapping):
-        raise InvalidValueError(f"headers is a mapping, not {headers!r} (a call of {task}).")
     for name, own in (("task", task), ("id", options.get("task_id"))):
         if headers.get(name, own) != own:  # a retry brings along those of its message
             raise InvalidValueError(f"headers hold {name!r}, which is Celery's own: give it another name ({task}).")
-    for name in ("eta", "expires"):
-        given = options.get(name)
-        if given is not None and not _is_time(given, or_seconds=name == "expires"):
-            form = "a datetime, or a text in ISO 8601" + (", or a number of seconds" if name == "expires" else "")
-            raise InvalidValueError(f"{name} is {form}, not {given!r} (a call of {task}).")
 
 
-def _is_time(given: Any, *, or_seconds: bool) -> bool:
-    if isinstance(given, str):  # as a retry has it
-        try:
-            return time_of(given) is not None
-        except ValueError:
-            return False
-    return isinstance(given, datetime) or (or_seconds and is_seconds(given, least=-LONGEST_S))
+def _check_spelling(task: str, options: Mapping[str, Any]) -> None:
+    unknown = options.keys() - KNOWN
+    if not unknown:
+        return
+    for name in sorted(unknown.difference(options.get("stamped_headers") or ())):
+        near = nearest(name.lower(), KNOWN, like=SLIP)
+        if near is not None:
+            raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near!r}?")
+
+
+def is_expiry(value: Any) -> bool:
+    """Tell whether it is a datetime, or a number of seconds."""
+    return isinstance(value, datetime) or is_seconds(value)

@@ -20,7 +20,8 @@ from kombu.utils.imports import symbol_by_name
 
 from ..model.errors import StoreUnavailableError
 from ..operations import revocation
-from . import configuration, rabbitmq
+from . import configuration
+from .broker import rabbitmq
 
 logger = logging.getLogger("celery_sidejob")
 

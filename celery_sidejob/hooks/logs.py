@@ -12,7 +12,7 @@ from typing import Any
 from celery import signals
 
 from ..open_unit import active
-from .durable_task import DurableTask
+from .tasks.task import DurableTask
 
 
 class RunFilter(logging.Filter):

@@ -22,6 +22,8 @@ MASK = "********"
 
 _USER = re.compile(r"(?<=://)(?:(?![;,\s][\w+.-]*://)[^\n])*@")
 """From a URL's scheme to the last @ before the next URL: a password that is not escaped may hold anything."""
+_MASKED = re.compile(r"[^:@/]*:\*+@")
+"""A user and a password as Celery has masked them."""
 _PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
 _SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
 _PLAIN = (bool, int, float, datetime, timedelta, type(None))
@@ -58,8 +60,12 @@ def masked(value: Any, key: Any = None) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Return a text without the users and passwords of the URLs in it."""
-    return _PARAMETER.sub(rf"\1{MASK}", _USER.sub(f"{MASK}@", text))
+    """Return a text without the users and passwords of the URLs in it; what Celery has masked stays as it is."""
+    return _PARAMETER.sub(rf"\1{MASK}", _USER.sub(_masked_user, text))
+
+
+def _masked_user(found: re.Match[str]) -> str:
+    return found.group() if _MASKED.fullmatch(found.group()) else f"{MASK}@"
 
 
 def _mask_table(app: Celery, **_: Any) -> None:

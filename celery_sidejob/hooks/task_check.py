@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from celery import Celery
 
 from ..model.finding import Finding, Level, warning, well
-from .durable import is_durable
-from .task_options import given
+from .task_options import OF_ORDINARY_TASKS, given
+from .tasks.durability import is_durable, matches
 
 logger = logging.getLogger("celery_sidejob")
 
 SHOWN = 5
-"""How many tasks are named; of the others there is the number."""
+"""How many tasks, or patterns, are named; of the others there is the number."""
 
 
 def findings(app: Celery) -> Iterator[Finding]:
@@ -24,7 +24,12 @@ def findings(app: Celery) -> Iterator[Finding]:
     """
     ordinary = sorted(task.name for task in app.tasks.values() if not getattr(task, "sidejob", False))
     durable = [name for name in ordinary if is_durable(app, name)]
-    yield well("durable tasks", f"{len(durable)}{': ' if durable else ''}{_named(durable)}")
+    unused = [glob for glob in app.sidejob.durable_globs if not any(matches(name, glob) for name in app.tasks)]
+    yield well(
+        "durable tasks",
+        f"{len(durable)}{': ' if durable else ''}{_named(durable)}"
+        + (f"; no task known here matches {_named(unused)}" if unused else ""),
+    )
     idle = [name for name in ordinary if name not in durable and _means_to_be(app, name)]
     if idle:
         yield warning(
@@ -44,7 +49,7 @@ def warn(app: Celery) -> None:
 def _means_to_be(app: Celery, name: str) -> bool:
     task = app.tasks[name]
     return getattr(task, "durable", None) is None and bool(
-        {"on_lost", "max_losses", "locks_late"} & given(type(task), app.Task).keys()
+        (OF_ORDINARY_TASKS - {"durable"}) & given(type(task), app.Task).keys()
     )
 
 

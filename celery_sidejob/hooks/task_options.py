@@ -5,15 +5,29 @@ Celery lets any attribute stand on a task, so a name of ours with a slip in it w
 
 from __future__ import annotations
 
-import difflib
-from datetime import timedelta
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from celery.app.task import Task
 
+from ..model.checks import SLIP, Form, in_seconds, is_number, is_seconds, misfit, nearest
+from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
+from .tasks.durability import lost_policy
+
+_FLAG = ("True or False", lambda value: value in (True, False))
+FORMS: Mapping[str, Form] = {
+    "durable": _FLAG,
+    "lease_renewal": ("'auto' or 'manual'", lambda value: value in ("auto", "manual")),
+    "lease": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
+    "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
+    "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
+    "locks_late": _FLAG,
+    "retention": ("a timedelta or a number of seconds", lambda value: is_seconds(in_seconds(value))),
+}
+"""What each option may be whose value is one; ports are parsed."""
 
 LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity"})
 """Refused as long as nothing acts on them."""
@@ -21,21 +35,16 @@ LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacit
 OF_OTHERS = frozenset({"durable", "locks_late"})
 """Options of ours that are for ordinary tasks."""
 
-OWN_OPTIONS = LATER_OPTIONS | OF_OTHERS | {
-    "inports", "outports", "lease_renewal", "lease", "max_losses", "on_lost", "retention",
-}  # fmt: skip
+OWN_OPTIONS = LATER_OPTIONS.union(FORMS, ("inports", "outports"))
 
 OF_ORDINARY_TASKS = frozenset({"durable", "on_lost", "max_losses", "locks_late"})
 
 PLAIN_WORDS = frozenset({"lease", "retention", "capacity"})
 """Options of ours that a project may well have as attributes of its ordinary tasks, with a meaning of its own."""
 
-CLOSE = 0.85
-"""How like one of ours a name is that was meant to be it: a slip of one letter, or two letters that changed places."""
-
 
 def check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse wrong options, and return a copy of the others."""
+    """Refuse wrong options of a sidejob task, and return a copy of the others."""
     for name in sorted(options.keys() - OWN_OPTIONS):
         meant = _meant(name, OWN_OPTIONS)
         if meant is not None:
@@ -49,24 +58,25 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         )
     parse_ports(options.get("inports", ()), where="inports")
     parse_ports(options.get("outports", ()), where="outports")
-    renewal = options.get("lease_renewal", "auto")
-    if renewal not in ("auto", "manual"):
-        raise SettingsError(f"lease_renewal is 'auto' or 'manual', not {renewal!r}.")
-    if (renewal == "manual") != (options.get("lease") is not None):
+    wrong = misfit(options, FORMS)
+    if wrong is not None:
+        raise SettingsError(f"{wrong}.")
+    if (options.get("lease_renewal") == "manual") != (options.get("lease") is not None):
         raise SettingsError('lease= is the deadline of a run with lease_renewal="manual": give both, or neither.')
-    lease = options.get("lease")
-    if lease is not None and (isinstance(lease, bool) or not isinstance(lease, int | float) or not lease > 0):
-        raise SettingsError(f"lease is a number of seconds above 0, not {lease!r}.")
-    losses = options.get("max_losses")
-    if losses is not None and (isinstance(losses, bool) or not isinstance(losses, int) or losses < 1):
-        raise SettingsError(f"max_losses is a number of runs, at least 1, not {losses!r}.")
-    if options.get("on_lost", "requeue") not in ("requeue", "dead"):
-        raise SettingsError(f"on_lost is 'requeue' or 'dead', not {options['on_lost']!r}.")
-    kept = options.get("retention")
-    seconds = kept.total_seconds() if isinstance(kept, timedelta) else kept
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
-        raise SettingsError(f"retention is a timedelta or a number of seconds, not {kept!r}.")
     return dict(options)
+
+
+def check_durable(task: Any) -> None:
+    """Refuse wrong options of a durable task, which may not have been made a `DurableTask` yet."""
+    wrong = misfit({name: getattr(task, name, None) for name in OF_ORDINARY_TASKS}, FORMS)
+    if wrong is not None:
+        raise SettingsError(f"{wrong} ({task.name}).")
+    if getattr(task, "locks_late", None) and lost_policy(task) != "requeue":
+        raise SettingsError(
+            f"locks_late is for tasks that may be repeated, and {task.name} must not be (on_lost is 'dead'): of a run "
+            "that dies before its lock nothing is known, so it begins again. Say on_lost='requeue' if it may, or leave "
+            "locks_late out."
+        )
 
 
 def check_ordinary(task: Task, project: type[Task]) -> None:
@@ -95,5 +105,4 @@ def given(cls: type[Task], project: type[Task]) -> dict[str, Any]:
 @cache  # each option of each task is looked at when its app is complete, and most have the same names
 def _meant(name: str, ours: frozenset[str]) -> str | None:
     """Return which of our options a name is, or was meant to be; none of Celery's own is as close to one of ours."""
-    near = difflib.get_close_matches(name.lower(), ours, 1, CLOSE)
-    return near[0] if near else None
+    return nearest(name.lower(), ours, like=SLIP)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from .port import PortOptions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A task with everything that a new job of it needs."""
 
     task: str
     queue: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    inports: Mapping[str, PortOptions] = field(default_factory=dict)
-    outports: Mapping[str, PortOptions] = field(default_factory=dict)
-    priority: int | None = None
-    max_losses: int | None = None
-    retention_s: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    priority: int | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    columns: Mapping[str, Any]
+    """The values of further columns, by their names: those that the task's own options give to its jobs."""
+    inports: Mapping[str, PortOptions]
+    outports: Mapping[str, PortOptions]
+    task_id: str
+    eta: datetime | None
+    countdown: float | None
+    options: Mapping[str, Any]
     """The Celery options of its first asking (link, chain, headers, …), as JSON values."""
-    task_id: str | None = None
-    eta: datetime | None = None
-    countdown: float | None = None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from .columns import JobColumns
+
 Direction = Literal["in", "out"]
 
 PortKey = tuple[int, Direction, str]
@@ -26,22 +28,15 @@ class PortRow:
     channels: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job to be created; its id was drawn before. Arguments, options and state are JSON text."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob(JobColumns):
+    """A job to be created: its columns, and the values that go into other tables. Its id is 0 until one is drawn.
 
-    id: int
+    Arguments, options and state are JSON text.
+    """
+
+    id: int = 0
     task_id: str
-    task: str
-    queue: str
-    args: str = "[]"
-    kwargs: str = "{}"
-    priority: int | None = None
-    parent_id: int | None = None
-    child_name: str | None = None
-    created_by: str | None = None
-    max_losses: int | None = None
-    retention_s: float | None = None
     options: str | None = None
     due_at: datetime | None = None
     wait_s: float | None = None

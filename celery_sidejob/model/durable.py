@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from .messages import is_number
+from .checks import is_number
 from .names import why_not_name
 
 HEADER = "sidejob_durable"
@@ -51,7 +51,7 @@ class Content(NamedTuple):
 
     task: str
     digest: str
-    """Of the body, as `digest_of` makes it."""
+    """The body's, as `digest_of` makes it."""
     unpack: Callable[[bytes], bytes] | None = None
     """Undoes the compression of the row's body, where the delivery says that there is one: what was received is not
     compressed any more."""
@@ -66,6 +66,17 @@ class Digest(str):
     """What the worker's parent has made of a body, as `digest_of` makes it; what a message says of itself is a str."""
 
     __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """Why a task is buried, as its entry in the dead set tells."""
+
+    reason: str
+    error: str
+    traceback: str | None = None
+    retries: int = 0
+    """How many of Celery's retries it had used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +156,7 @@ class Address:
 
 
 NOWHERE = Address()
-"""Of a message that can have no copy, as far as is known."""
+"""The address of a message that can have no copy, as far as is known."""
 
 
 def headers_of(publication: str) -> Mapping[str, Any]:
@@ -165,7 +176,7 @@ def why_no_header(header: object) -> str | None:
         return "its version is no number"
     if header.get("v", HEADER_FORMAT) > HEADER_FORMAT:
         return None
-    if not is_number(header.get("n"), MOST_GENERATIONS):
+    if not is_number(header.get("n"), most=MOST_GENERATIONS):
         return "its 'n' is no number"
     tried = header.get("t") or ()
     if not isinstance(tried, list | tuple):
@@ -180,9 +191,10 @@ def is_newer(header: object) -> bool:
 
 
 def key_of(task_id: str, header: Any) -> Key | None:
-    """Return which row a delivery belongs to; None for one of a publisher without this package, or of a newer one.
+    """Return which row a delivery belongs to.
 
-    And for what no publisher of ours has made.
+    None if its publisher did not have this package, or a newer version of it, and for a header that no publisher of
+    ours has made.
     """
     if header is None or why_no_header(header) is not None or is_newer(header):
         return None

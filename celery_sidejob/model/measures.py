@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -100,13 +100,10 @@ COUNTED = {
     "runs_lost": "Runs lost with their workers.",
     "runs_rescued": "Lost runs that were queued again.",
     "leases_lost": "Runs that were refused because they were no longer their job's current run.",
-    "workers_declared_dead": "Workers declared dead for their silence or their free liveness lock.",
     "tasks_lost": "Runs of ordinary durable tasks lost with their workers.",
     "tasks_recovered": "Ordinary durable tasks that were called lost and have ended well.",
-    "messages_missing": "Messages published again because nobody had claimed their run.",
-    "broker_emptied": "Times the broker was found emptied, or new.",
 }
-"""What is counted, and what it means."""
+"""What is counted as it happens to runs, and what it means; what the sweeper counts, its duties declare."""
 
 COUNTED_BY = {
     "jobs_buried": ("reason", "Jobs entered in the dead set."),
@@ -123,13 +120,13 @@ TIMED = {
 """The transactions of runs that are timed, and what each is."""
 
 
-def counts(totals: Mapping[Key, float]) -> dict[str, Any]:
-    """Return the totals of what is counted: {name: number}, or {name: {label: number}}."""
+def counts(totals: Mapping[Key, float], counted: Iterable[str]) -> dict[str, Any]:
+    """Return the totals of what is `counted`, {name: number}, and of what is by a label, {name: {label: number}}."""
     by_label = {
         name: {label: int(value) for (found, label), value in sorted(totals.items()) if found == name}
         for name in COUNTED_BY
     }
-    return {**{name: int(totals.get((name, ""), 0)) for name in COUNTED}, **by_label}
+    return {**{name: int(totals.get((name, ""), 0)) for name in counted}, **by_label}
 
 
 def durations(totals: Mapping[Key, float]) -> dict[str, dict[str, Any]]:

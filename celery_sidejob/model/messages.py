@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .checks import is_number
 from .errors import InvalidValueError
 
 FORMAT = 1
@@ -23,15 +24,6 @@ GONE = -1
 def is_readable(document: Mapping[str, Any]) -> bool:
     """Tell whether this version understands a message or a row: a newer one is left to newer workers."""
     return int(document.get("v", 1)) <= FORMAT
-
-
-MOST = 2**63 - 1
-"""The largest number of a job or of a run."""
-
-
-def is_number(value: object, most: int = MOST) -> bool:
-    """Tell whether this is a whole number from 0 on that a row can hold."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def why_no_doorbell(header: object) -> str | None:

@@ -5,9 +5,10 @@ What every name of ours has in common, channels' too, is that Postgres must be a
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
-from .errors import InvalidAliasError, InvalidValueError
+from .errors import AliasTakenError, ChildNameTakenError, InvalidAliasError, InvalidValueError
 
 MAX_LENGTH = 255
 """Characters in an alias or a child's name."""
@@ -33,6 +34,27 @@ def check_child_name(name: str) -> str:
     if problem:
         raise InvalidValueError(f"{name[:100]!a} cannot be a child's name: {problem}")
     return name
+
+
+def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTakenError:
+    """Return the error for children, each its parent and its name, of which one's name another child has."""
+    named = ", ".join(f"{name!r} of job {parent_id}" for parent_id, name in children if name is not None)
+    return ChildNameTakenError(f"A child's name is taken already: {named}. Choose another name, or see job.children.")
+
+
+def alias_taken(name: str, owner_id: int) -> AliasTakenError:
+    """Return the error for an alias that another job has."""
+    return AliasTakenError(f"Alias {name!r} belongs to job {owner_id}. Remove it there first, or choose another.")
+
+
+def check_key(key: Any) -> str:
+    """Refuse state keys that are not strings, or that the store could not keep."""
+    if not isinstance(key, str):
+        raise InvalidValueError(f"A key of a job's state is a string, not {key!r}.")
+    problem = why_not_storable(key)
+    if problem:
+        raise InvalidValueError(f"{key[:100]!a} cannot be a key of a job's state: {problem}")
+    return key
 
 
 def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:

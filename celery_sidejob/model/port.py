@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Final, final
 
 from . import channel, values
+from .checks import nearest
 from .errors import InvalidChannelError, InvalidPortError
 
 MAX_LENGTH = 255
@@ -116,8 +116,8 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
 
 
 def _nearest(option: Any) -> str:
-    close = get_close_matches(str(option), _OPTIONS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; the options are {', '.join(_OPTIONS)}"
+    near = nearest(str(option), _OPTIONS)
+    return f"; did you mean {near!r}?" if near else f"; the options are {', '.join(_OPTIONS)}"
 
 
 def _parse_default(default: Any, where: str) -> Any:

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
+from .broker_view import Look
 from .buried import Buried, Place
 from .call import Call
 from .durable import Key, Message
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
-from .sight import Look
 
 Publication = Doorbell | Continuation | Message
 Refused = list[tuple[Publication, BaseException]]
@@ -32,7 +32,7 @@ class Publisher(Protocol):
         """
         ...
 
-    def check_call(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+    def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
         ...
 

@@ -8,8 +8,6 @@ is an error; in the environment only one that is close to a setting's name, for 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -18,6 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 from . import store_url
+from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
 
 
@@ -70,11 +69,8 @@ def _matching(pattern: str) -> Callable[[Any], Any]:
 
 
 def _seconds(value: Any) -> float:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value >= 0):
-        raise ValueError
-    return float(value)
+    value = in_seconds(value)
+    return float(value) if is_seconds(value) else _refuse(value)
 
 
 def _positive_seconds(value: Any) -> float:
@@ -86,7 +82,7 @@ def _age(value: Any) -> timedelta:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_number(value, least=1):
         raise ValueError
     return value
 
@@ -283,25 +279,21 @@ def _find_in_configuration(lookup: Mapping[str, Any], namespace: str | None) -> 
     return found
 
 
-CLOSE = 0.85
-"""How like a setting a variable is that was meant to be it: a slip of a letter or two."""
-
-
 def _check_environment(environ: Mapping[str, str]) -> None:
     names = {setting.name for setting in SETTINGS}
     for variable, text in environ.items():
         name = variable.removeprefix("SIDEJOB_").lower()
         if not variable.startswith("SIDEJOB_") or not text.strip() or name in names:
             continue
-        near = difflib.get_close_matches(name, names, 1, CLOSE)
+        near = nearest(name, names, like=SLIP)
         if near:
-            raise SettingsError(f"unknown variable {variable} (environment); did you mean SIDEJOB_{near[0].upper()}?")
+            raise SettingsError(f"unknown variable {variable} (environment); did you mean SIDEJOB_{near.upper()}?")
 
 
 def _nearest(bare: str) -> str:
     keys = [setting.key for setting in SETTINGS]
-    nearest = difflib.get_close_matches(bare.lower(), keys, n=1, cutoff=0)[0]
-    return nearest if bare.islower() else nearest.upper()
+    near = str(nearest(bare.lower(), keys, like=0))
+    return near if bare.islower() else near.upper()
 
 
 def _parse_spellings(setting: Setting, spellings: list[tuple[str, Any]]) -> tuple[Any, str]:

@@ -47,4 +47,5 @@ MOVES: dict[Status | None, frozenset[Status]] = {
     _TG: frozenset({_TD, _Q}),  # -> queued: a forced run was asked for while it was terminating
     _TD: frozenset({_Q}),  # a forced run
 }
-"""Every legal move; the CHECKs of the schema, the diagram in docs/lifecycle.md and its test derive from it."""
+"""Every legal move. `tests/store/test_moves.py` compares it with what the statements do, under the schema's CHECKs; the
+diagram in docs/lifecycle.md is drawn from it."""

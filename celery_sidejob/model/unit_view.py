@@ -23,6 +23,7 @@ from .changes import (
     UnsetState,
     Write,
 )
+from .columns import SHOWN
 from .port import WILDCARD
 from .status import Status
 
@@ -47,10 +48,10 @@ def new_jobs(changes: Sequence[Change]) -> dict[int, NewJob]:
 def row_of(new: NewJob) -> Any:
     """Return the row that a new job will have, as handles show it."""
     return SimpleNamespace(
-        id=new.id, task=new.task, queue=new.queue, priority=new.priority, status=Status.QUEUED, args=new.args,
-        kwargs=new.kwargs, parent_id=new.parent_id, name=new.child_name, created_by=new.created_by, created_at=None,
-        ran_at=None, ended_at=None, run_no=0, unit_no=None, run_kind=None, worker_id=None, losses=0, retries=0,
-        asked_again=False, error=None, task_id=new.task_id, ports=new.ports,
+        **{column.name: getattr(new, column.name) for column in SHOWN.values()},
+        id=new.id, status=Status.QUEUED, created_at=None, ran_at=None, ended_at=None, run_no=0, unit_no=None,
+        run_kind=None, worker_id=None, losses=0, retries=0, asked_again=False, error=None, task_id=new.task_id,
+        ports=new.ports,
     )  # fmt: skip
 
 
@@ -72,8 +73,8 @@ def family(changes: Sequence[Change], parent_id: int) -> tuple[dict[str, int], s
     gone: set[Any] = set()
     for change in changes:
         match change:
-            case NewJob() if change.parent_id == parent_id and change.child_name is not None:
-                gained[change.child_name] = change.id
+            case NewJob() if change.parent_id == parent_id and change.name is not None:
+                gained[change.name] = change.id
             case Adopt() if change.parent_id == parent_id:
                 gained[change.name] = change.child_id
             case Disown() if change.parent_id == parent_id:

@@ -6,48 +6,47 @@ Or it is forgotten, where it had ended well after all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ..model.crash_points import reach
-from ..model.durable import NOWHERE, Address, Content, Key, Message
+from ..model.durable import NOWHERE, Address, Content, Death, Key, Message
 from ..model.errors import IllegalMoveError
 from ..model.messages import CONTINUATION, Continuation
-from ..store import burials, durable_messages, twins
+from ..store import duplicates
 from ..store.errors import OutcomeUnknown
+from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Executor
-from . import copies
+from . import deduplication
 from .contents import as_kept
 from .endings import storable
-from .patience import patience_s, patiently, repeat
 from .publishing import dispatch
+from .retrying import patience_s, patiently, repeat
 from .runtime import Aftermath, Runtime
+from .task_run_end import end_task_runs
 
 
 def fail(
-    runtime: Runtime, key: Key, *, by: str, worker_id: int | None, reason: str, error: str,
-    traceback: str | None = None, retries: int = 0, patient: bool = False, unknown: bool = False,
-    address: Address = NOWHERE, content: Content | None = None,
+    runtime: Runtime, key: Key, death: Death, *, by: str, worker_id: int | None, patient: bool = False,
+    unknown: bool = False, address: Address = NOWHERE, content: Content | None = None,
 ) -> bool:  # fmt: skip
     """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
 
-    Also if the message has a copy that counts, as far as its `address` tells, or if the row is of another `content`
-    than the delivery by which it is judged.
+    False as well if the message has a copy that counts, as far as its `address` tells, or if the row has another
+    `content` than the delivery by which it is judged. `unknown`: an earlier try may have moved it already.
     """
+    traceback = None if death.traceback is None else storable(death.traceback)
+    death = replace(death, error=storable(death.error), traceback=traceback)
     content = None if content is None else as_kept(runtime, key, content)
-    if address.call is not None:
-        row = durable_messages.read(runtime.connections, key[0])
-        if row is None or row.generation != key[1] or copies.gives_way(runtime, key, address, worker_id=worker_id):
-            return False
-    noted = copies.is_to_be_noted(address)
+    if address.call is not None and not _counts(runtime, key, address, worker_id):
+        return False
+    noted = deduplication.is_to_be_noted(address)
 
     def work(executor: Executor) -> tuple[int, str] | None:
-        found = burials.bury(
-            executor, key, by=by, worker_id=worker_id, reason=reason, error=storable(error),
-            traceback=None if traceback is None else storable(traceback), retries=retries,
-            content=content,
-        )  # fmt: skip
-        if found is not None and noted:
-            twins.note(executor, [(key[0], str(address.call))], kept_s=twins.RECENT_S)
-        return None if found is None else (found.id, found.task)
+        end = burials.bury(key, death, by=by, worker_id=worker_id, content=content)
+        found = end_task_runs(executor, end)
+        if found and noted:
+            duplicates.note(executor, [(key[0], str(address.call))], kept_s=duplicates.RECENT_S)
+        return (found[0].id, found[0].task) if found else None
 
     def once() -> tuple[int, str] | None:
         nonlocal unknown
@@ -66,8 +65,16 @@ def fail(
         return False
     number, task = buried
     entry_id = entry_id_of(runtime, number)
-    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, reason)]))
+    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, death.reason)]))
     return True
+
+
+def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None) -> bool:
+    """Tell whether the row is still there, and counts before any copy of it in another store."""
+    row = tasks.read(runtime.connections, key[0])
+    if row is None or row.generation != key[1]:
+        return False
+    return not deduplication.gives_way(runtime, key, address, worker_id=worker_id)
 
 
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
@@ -75,7 +82,7 @@ def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: s
     shown = storable(error)
 
     def work(executor: Executor) -> int | None:
-        return burials.bury_continuation(
+        return continuations.bury(
             executor, continuation.key, task_id=continuation.task_id, task=storable(continuation.task), reason=reason,
             error=shown,
         )  # fmt: skip
@@ -112,9 +119,7 @@ def entry_id_of(runtime: Runtime, number: int) -> int | str:
 def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
     """Remove a row that no run holds: its run had ended well after all, or was one without a lock, of this content."""
     kept = None if content is None else as_kept(runtime, key, content)
-    return runtime.connections.transact(
-        "durable-end", lambda executor: durable_messages.forget(executor, key, kept), single=True
-    )
+    return runtime.connections.transact("durable-end", lambda executor: tasks.forget(executor, key, kept), single=True)
 
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
@@ -127,7 +132,7 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     dispatch(runtime, messages)
     if len(messages) == len(entry_ids):
         return len(messages)
-    return len(messages) + burials.revive_continuations(
+    return len(messages) + continuations.revive(
         runtime.connections, entry_ids, prefix=CONTINUATION, look_after_s=runtime.settings.lost_after
     )
 

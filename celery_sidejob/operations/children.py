@@ -12,7 +12,7 @@ from .runtime import Runtime
 
 
 class Children:
-    """Until the run's first commit always the same ones, then what the store has.
+    """The same children until the run's first commit, then those that the store has.
 
     A body that sees a child's end sees all ends that need no further run, and no other. Very many children are read
     when the body first asks for them all: it misses no end, and may see one for which a further run is owed.

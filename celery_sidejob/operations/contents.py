@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ..model.durable import Content, Key, digest_of
-from ..store import durable_messages
+from ..store.outbox import tasks
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
@@ -15,7 +15,7 @@ def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
     """Return what a delivery runs in the form of its row, whose body may be compressed: then that is read for it."""
     if content.unpack is None:
         return content
-    row = durable_messages.content_of(runtime.connections, key, whole=True)
+    row = tasks.content_of(runtime.connections, key, whole=True)
     digest = content.digest
     if row is not None and row.digest != digest:
         try:
@@ -28,7 +28,7 @@ def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
 
 def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
     """Tell, and log, whether a delivery that is not run has the id of what waits or runs, and is something else."""
-    row = durable_messages.content_of(runtime.connections, key)
+    row = tasks.content_of(runtime.connections, key)
     if row is None or (row.task, row.digest) == as_kept(runtime, key, content)[:2]:
         return False
     logger.error(

@@ -12,13 +12,14 @@ from typing import Any
 
 from ..model.errors import JobNotFoundError
 from ..model.status import Status
-from ..store import jobs, messages, trees
+from ..store import jobs, trees
 from ..store.errors import Moved
+from ..store.outbox import doorbells
 from ..store.statement import Executor
 from .runtime import Runtime
 
 TOGETHER = 5000
-"""Jobs that the pruner deletes in one transaction, at most: what waits for it waits half a second."""
+"""Jobs that the pruner deletes in one transaction, at most: so many take half a second."""
 PART = 500
 """Jobs that one transaction takes from a larger tree."""
 
@@ -41,7 +42,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
         locked = jobs.lock_exclusively(executor, before)
         if {row.id for row in trees.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
-        if any(row.status != Status.TERMINATED for row in locked.values()) or messages.pending(executor, before):
+        if any(row.status != Status.TERMINATED for row in locked.values()) or doorbells.pending(executor, before):
             return False
         jobs.delete(executor, before)
         return True

@@ -11,18 +11,19 @@ from functools import partial
 from ..model.crash_points import reach
 from ..model.durable import Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
-from ..store import durable_locks, durable_messages
-from ..store.durable_messages import Kept
 from ..store.errors import OutcomeUnknown
-from ..store.put_off import PutOff
+from ..store.outbox import holds, latecomers, tasks
+from ..store.outbox.tasks import Kept
 from ..store.statement import Executor
-from . import late_locks
+from ..store.write_behind import WriteBehind
+from . import deferred_locks
 from .durable_locks import has_lock, have_lock
 from .durable_runs import ClaimedElsewhereError, Run, lease_lost
 from .keeping import waits_of
-from .patience import patience_s, patiently
 from .publishing import send
+from .retrying import patience_s, patiently
 from .runtime import Aftermath, Runtime
+from .task_run_end import end_task_runs
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -43,7 +44,9 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     began = time.monotonic()
 
     def work(executor: Executor) -> Kept | None:
-        return durable_messages.move(executor, message, run.key, waits_of(runtime), worker_id=run.worker_id)
+        end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id)
+        found = end_task_runs(executor, end)
+        return Kept(found[0].waits, found[0].generation) if found else None
 
     def once() -> Kept | None:
         nonlocal is_unknown
@@ -55,7 +58,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
 
     kept = patiently(runtime, once)
     if kept is None and is_unknown:
-        row = durable_messages.read(runtime.connections, run.key[0])
+        row = tasks.read(runtime.connections, run.key[0])
         if row is not None and row.generation == run.key[1] + 1:
             kept = Kept(waits=not row.unpublished, generation=row.generation)
     if kept is None:
@@ -66,7 +69,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
 
 
 def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
-    """Tell, before anybody is told what a run has come to, whether it counts: not if its row was taken from it.
+    """Tell whether a run counts, before its outcome is reported to anybody: not if its row was taken from it.
 
     A run that was called lost and has ended well counts if no other run has begun since. From here on none begins: a
     process that dies before `end` leaves a row that is buried as lost. A store that is away is tried for a lease; then
@@ -76,17 +79,17 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
         return False
 
     def hold(executor: Executor) -> bool:
-        return durable_locks.holds(executor, run.key, worker_id=run.worker_id)
+        return holds.holds(executor, run.key, worker_id=run.worker_id)
 
     def keep_from_others(executor: Executor) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return durable_locks.keep_from_others(executor, run.key, run.content, age_s=age_s, for_s=runtime.settings.lease)
+        return latecomers.keep_from_others(executor, run.key, run.content, age_s=age_s, for_s=runtime.settings.lease)
 
     def ask(name: str, work: Callable[[Executor], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
 
     def once() -> bool:
-        is_locked = run.late is None or late_locks.of(runtime).take(run)
+        is_locked = run.late is None or deferred_locks.of(runtime).take(run)
         return (is_locked and ask("durable-holds", hold)) or (
             ended_well and ask("durable-keep-from-others", keep_from_others)
         )
@@ -118,16 +121,16 @@ def end(runtime: Runtime, run: Run) -> None:
 
 def end_late(runtime: Runtime, run: Run) -> None:
     """Have the row of such a run removed soon: it has ended well, and nothing follows it."""
-    late_locks.of(runtime).end(run)
+    deferred_locks.of(runtime).end(run)
 
 
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _late_ends(runtime: Runtime) -> PutOff[Run]:
-    return runtime.connections.put_off(
+def _late_ends(runtime: Runtime) -> WriteBehind[Run]:
+    return runtime.connections.write_behind(
         "ends",
-        lambda: PutOff(
+        lambda: WriteBehind(
             "ends of tasks", partial(_end_late, runtime), within_s=LATE_END_S, patience_s=LATE_END_PATIENCE_S
         ),
     )
@@ -159,11 +162,12 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
     since = 0.0
 
     def remove(executor: Executor) -> bool:
-        return finish(executor, durable_locks.remove(executor, run.key, worker_id=run.worker_id))
+        ended = end_task_runs(executor, holds.remove(run.key, worker_id=run.worker_id))
+        return finish(executor, bool(ended))
 
     def take_back(executor: Executor) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return finish(executor, durable_locks.take_back(executor, run.key, run.content, age_s=age_s))
+        return finish(executor, latecomers.take_back(executor, run.key, run.content, age_s=age_s))
 
     def finish(executor: Executor, ended: bool) -> bool:
         nonlocal since
@@ -172,7 +176,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         if not ended:
             return False
         for message in run.follows:
-            kept = durable_messages.keep(executor, message, waits_of(runtime))
+            kept = tasks.keep(executor, message, waits_of(runtime))
             if kept is not None and not kept.waits:
                 due.append(message)
         return True

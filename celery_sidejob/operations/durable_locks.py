@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ..model.durable import NOWHERE, Address, Content, Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Observer
-from ..store import durable_locks, durable_messages, twins
+from ..store import duplicates
 from ..store.errors import NoAnswer, OutcomeUnknown
-from ..store.sent import Sent
+from ..store.outbox import holds, tasks
+from ..store.pending_statement import Sent
 from ..store.statement import Executor
-from . import copies, late_locks
+from ..store.task_end import TaskEnd
+from . import deduplication, deferred_locks
 from .contents import is_forged
 from .durable_runs import Run, lease_lost
-from .patience import patience_s, patiently, repeat
+from .retrying import patience_s, patiently, repeat
 from .runtime import Aftermath, Runtime
+from .task_run_end import end_task_runs
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -44,7 +46,7 @@ def begin_ahead(
     """
     if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime) or content.unpack:
         return None
-    sent = durable_locks.send_begin(
+    sent = holds.send_begin(
         runtime.connections, key, content, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
         within_s=runtime.stores.wait_s,
     )  # fmt: skip
@@ -62,10 +64,7 @@ def begin_not(runtime: Runtime, key: Key, ahead: Ahead) -> bool:
     within_s = runtime.stores.wait_s
     try:
         if runtime.connections.answer(ahead.sent, within_s=within_s):
-            runtime.connections.transact(
-                "durable-unlock", lambda executor: durable_locks.unlock(executor, key, worker_id=ahead.worker_id),
-                single=True, within_s=within_s,
-            )  # fmt: skip
+            _unlock(runtime, key, ahead.worker_id, within_s=within_s)
     except StoreUnavailableError as error:
         logger.warning("Task %s was not begun, and is perhaps still locked: %s", key[0], error)
         return False
@@ -82,17 +81,17 @@ def begin(
     """
 
     def work(executor: Executor) -> bool:
-        begun = durable_locks.begin(
+        begun = holds.begin(
             executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
         )
         if begun and noted:
-            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return begun
 
     def once() -> bool:
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=within_s)
 
-    noted = copies.is_to_be_noted(address)
+    noted = deduplication.is_to_be_noted(address)
     within_s = runtime.stores.wait_s if runtime.stores.several else None
     try:
         if ahead is None:
@@ -109,7 +108,7 @@ def begin(
 
 def begin_late(runtime: Runtime, run: Run, *, max_losses: int) -> bool:
     """Let a run begin whose lock is written later; False if it has to lock now."""
-    return late_locks.of(runtime).begin(run, max_losses=max_losses)
+    return deferred_locks.of(runtime).begin(run, max_losses=max_losses)
 
 
 def have_lock(runtime: Runtime, run: Run) -> None:
@@ -123,7 +122,7 @@ def have_lock(runtime: Runtime, run: Run) -> None:
 
 def has_lock(runtime: Runtime, run: Run) -> bool:
     """Do the same, and tell whether it is locked; False once it was refused."""
-    return run.late is None or patiently(runtime, lambda: late_locks.of(runtime).take(run))
+    return run.late is None or patiently(runtime, lambda: deferred_locks.of(runtime).take(run))
 
 
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
@@ -132,15 +131,15 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
     Its publisher had no extension, or no store that answered; in that case one of them may have it after all.
     """
     address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
-    noted = copies.is_to_be_noted(address)
+    noted = deduplication.is_to_be_noted(address)
 
     def work(executor: Executor) -> bool:
-        adopted = durable_locks.adopt(
+        adopted = holds.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
             look_after_s=runtime.settings.lost_after,
         )  # fmt: skip
         if adopted and noted:
-            twins.note(executor, [(run.key[0], str(address.call))], kept_s=twins.RECENT_S)
+            duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)
         return adopted
 
     def once() -> bool:
@@ -151,14 +150,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
 def put_back(runtime: Runtime, run: Run) -> None:
     """Give up a run whose message goes back to the broker."""
-    patiently(
-        runtime,
-        lambda: runtime.connections.transact(
-            "durable-unlock",
-            lambda executor: durable_locks.unlock(executor, run.key, worker_id=run.worker_id),
-            single=True,
-        ),
-    )
+    patiently(runtime, lambda: _unlock(runtime, run.key, run.worker_id))
 
 
 def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
@@ -166,24 +158,26 @@ def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss
 
     Those that were not `begun`, only locked, run again.
     """
-    ids = list(task_ids)
-
-    def work(executor: Executor) -> Sequence[Any]:
-        return durable_locks.give_back(executor, ids, worker_id=worker_id, loss=loss, begun=begun)
-
-    return _lose(runtime, work)
+    return _lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun))
 
 
 def take_from_the_dead(runtime: Runtime) -> int:
     """Take a page of runs from workers that were declared dead; returns how many."""
-    return _lose(runtime, durable_locks.take_from_the_dead)
+    return _lose(runtime, holds.take_from_the_dead())
 
 
 # --------------------------------------------------------------------------------------------------------------------
 
 
+def _unlock(runtime: Runtime, key: Key, worker_id: int, *, within_s: float | None = None) -> None:
+    end = holds.unlock(key, worker_id=worker_id)
+    runtime.connections.transact(
+        "durable-unlock", lambda executor: end_task_runs(executor, end), single=True, within_s=within_s
+    )
+
+
 def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
-    row = durable_messages.read(runtime.connections, run.key[0])
+    row = tasks.read(runtime.connections, run.key[0])
     mine = (run.key[1], run.worker_id, pid)
     if row is None or is_here or (row.generation, row.locked_by, row.locked_pid) != mine:
         return False
@@ -192,15 +186,17 @@ def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
 
 def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
     """Tell whether the copy that was just locked is the one to run; removes it if it is not."""
-    if copies.gives_way(runtime, run.key, address, worker_id=run.worker_id):
+    if deduplication.gives_way(runtime, run.key, address, worker_id=run.worker_id):
         return False
-    copies.note(runtime, run.key, address)
+    deduplication.note(runtime, run.key, address)
     return True
 
 
-def _lose(runtime: Runtime, take: Callable[[Executor], Sequence[Any]]) -> int:
+def _lose(runtime: Runtime, end: TaskEnd) -> int:
     """Take runs from whoever held them, and tell of those that were lost."""
-    taken = runtime.connections.transact("durable-lose", take, single=True, within_s=patience_s(runtime))
+    taken = runtime.connections.transact(
+        "durable-lose", lambda executor: end_task_runs(executor, end), single=True, within_s=patience_s(runtime)
+    )
     runtime.follow(
         Aftermath(
             calls=[

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from ..model.durable import Content, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
-from ..store import durable_messages
-from . import late_locks
-from .late_locks import LateLock
+from ..store.outbox import tasks
+from . import deferred_locks
+from .deferred_locks import LateLock
 from .runtime import Runtime
 
 
@@ -50,7 +50,7 @@ class Run:
     task: str
     worker_id: int
     runtime: Runtime
-    """Of the store that has the row."""
+    """The runtime of the store that has the row."""
     content: Content
     """What it runs."""
     in_body: bool = False
@@ -67,7 +67,7 @@ class Run:
     claim: Claim | None = None
     """What is to be held for that commit, if it has the body of a chord."""
     has_waited: bool = False
-    """Its end has waited for a store that is away as long as an end does."""
+    """Its end has waited for an absent store for as long as an end may."""
     end_is_unknown: bool = False
     """An end whose answer was lost may have removed the row."""
     has_ended: bool = False
@@ -95,7 +95,7 @@ def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
 
 @contextmanager
 def inline() -> Iterator[None]:
-    """Have the block be the body of a durable task that has no row: it is called as a function, or eagerly."""
+    """Make the block the body of a durable task without a row, one that is called as a function or eagerly."""
     token = _INLINE.set(True)
     try:
         yield
@@ -109,9 +109,9 @@ def check_hold() -> bool:
     if found is None or found[1].moved:
         return found is not None or _INLINE.get()
     runtime, run = found
-    if run.late is not None and not late_locks.of(runtime).take(run):
+    if run.late is not None and not deferred_locks.of(runtime).take(run):
         raise lease_lost(run)
-    row = durable_messages.read(runtime.connections, run.key[0])
+    row = tasks.read(runtime.connections, run.key[0])
     if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
         raise lease_lost(run)
     return True

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from ..model.changes import AddAlias, Adopt, Disown, NewJob, RemoveAlias
+from ..model.changes import AddAlias, Adopt, Change, Disown, NewJob, RemoveAlias
 from ..model.errors import (
-    AliasTakenError,
-    ChildNameTakenError,
     CycleError,
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
-    InvalidValueError,
     NotAChildError,
 )
-from ..model.messages import Doorbell
+from ..model.names import alias_taken, child_name_taken
 from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
-from ..store.statement import Executor, violated
+from ..store.statement import Executor
+from .lock_set import Touched
 from .mailboxes import port_row
-from .runtime import Aftermath, Move, Runtime
-from .touched import FAN_OUT, Touched
+from .runtime import Aftermath, Runtime
 
 
 class Family:
@@ -46,13 +42,9 @@ class Family:
         executor = self._executor
         for job in new:
             self._check_parent(job)
-        for row in insert(executor, new, look_after_s=self._look_after_s):
-            if row.for_run is not None:
-                job = self._touched.new[row.job_id]
-                self._aftermath.doorbells.append(Doorbell.of(job.id, job, row, job.options))
-        for job in new:
-            self._touched.statuses[job.id] = Status.QUEUED
-            self._aftermath.moves.append(Move(job.id, job.task, None, Status.QUEUED))
+        for row in jobs.insert(executor, new, look_after_s=self._look_after_s):
+            self._touched.statuses[row.job_id] = Status.QUEUED
+            self._aftermath.created(self._touched.new[row.job_id], row)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             for row in ports.put(executor, rows):
@@ -64,16 +56,25 @@ class Family:
         if initial:
             state.put(executor, initial)
 
-    def add_alias(self, change: AddAlias) -> None:
-        """Give a job a further name."""
-        self._add_aliases([(change.name, change.job_id)])
+    def apply(self, change: Change) -> None:
+        """Change aliases or parents; other changes are none of the family's."""
+        match change:
+            case AddAlias():
+                self._add_aliases([(change.name, change.job_id)])
+            case RemoveAlias():
+                self._remove_alias(change)
+            case Adopt():
+                self._adopt(change)
+            case Disown():
+                self._disown(change)
+            case _:
+                pass
 
-    def remove_alias(self, change: RemoveAlias) -> None:
-        """Take a name from its job."""
+    def _remove_alias(self, change: RemoveAlias) -> None:
         if not aliases.remove(self._executor, change.name, change.job_id):
             raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
 
-    def adopt(self, change: Adopt) -> None:
+    def _adopt(self, change: Adopt) -> None:
         """Make a job without a parent a child."""
         parent, child = change.parent_id, change.child_id
         if (above := self._touched.parents[child]) is not None:
@@ -87,7 +88,7 @@ class Family:
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
         self._touched.parents[child] = parent
 
-    def disown(self, change: Disown) -> None:
+    def _disown(self, change: Disown) -> None:
         """Make a child a job without a parent."""
         child, parent_id = change.child, change.parent_id
         if isinstance(child, str):
@@ -119,58 +120,3 @@ class Family:
         for name, job_id in named:
             if owners[name] != job_id:
                 raise alias_taken(name, owners[name])
-
-
-def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) -> Sequence[Any]:
-    """Write the rows of new jobs, and return what `jobs.insert` does."""
-    try:
-        return jobs.insert(
-            executor, map(_job_row, new), look_after_s=look_after_s,
-            first_look_s=jobs.FIRST_LOOK_S if len(new) < FAN_OUT else 10.0,
-        )  # fmt: skip
-    except Exception as error:
-        taken = _taken(violated(error), new)
-        if taken is None:
-            raise
-        raise taken from error
-
-
-def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTakenError:
-    """Return the error for children, each its parent and its name, of which one's name another child has."""
-    named = ", ".join(f"{name!r} of job {parent_id}" for parent_id, name in children if name is not None)
-    return ChildNameTakenError(f"A child's name is taken already: {named}. Choose another name, or see job.children.")
-
-
-def alias_taken(name: str, owner_id: int) -> AliasTakenError:
-    """Return the error for an alias that another job has."""
-    return AliasTakenError(f"Alias {name!r} belongs to job {owner_id}. Remove it there first, or choose another.")
-
-
-def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
-    """Return our own error for a name or a task id that another row has."""
-    if constraint == "jobs_parent_id_name_key":
-        return child_name_taken(*((job.parent_id, job.child_name) for job in new))
-    if constraint in ("askings_pkey", "messages_pkey"):
-        ids = ", ".join(job.task_id for job in new[:3])
-        return InvalidValueError(f"Another asking has this task_id already: {ids}. Leave it out, or give a new one.")
-    return None
-
-
-def _job_row(job: NewJob) -> dict[str, Any]:
-    return {
-        "id": job.id or None,
-        "task": job.task,
-        "queue": job.queue,
-        "priority": job.priority,
-        "args": job.args,
-        "kwargs": job.kwargs,
-        "parent_id": job.parent_id,
-        "name": job.child_name,
-        "created_by": job.created_by,
-        "max_losses": job.max_losses,
-        "retention_s": job.retention_s,
-        "task_id": job.task_id,
-        "options": job.options,
-        "due_at": job.due_at.isoformat() if job.due_at else None,
-        "wait_s": job.wait_s,
-    }

@@ -14,14 +14,15 @@ from typing import Any, TypeVar
 
 from ..model.durable import Message
 from ..model.errors import InvalidValueError, StoreUnavailableError
-from ..store import durable_messages, twins
+from ..store import duplicates
 from ..store.borrowed import Borrowed
-from ..store.durable_messages import Kept, Waits
 from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.outbox import tasks
+from ..store.outbox.tasks import Kept, Waits
 from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
-from .patience import patience_s, patiently, repeat
 from .publishing import send
+from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
 from .stores import Stores
 
@@ -66,7 +67,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
     if stores.is_left_alone(runtime):
         return False
     began = time.monotonic()
-    sent = durable_messages.send_keep(runtime.connections, message, waits_of(runtime), within_s=stores.wait_s)
+    sent = tasks.send_keep(runtime.connections, message, waits_of(runtime), within_s=stores.wait_s)
     if sent is None:
         return False
     try:
@@ -113,11 +114,11 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
     with borrowed.atomic():
-        if durable_messages.keep(borrowed, message, waits_of(runtime)) is None:
+        if tasks.keep(borrowed, message, waits_of(runtime)) is None:
             raise _taken(message.task_id)
 
     def committed() -> None:
-        row = durable_messages.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
+        row = tasks.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
         if row is not None and row.unpublished:
             send(runtime, [message], since=began)
 
@@ -165,7 +166,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
         for number, page in enumerate(pages):
             ids = [message.task_id for message in page]
             # Its savepoint may have been rolled back, and the sweeper may have been quicker.
-            there = durable_messages.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
+            there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
             due = [message for message in page if message.task_id in there]
             send(runtime, due, since=began + number * PAGE_TAKES_S)
 
@@ -185,9 +186,7 @@ def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
             continue
         began = time.monotonic()
         try:
-            row = store.connections.read(
-                lambda executor: durable_messages.read(executor, task_id), within_s=stores.wait_s
-            )
+            row = store.connections.read(lambda executor: tasks.read(executor, task_id), within_s=stores.wait_s)
         except StoreUnavailableError as error:
             stores.failed(store, error, after_s=time.monotonic() - began)
             failure = error
@@ -253,7 +252,7 @@ def _keep(store: Runtime, message: Message, tried: tuple[str, ...], *, is_unknow
 def _is_kept(store: Runtime, message: Message, within_s: float) -> bool:
     """Tell whether the row in whose way a message is, is its own; OutcomeUnknown if the store goes away just then."""
     try:
-        return store.connections.read(lambda executor: durable_messages.is_kept(executor, message), within_s=within_s)
+        return store.connections.read(lambda executor: tasks.is_kept(executor, message), within_s=within_s)
     except StoreUnavailableError as error:
         raise OutcomeUnknown(f"There is a row of this task id, which may be of this very call: {error}") from error
 
@@ -277,7 +276,7 @@ def _keep_all(
         waiting = _keep_pages(runs, pages, waits_of(store), repeated=repeated)
         if tried:
             made = [(message.task_id, message.call) for page in pages for message in page if message.call is not None]
-            twins.note(executor, made, tried=tried, kept_s=twins.KEPT_S)
+            duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
         return waiting
 
     first = True
@@ -285,9 +284,7 @@ def _keep_all(
     def once() -> set[str] | None:
         nonlocal first
         again, first = not first, False
-        if again and store.connections.read(
-            lambda executor: durable_messages.is_kept(executor, pages[0][0]), within_s=within_s
-        ):
+        if again and store.connections.read(lambda executor: tasks.is_kept(executor, pages[0][0]), within_s=within_s):
             return None
         return store.connections.transact("durable-keep", work, within_s=within_s)
 
@@ -296,9 +293,9 @@ def _keep_all(
 
 def _keeping(runtime: Runtime, message: Message, tried: tuple[str, ...] = ()) -> Callable[[Executor], Kept | None]:
     def work(executor: Executor) -> Kept | None:
-        kept = durable_messages.keep(executor, message, waits_of(runtime))
+        kept = tasks.keep(executor, message, waits_of(runtime))
         if kept is not None and tried and message.call is not None:
-            twins.note(executor, [(message.task_id, message.call)], tried=tried, kept_s=twins.KEPT_S)
+            duplicates.note(executor, [(message.task_id, message.call)], tried=tried, kept_s=duplicates.KEPT_S)
         return kept
 
     return work
@@ -341,7 +338,7 @@ def _keep_pages(
     """Keep all, each page by its own of `runs`, or raise; returns the ids of those that wait in the store."""
     waiting: set[str] = set()
     for number, (run, page) in enumerate(zip(runs, pages, strict=True)):
-        held_back, taken = durable_messages.keep_many(run, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
+        held_back, taken = tasks.keep_many(run, page, waits, publishing_takes_s=number * PAGE_TAKES_S)
         if taken is not None and not repeated:
             raise _taken(taken)
         waiting.update(held_back)

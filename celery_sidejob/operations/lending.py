@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Doorbell
-from ..store import messages
 from ..store.borrowed import Borrowed
+from ..store.outbox import doorbells
 from .noted_asks import apply_noted_asks
 from .runtime import Aftermath, Runtime
 
@@ -27,7 +27,7 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, aftermath: Aftermath)
 
     def committed() -> None:
         try:
-            rows = messages.unpublished(runtime.connections, jobs) if jobs else ()
+            rows = doorbells.waiting(runtime.connections, jobs, unpublished=True) if jobs else ()
             there = {row.job_id for row in rows}
             for move in aftermath.moves:
                 if move.job_id in there:

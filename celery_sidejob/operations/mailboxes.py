@@ -13,8 +13,8 @@ from ..model.port import WILDCARD
 from ..store import packets, ports
 from ..store.errors import Moved
 from ..store.statement import Executor
+from .lock_set import FAN_OUT, Touched
 from .runtime import Aftermath
-from .touched import FAN_OUT, Touched
 from .wakes import Wakes
 
 PacketRow = tuple[int, str, str | None, str | None]
@@ -35,19 +35,31 @@ class Mailboxes:
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
 
-    def configure(self, change: ConfigurePorts) -> None:
+    def apply(self, change: Change) -> None:
+        """Change ports; other changes are none of theirs. Packets come later (`write`)."""
+        match change:
+            case ConfigurePorts():
+                self._configure(change)
+            case SetChannels():
+                self._set_channels(change)
+            case SetDefault() | Write(as_default=True):
+                self._set_default(change)
+            case _:
+                pass
+
+    def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the packets of those that stay are kept."""
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
         self._touched.ports = {key: row for key, row in self._touched.ports.items() if key[0] != change.job_id}
         self._touched.ports.update({(row.job_id, row.direction, row.name): row for row in kept})
 
-    def set_channels(self, change: SetChannels) -> None:
+    def _set_channels(self, change: SetChannels) -> None:
         """Set the channels of one port."""
         port = self._port((change.job_id, change.direction, change.port))
         self._changed(ports.set_channels(self._executor, port.id, change.channels))
 
-    def set_default(self, change: SetDefault | Write) -> None:
+    def _set_default(self, change: SetDefault | Write) -> None:
         """Set the default of one port; to the last value that was written, where that is what a write is to do."""
         port = self._port((change.job_id, change.direction, change.port))
         value = change.packets[-1][0] if isinstance(change, Write) else change.value

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from ..model.errors import StoreUnavailableError
 from ..store import jobs
 from ..store.statement import Executor
+from .lock_set import Touched
 from .runtime import Aftermath, Runtime
-from .touched import Touched
 from .wakes import Wakes
 
 logger = logging.getLogger("celery_sidejob")

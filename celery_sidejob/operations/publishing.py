@@ -12,15 +12,14 @@ from typing import Any
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
-from ..store import durable_messages
-from ..store.durable_messages import FIRST_LOOK_S
-from ..store.put_off import PutOff
-from .runtime import Runtime
+from ..store.outbox.arming import FIRST_LOOK_S
+from ..store.outbox.kinds import TASKS
+from ..store.outbox.publishing import mark_published
+from ..store.write_behind import WriteBehind
+from .runtime import MARK_S, Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
-MARK_S = FIRST_LOOK_S / 2
-"""How long the mark of a published message may be put off."""
 ALONE_S = FIRST_LOOK_S / 2
 """For how long after it began to keep a message its publisher is sure that nobody else has published it."""
 
@@ -31,15 +30,16 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
     The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
     that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
     before it means one copy more. Who comes after the sweeper publishes what says that it may be a copy: nothing else
-    tells a worker that another one was run and done before it (`late_locks.py`).
+    tells a worker that another one was run and done before it (`deferred_locks.py`).
     """
     if not messages:
         return 0  # as after most runs
     if time.monotonic() - since > ALONE_S:
         messages, ready = [replace(message, again=True) for message in messages], None
     published = _publish(runtime, messages, ready=ready)
-    marks = runtime.connections.put_off(
-        "marks", lambda: PutOff("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S)
+    marks = runtime.connections.write_behind(
+        "marks",
+        lambda: WriteBehind("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S),
     )
     if published:
         marks.add(published)
@@ -79,6 +79,6 @@ def _mark(runtime: Runtime, published: Sequence[Key], *, again: bool) -> None:
     there = runtime.publisher.confirm(published)
     if there:
         runtime.connections.transact(
-            "mark", lambda executor: durable_messages.mark_published(executor, there, again=again), single=True,
+            "mark", lambda executor: mark_published(executor, TASKS, there, again=again), single=True,
             within_s=runtime.stores.wait_s,
         )  # fmt: skip

@@ -6,14 +6,16 @@ import time
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
+from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import askings, asks, claims, jobs, packets
+from ..store import asks, claims, jobs
 from ..store.statement import Executor
-from .endings import bury, close_asking, error_json
-from .hold import PAUSE_S
+from .endings import announce, error_json
+from .hold import PAUSE_S, Hold
+from .job_run_end import Ending, end_job_run
+from .lock_set import Touched
 from .noted_asks import apply_noted_asks
 from .runtime import Aftermath, Move, Runtime
-from .touched import Touched
 from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
@@ -29,7 +31,8 @@ def rescue(
     unless it was none: the worker had left as planned. A job that somebody has locked is left for the next look, unless
     this is to `wait`. Returns whether the run was taken.
     """
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss, wait=wait)
+    ending = Ending(RunEnd.LOST if loss else RunEnd.GIVEN_BACK)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait)
 
 
 def release(
@@ -39,7 +42,8 @@ def release(
 
     `moved`: another reader had packets that the run had read, so the next one takes them before it goes on with them.
     """
-    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, loss=False, wait=wait, moved=moved)
+    ending = Ending(RunEnd.GIVEN_BACK, moved=moved)
+    return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
 
 
 def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
@@ -58,17 +62,16 @@ def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) ->
             time.sleep(PAUSE_S)
 
 
-def _free(
-    runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, wait: bool,
-    moved: bool = False,
-) -> bool:  # fmt: skip
+def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:
     def work(executor: Executor) -> Aftermath | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
-        return _free_locked(runtime, executor, job, run_no=run_no, worker_id=worker_id, own=own, loss=loss, moved=moved)
+        hold = Hold(job_id, run_no, worker_id, job.run_kind, row=job)
+        return _free_locked(runtime, executor, hold, ending, own=own)
 
-    aftermath = runtime.connections.transact("rescue" if loss else "release", work)
+    is_lost = ending.how == RunEnd.LOST
+    aftermath = runtime.connections.transact("rescue" if is_lost else "release", work)
     if aftermath is None:
         return False
     runtime.follow(aftermath)
@@ -76,67 +79,37 @@ def _free(
     return True
 
 
-def _free_locked(
-    runtime: Runtime, executor: Executor, job: Any, *, run_no: int, worker_id: int, own: bool, loss: bool, moved: bool
-) -> Aftermath | None:
+def _free_locked(runtime: Runtime, executor: Executor, hold: Hold, ending: Ending, *, own: bool) -> Aftermath | None:
     aftermath = Aftermath()
-    most = job.max_losses or runtime.settings.max_losses
-    if loss and job.losses + 1 >= most:
+    job = hold.row
+    is_lost = ending.how == RunEnd.LOST
+    if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # What is noted and committed by now came before the end. The lock is held, this only reads what became of it.
         Wakes(runtime, executor, Touched.of_row(executor, job), aftermath).apply_due(job.id)
-        job = jobs.lock(executor, [job.id])[job.id]
-    row = claims.release(executor, job.id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+        hold.row = job = claims.read_claimed(executor, job.id)
+        ending = _giving_up(job)
+    if is_lost:
+        aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, hold.run_no))
+    row = end_job_run(runtime, executor, hold, None, ending, aftermath, by_worker=own)
     if row is None:
         return None
-    readers = packets.release(executor, job.id, run_no)
-    if loss:
-        aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, run_no))
-    if loss and row.losses >= most:
-        _put_to_rest(runtime, executor, job, row, run_no, aftermath)
-        if row.parent_id is not None:
-            readers.add(row.parent_id)
-    else:
-        armed = claims.rearm(
-            executor, job.id, for_run=run_no + 1, look_after_s=runtime.settings.lost_after, moved=moved
-        )
-        aftermath.ring(job, armed)
-        aftermath.moves.append(Move(job.id, job.task, job.status, row.status, run_no))
-        if loss:
-            aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, run_no))
-    if readers:  # not locked here, so their asks are only noted
-        asks.note(executor, readers, "run")
-        aftermath.noted += readers
+    if ending.gives_up:
+        if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # its shutdown would have handed this down
+            below = jobs.child_ids(executor, job.id)
+            asks.note(executor, below, "terminate_tree")
+            aftermath.noted += below
+        announce(hold, job.status, row.status, ending, aftermath)
+        return aftermath
+    aftermath.moves.append(Move(job.id, job.task, job.status, row.status, hold.run_no))
+    if is_lost:
+        aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, hold.run_no))
     return aftermath
 
 
-def _put_to_rest(runtime: Runtime, executor: Executor, job: Any, row: Any, run_no: int, aftermath: Aftermath) -> None:
-    """Put to rest a job whose runs kept killing their workers; a termination is honoured all the same."""
-    terminating = row.status == Status.TERMINATING
-    message = SHUTDOWN_LOST if terminating else f"{row.losses} runs in a row were lost with their workers."
+def _giving_up(job: Any) -> Ending:
+    """Return the ending of a run that is one loss too many; a termination is honoured all the same."""
+    message, reason, rests = f"{job.losses + 1} runs in a row were lost with their workers.", "lost", Status.FAILED
+    if job.status == Status.TERMINATING:
+        message, reason, rests = SHUTDOWN_LOST, "shutdown lost", Status.TERMINATED
     error = error_json("WorkerLostError", message, "billiard.exceptions")
-    outcome = Status.TERMINATED if terminating else Status.FAILED
-    task_id = close_asking(runtime, executor, job, outcome=outcome, result=error, aftermath=aftermath)
-    if terminating and job.terminate_tree:  # its shutdown, which would have handed this down, is given up
-        below = jobs.child_ids(executor, job.id)
-        asks.note(executor, below, "terminate_tree")
-        aftermath.noted += below
-    if terminating and row.asked_again:  # a forced run was asked for while it was terminating
-        claims.put_to_rest(executor, job.id, status=Status.QUEUED, error=error)
-        task_id = askings.open_next(executor, job.id)
-        armed = claims.rearm(
-            executor, job.id, for_run=run_no + 1, task_id=task_id, look_after_s=runtime.settings.lost_after
-        )
-        aftermath.ring(job, armed)
-        aftermath.moves += [
-            Move(job.id, job.task, job.status, outcome, run_no), Move(job.id, job.task, outcome, Status.QUEUED),
-        ]  # fmt: skip
-        return
-    claims.put_to_rest(executor, job.id, status=outcome, error=error)
-    claims.disarm(executor, job.id)
-    if terminating:
-        asks.drop_runs(executor, job.id)
-    bury(
-        executor, job, reason="shutdown lost" if terminating else "lost", error=error, traceback=None,
-        task_id=task_id, retries=0, aftermath=aftermath, wake_pending=row.asked_again,
-    )  # fmt: skip
-    aftermath.moves.append(Move(job.id, job.task, job.status, outcome, run_no, task_id))
+    return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests)

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..model.checks import is_keepable
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..model.given import is_keepable
-from ..store import revocation
 from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.outbox import revocation
 from ..store.statement import Executor
 from .runtime import Runtime
 

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from ..model.changes import NewJob
 from ..model.errors import StoreUnavailableError
 from ..model.messages import Continuation, Doorbell, Outcome
 from ..model.protocols import Observer, Publication, Publisher, Refused, Results, Tasks
 from ..model.settings import Settings
-from ..store import askings, messages
+from ..model.status import Status
+from ..store import askings
 from ..store.connection import Connections
+from ..store.outbox.arming import FIRST_LOOK_S
+from ..store.outbox.continuations import remove as remove_continuations
+from ..store.outbox.kinds import JOBS
+from ..store.outbox.publishing import mark_published
+from ..store.write_behind import WriteBehind
 from .stores import Stores
 
 logger = logging.getLogger("celery_sidejob")
+
+MARK_S = FIRST_LOOK_S / 2
+"""How long the mark of a published message may be put off: the sweeper looks at a fresh row only later than that."""
 
 
 class Move(NamedTuple):
@@ -44,6 +54,12 @@ class Aftermath:
     noted: list[int] = field(default_factory=list)
     published: list[tuple[str, str]] = field(default_factory=list)
     calls: list[Callable[[Observer], None]] = field(default_factory=list)
+
+    def created(self, new: NewJob, row: Any) -> None:
+        """Announce a job that was inserted, and have its doorbell rung unless its first run waits for its time."""
+        self.moves.append(Move(new.id, new.task, None, Status.QUEUED))
+        if row.for_run is not None:
+            self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
 
     def ring(self, job: Any, armed: Any) -> None:
         """Have the doorbell of a job's message rung that was just armed: (task_id, for_run, options)."""
@@ -87,18 +103,19 @@ class Runtime:
                 self.observer.status_changed(*move)
         for call in aftermath.calls:
             call(self.observer)
-        self.dispatch(aftermath.doorbells, aftermath.continuations)
+        self.dispatch(aftermath.doorbells, aftermath.continuations, marks_later=self.connections.may_write_behind)
         for channel, message in aftermath.published:
             self.observer.published(channel, message)
         self.settle(aftermath.outcomes)
 
     def dispatch(
         self, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
-        refused: Refused | None = None,
+        refused: Refused | None = None, marks_later: bool = False,
     ) -> int:  # fmt: skip
         """Publish, mark what the broker has, and return how many those were; `refused` is given what no queue takes.
 
-        Dying before the mark only means that the sweeper publishes once more; the claim drops the copy.
+        Dying before the mark only means that the sweeper publishes once more; the claim drops the copy. With
+        `marks_later` the doorbells of a second are marked by one statement; most of their runs have begun by then.
         """
         waiting: list[Publication] = [*continuations, *doorbells]
         if not waiting:
@@ -107,15 +124,24 @@ class Runtime:
         rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
         continued = [message.key for message in sent if isinstance(message, Continuation)]
         try:
-            if rung:
-                self.connections.transact("mark", lambda executor: messages.mark_published(executor, rung), single=True)
+            if rung and marks_later:
+                marks = self.connections.write_behind(
+                    "rings", lambda: WriteBehind("marks of doorbells", self._mark, within_s=MARK_S)
+                )
+                marks.add(rung)
+                marks.write_if_late()
+            elif rung:
+                self._mark(rung)
             if continued:
                 self.connections.transact(
-                    "mark", lambda executor: messages.remove_continuations(executor, continued), single=True
+                    "mark", lambda executor: remove_continuations(executor, continued), single=True
                 )
         except StoreUnavailableError as error:
             logger.warning("Published, but could not mark it; it will be published once more: %s", error)
         return len(sent)
+
+    def _mark(self, rung: Sequence[tuple[int, int]]) -> None:
+        self.connections.transact("mark", lambda executor: mark_published(executor, JOBS, rung), single=True)
 
     def settle(self, outcomes: Iterable[Outcome]) -> int:
         """Bring outcomes to the result backend, mark those it has, and return how many those were."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import uuid
-
 from ..model.errors import LeaseLostError
+from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import messages, trees, workers
+from ..store import trees, workers
+from ..store.outbox import doorbells
 from . import recovery
-from .endings import Ending, end
+from .endings import end
+from .job_run_end import Ending
 from .runs import Unit, claim
 from .runtime import Runtime
 
@@ -22,12 +21,9 @@ def end_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool = Fal
     results, children and parents hear of it as ever. A run in progress is left alone. With `recursive` everything below
     is terminated too. If we die in the midst, the sweeper rescues what was claimed: it is terminating as before.
     """
-    worker_id = workers.register(runtime.connections, f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}")
-    try:
+    with workers.as_worker(runtime.connections) as worker_id:
         while sum(_end(runtime, one, worker_id) for one in _terminating(runtime, job_id, recursive)):
             pass  # each end has the children terminated
-    finally:
-        workers.leave(runtime.connections, worker_id)
     return not _terminating(runtime, job_id, recursive)
 
 
@@ -37,7 +33,7 @@ def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
 
 
 def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
-    due = messages.waiting(runtime.connections, [job_id])
+    due = doorbells.waiting(runtime.connections, [job_id])
     hold = claim(runtime, job_id, task=due[0].task, for_run=due[0].for_run, worker_id=worker_id) if due else None
     if hold is None:
         return False
@@ -45,7 +41,7 @@ def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
         recovery.release(runtime, job_id, run_no=hold.run_no, worker_id=worker_id, wait=True)
         return False
     try:
-        end(runtime, hold, Unit(), Ending(Status.TERMINATED))
+        end(runtime, hold, Unit(), Ending(RunEnd.TERMINATED))
     except LeaseLostError:  # it took us so long that we were declared dead
         return False
     return True

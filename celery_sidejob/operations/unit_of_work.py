@@ -9,32 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.changes import (
-    AddAlias,
-    Adopt,
-    Ask,
-    Change,
-    ConfigurePorts,
-    Disown,
-    Publish,
-    RememberInputs,
-    RemoveAlias,
-    SetChannels,
-    SetDefault,
-    SetState,
-    Terminate,
-    UnsetState,
-    Write,
-)
+from ..model.changes import Ask, Change, Publish, RememberInputs, SetState, Terminate, UnsetState, Write
 from ..store import jobs, state
 from ..store.borrowed import Borrowed
 from ..store.statement import Executor
 from .family import Family
 from .lending import follow_commit_of
+from .lock_set import Touched
 from .mailboxes import Mailboxes
 from .noted_asks import apply_noted_asks
 from .runtime import Aftermath, Runtime
-from .touched import Touched
 from .wakes import Wakes
 
 
@@ -102,25 +86,10 @@ class Applied:
         """Apply everything: first what is, then data, then the asks, each kind in the order in which it was asked."""
         self._family.create()
         for change in self._changes:
-            match change:
-                case AddAlias():
-                    self._family.add_alias(change)
-                case RemoveAlias():
-                    self._family.remove_alias(change)
-                case Adopt():
-                    self._family.adopt(change)
-                case Disown():
-                    self._family.disown(change)
-                case ConfigurePorts():
-                    self._mailboxes.configure(change)
-                case SetChannels():
-                    self._mailboxes.set_channels(change)
-                case SetDefault() | Write(as_default=True):
-                    self._mailboxes.set_default(change)
-                case RememberInputs():
-                    jobs.remember_inputs(self._executor, change.job_id, change.memo)
-                case _:
-                    pass
+            self._family.apply(change)
+            self._mailboxes.apply(change)
+            if isinstance(change, RememberInputs):
+                jobs.remember_inputs(self._executor, change.job_id, change.memo)
         self._mailboxes.subscribe_new_ports(self._changes)
         self._write_state()
         for change in self._changes:

@@ -10,8 +10,8 @@ from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
 from ..store import asks, jobs, trees
 from ..store.statement import Executor
+from .lock_set import Touched
 from .runtime import Aftermath, Move, Runtime
-from .touched import Touched
 
 
 class Wakes:

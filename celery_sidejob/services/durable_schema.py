@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..store import durable_messages
 from ..store.connection import Connections
+from ..store.outbox import tasks
 
 
 class DurableSchema:
@@ -16,5 +16,5 @@ class DurableSchema:
     def fits(self) -> bool:
         """Tell whether it has what durable tasks need."""
         if not self._fits:
-            self._fits = durable_messages.fits(self._connections)
+            self._fits = tasks.fits(self._connections)
         return self._fits

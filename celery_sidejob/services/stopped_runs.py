@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from ..model import errors
 from ..model.errors import LeaseLostError
-from ..model.status import Status
+from ..model.run_end import RunEnd
 from ..operations import endings, runs
-from ..operations.endings import Ending
 from ..operations.hold import Hold
+from ..operations.job_run_end import Ending
 from ..operations.runtime import Runtime
 from ..store import claims
-from .heartbeat import Heartbeat
-from .runs_here import Key
+from .heartbeat.deliveries import Key
+from .heartbeat.heartbeat import Heartbeat
 
 logger = logging.getLogger("celery_sidejob")
 
-MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery_sidejob.hooks.revocation"}
+MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery_sidejob.hooks.jobs.revocation"}
 
 
-def end_from_outside(heartbeat: Heartbeat, key: Key, task: str, kind: str, message: str, reason: str) -> None:
-    """Have a worker end a run as failed with an error of `kind`; one that was not claimed yet is claimed for that."""
-    end_run(heartbeat.runtime, key, task, kind, message, reason, worker_id=heartbeat.worker_id)
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a run is ended: the error that its asking fails with, and the reason in the dead set."""
+
+    kind: str
+    """The name of the error's class."""
+    message: str
+    reason: str = "failed"
 
 
-def end_run(runtime: Runtime, key: Key, task: str, kind: str, message: str, reason: str, *, worker_id: int) -> bool:
+def end_from_outside(heartbeat: Heartbeat, key: Key, task: str, stop: Stop) -> None:
+    """Have a worker end a run as failed; a run that was not claimed yet is claimed for that."""
+    end_run(heartbeat.runtime, key, task, stop, worker_id=heartbeat.worker_id)
+
+
+def end_run(runtime: Runtime, key: Key, task: str, stop: Stop, *, worker_id: int) -> bool:
     """End a run that this worker holds, or may claim, as failed.
 
     False if it ended by itself, or runs elsewhere, or its job is of another `task`. Whatever units it committed stay;
@@ -38,10 +49,10 @@ def end_run(runtime: Runtime, key: Key, task: str, kind: str, message: str, reas
         if row is None or (row.task, row.run_no, row.worker_id) != (task, run_no, worker_id):
             return False
         hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no, row.started, row=row)
-    error = endings.error_json(kind, message, MODULES.get(kind, errors.__name__))
-    ending = Ending(Status.FAILED, result=error, error=error, reason=reason)
+    error = endings.error_json(stop.kind, stop.message, MODULES.get(stop.kind, errors.__name__))
+    ending = Ending(RunEnd.FAILED, result=error, error=error, reason=stop.reason)
     if hold.kind == "shutdown":
-        ending = Ending(Status.TERMINATED)
+        ending = Ending(RunEnd.TERMINATED)
     try:
         endings.end(runtime, hold, None, ending, from_outside=True)
     except LeaseLostError:

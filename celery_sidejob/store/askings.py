@@ -21,18 +21,6 @@ def open_next(executor: Executor, job_id: int) -> str:
     return task_id
 
 
-_CLOSE = Statement("""
-UPDATE {askings} SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
-  stored_at = CASE WHEN %(unwanted)s AND options IS NULL THEN now() END
-WHERE job_id = %(id)s AND closed_at IS NULL RETURNING task_id, options::text AS options""")
-
-
-def close(executor: Executor, job_id: int, *, outcome: str, result: str, unwanted: bool) -> Any | None:
-    """Close the job's open asking with its outcome; `unwanted`: nobody waits for it, unless its options say so."""
-    found = executor.run(_CLOSE, id=job_id, outcome=outcome, result=result, unwanted=unwanted)
-    return found[0] if found else None
-
-
 _STORED = Statement("""
 UPDATE {askings} a SET stored_at = now() FROM unnest(%(task_ids)s::text[]) AS r(task_id)
 WHERE a.task_id = r.task_id""")

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .jobs import FIRST_LOOK_S
+from .outbox.arming import FIRST_LOOK_S, armed
 from .statement import Executor, Statement
 
-_ASK = Statement("""
+_ASK = Statement(
+    """
 WITH asked AS (
   UPDATE {jobs} SET wakes = wakes + 1, nudges = nudges + CASE WHEN %(nudge)s THEN 1 ELSE 0 END,
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
@@ -27,20 +28,17 @@ opened AS (
     SELECT FROM {askings} a WHERE a.job_id = asked.id AND a.closed_at IS NULL)
   RETURNING task_id, job_id),
 spent AS (
-  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at < now() - interval '1 hour'),
-armed AS (
-  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
-  SELECT coalesce(opened.task_id, a.task_id, gen_random_uuid()::text), asked.id, asked.run_no + 1, asked.queue,
-    now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
-  FROM asked LEFT JOIN opened ON opened.job_id = asked.id
-    LEFT JOIN {askings} a ON a.job_id = asked.id AND a.closed_at IS NULL
-  WHERE asked.unit_no IS NULL
-  ON CONFLICT (job_id) DO UPDATE
-    SET due_at = now(), look_at = now() + make_interval(secs => %(first_look_s)s), published_at = NULL
-    WHERE %(force)s AND {messages}.due_at > now()
-  RETURNING task_id, job_id, for_run)
+  DELETE FROM {askings} a USING opened WHERE a.job_id = opened.job_id AND a.stored_at < now() - interval '1 hour'),"""
+    + armed(
+        "asked j LEFT JOIN opened ON opened.job_id = j.id "
+        "LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
+        task_id="coalesce(opened.task_id, a.task_id, gen_random_uuid()::text)",
+        cut_short="%(force)s",
+    )
+    + """
 SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS options
-FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id"""
+)
 
 
 def ask(
@@ -58,7 +56,8 @@ def ask(
     )
 
 
-_TERMINATE = Statement("""
+_TERMINATE = Statement(
+    """
 WITH asked AS (
   UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
@@ -68,19 +67,16 @@ WITH asked AS (
 cancelled AS (
   DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
-  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),
-armed AS (
-  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
-  SELECT coalesce(a.task_id, gen_random_uuid()::text), asked.id, asked.run_no + 1, asked.queue,
-    now() + make_interval(secs => %(first_look_s)s), make_interval(secs => %(look_after_s)s)
-  FROM asked LEFT JOIN {askings} a ON a.job_id = asked.id AND a.closed_at IS NULL
-  WHERE asked.unit_no IS NULL
-  ON CONFLICT (job_id) DO UPDATE
-    SET due_at = now(), look_at = now() + make_interval(secs => %(first_look_s)s), published_at = NULL
-    WHERE {messages}.due_at > now()
-  RETURNING task_id, job_id, for_run)
+  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),"""
+    + armed(
+        "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
+        task_id="coalesce(a.task_id, gen_random_uuid()::text)",
+        cut_short="true",
+    )
+    + """
 SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
-FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""")
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id"""
+)
 
 
 def terminate(

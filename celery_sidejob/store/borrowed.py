@@ -97,7 +97,7 @@ class Borrowed:
         return True
 
     def watch_commit(self) -> Callable[[], bool]:
-        """Return what tells whether the caller was answered, once the transaction is known to be committed."""
+        """Return a function that tells whether the caller got an answer to a commit that is known to have happened."""
         return lambda: not self.has_broken
 
     @property

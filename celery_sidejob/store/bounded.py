@@ -51,7 +51,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         now = time.monotonic()
         if self.deadline is not None:
             return now > self.deadline
-        if self.answers_elsewhere is None or now - self._waits_since < SILENT_S:
+        if self.answers_elsewhere is None or now - self._waits_since < SILENT_S or self._has_answered():
             return False
         if not self.answers_elsewhere() and not self._has_answered():
             return True
@@ -65,13 +65,15 @@ class BoundedConnection(psycopg.Connection[Any]):
         return bool(poll.poll(0))
 
     def _until(self, gen: Any) -> Any:
-        """Pass on between psycopg, which looks at us at least every tenth of a second, and its own generator."""
+        """Pass on between psycopg, which looks at us at least every tenth of a second, and its own generator.
+
+        Some releases of psycopg 3.2 say that there is something to read also where only that tenth of a second is over.
+        """
         try:
             wanted = next(gen)
             while True:
                 ready = yield wanted
-                if self.deadline is not None or not ready:
-                    self.hang_up_if_late()
+                self.hang_up_if_late()
                 wanted = gen.send(ready)
         except StopIteration as end:
             return end.value

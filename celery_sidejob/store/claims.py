@@ -1,50 +1,46 @@
 """A run's hold on its job: claim, fence, end, and the release of what a dead or stopping worker held.
 
-The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by the end and by every release, so that
-a zombie's fence finds nothing (`run_no` alone would still match after a release).
+The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by every end, a release too, so that a
+zombie's fence finds nothing (`run_no` alone would still match after a release).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from .jobs import FIRST_LOOK_S, HANDLE
+from .jobs import HANDLE, READ
+from .outbox.holds import HELD, LIVES
 from .statement import Executor, Statement
 
-_RUN = """j.id, j.task, j.queue, j.priority, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id, j.name,
-  j.created_by, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries,
-  j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
+_RUN = f"""j.id, {READ}, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
+  j.retries, j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
 """What a run needs to know of its job and its asking."""
 
-_CLAIM = Statement(
-    """
+_CLAIM = Statement(f"""
 WITH claimed AS (
-  UPDATE {jobs} SET run_no = run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+  UPDATE {{jobs}} SET run_no = run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
     wakes_taken = CASE status WHEN 'queued' THEN wakes ELSE wakes_taken END,
     ran_at = CASE status WHEN 'queued' THEN now() ELSE ran_at END,
     status = CASE status WHEN 'queued' THEN 'running' ELSE status END
   WHERE id = %(id)s AND task = %(task)s AND status IN ('queued', 'terminating') AND unit_no IS NULL
     AND run_no = %(for_run)s - 1
-    AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = {jobs}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
-    AND EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)
+    AND EXISTS (
+      SELECT FROM {{messages}} m WHERE m.job_id = {{jobs}}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
+    AND {LIVES}
   RETURNING *),
 held AS (
-  UPDATE {messages} m SET locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, missing_at = NULL,
-    look_at = 'infinity'
+  UPDATE {{messages}} m SET {HELD}
   FROM claimed WHERE m.job_id = claimed.id RETURNING m.losses),
 past AS (
-  DELETE FROM {timers} t USING claimed
+  DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force')
     AND NOT EXISTS (
-      SELECT FROM {timers} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
-SELECT """
-    + _RUN
-    + """, (SELECT held.losses > 0 FROM held) AS takes
-FROM claimed j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL"""
-)
+      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
+SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes
+FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL""")
 
 
 def claim(executor: Executor, job_id: int, *, task: str, for_run: int, worker_id: int) -> Any | None:
@@ -82,56 +78,52 @@ def fence(executor: Executor, job_id: int, *, run_no: int, unit_no: int, worker_
     return bool(executor.run(_FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id))
 
 
-_END = Statement("""
+def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on: str) -> Statement:
+    """Return a statement that ends a run; the marker is cleared in this text and nowhere else.
+
+    It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status.
+    """
+    return Statement(f"""
 WITH ended AS (
-  UPDATE {jobs} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, ended_run = run_no, timer_in_run = false,
-    wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
-    started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
-    retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
-    status = CASE
-      WHEN run_kind = 'shutdown' THEN CASE
-        WHEN wakes > wakes_taken OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force')
-          THEN 'queued'
-        ELSE 'terminated' END
-      WHEN status = 'terminating' THEN 'terminating'
-      WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
-      WHEN timer_in_run AND EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id) THEN 'queued'
-      ELSE %(outcome)s END
-  WHERE id = %(id)s AND run_no = %(run_no)s AND (unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
-    AND worker_id = %(worker_id)s
-    AND (NOT %(quiet)s
-      OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL)
-  RETURNING id, status, wakes > wakes_taken AS asked_again, retries, parent_id),
+  UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, {changes}
+  WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
+  RETURNING id, status, parent_id, {closes} AS closes, {goes_on} AS goes_on),
 closed AS (
-  UPDATE {askings} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
+  UPDATE {{askings}} a SET closed_at = now(), outcome = %(outcome)s, result = %(result)s::json,
     stored_at = CASE WHEN %(unwanted)s AND a.options IS NULL THEN now() END
-  FROM ended
-  WHERE a.job_id = ended.id AND a.closed_at IS NULL AND %(outcome)s <> 'suspended'
-    AND (NOT %(retry)s OR ended.status = 'terminating')
+  FROM ended WHERE a.job_id = ended.id AND a.closed_at IS NULL AND ended.closes
   RETURNING a.job_id, a.task_id, a.options::text AS options),
 disarmed AS (
-  DELETE FROM {messages} m USING ended
-  WHERE m.job_id = ended.id
-    AND NOT (ended.status = 'terminating' OR ended.status = 'queued' AND (ended.asked_again OR %(retry)s)))
+  DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
 SELECT ended.*, closed.task_id, closed.options FROM ended LEFT JOIN closed ON closed.job_id = ended.id""")
 
 
+_REVIVED = """(wakes > wakes_taken
+      OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id AND t.ask = 'force'))"""
+"""Whether a forced run was asked for since the job was terminated, for now or for later, as SQL."""
+
+_END = _end_of_run(
+    f"""ended_run = run_no, wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
+    started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
+    retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
+    status = CASE
+      WHEN run_kind = 'shutdown' THEN CASE WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END
+      WHEN status = 'terminating' THEN 'terminating'
+      WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
+      WHEN timer_in_run AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id) THEN 'queued'
+      ELSE %(outcome)s END""",
+    """(unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
+    AND (NOT %(quiet)s
+      OR status = 'running' AND run_kind = 'run' AND wakes = wakes_taken AND NOT timer_in_run AND parent_id IS NULL)""",
+    closes="(%(outcome)s <> 'suspended' AND (NOT %(retry)s OR status = 'terminating'))",
+    goes_on="(status = 'terminating' OR status = 'queued' AND (wakes > wakes_taken OR %(retry)s))",
+)
+
+
 def end(
-    executor: Executor,
-    job_id: int,
-    *,
-    run_no: int,
-    unit_no: int | None,
-    worker_id: int,
-    outcome: str,
-    result: str,
-    unwanted: bool,
-    applied: bool,
-    retry: bool,
-    error: str | None,
-    seen: int | None = None,
-    quiet: bool = False,
-) -> Any | None:
+    executor: Executor, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
+    unwanted: bool, applied: bool, retry: bool, error: str | None, seen: int | None = None, quiet: bool = False,
+) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
     Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
@@ -173,30 +165,6 @@ def look(executor: Executor, job_id: int, *, most: int) -> Sequence[Any]:
     return executor.run(_LOOK, id=job_id, most=most)
 
 
-_TOUCH = Statement("""
-UPDATE {messages} SET locked_at = now()
-WHERE job_id = %(id)s AND for_run = %(run_no)s AND locked_by = %(worker_id)s RETURNING job_id""")
-
-
-def touch(executor: Executor, job_id: int, *, run_no: int, worker_id: int) -> bool:
-    """Move the deadline of a run that renews its own lease; False if the run is no longer current."""
-    return bool(executor.run(_TOUCH, id=job_id, run_no=run_no, worker_id=worker_id))
-
-
-_OVERDUE = Statement("""
-SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid
-FROM {messages} m JOIN unnest(%(ids)s::bigint[], %(leases_s)s::double precision[]) AS r(job_id, lease_s)
-  ON m.job_id = r.job_id
-WHERE m.locked_by = %(worker_id)s AND m.locked_at < now() - make_interval(secs => r.lease_s)""")
-
-
-def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) -> Sequence[Any]:
-    """Read which of a worker's runs, {job id: lease in seconds}, have not renewed their own lease in time."""
-    return executor.run(
-        _OVERDUE, ids=list(leases), leases_s=[float(lease) for lease in leases.values()], worker_id=worker_id
-    )
-
-
 _OUTCOME = Statement("""
 SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked_pid AS pid
 FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
@@ -208,92 +176,37 @@ def outcome(executor: Executor, job_id: int) -> Any | None:
     return found[0] if found else None
 
 
-_REARM = Statement("""
-UPDATE {messages} SET task_id = coalesce(%(task_id)s, task_id), for_run = %(for_run)s, locked_by = NULL,
-  locked_at = NULL, locked_pid = NULL, missing_at = NULL, published_at = NULL,
-  due_at = now() + make_interval(secs => %(wait_s)s),
-  look_at = now() + make_interval(secs => %(wait_s)s::double precision
-    + CASE WHEN %(wait_s)s > 0::double precision THEN 0 ELSE %(first_look_s)s::double precision END),
-  look_after = make_interval(secs => %(look_after_s)s), losses = losses + CASE WHEN %(moved)s THEN 1 ELSE 0 END
-WHERE job_id = %(id)s
-RETURNING task_id, for_run,
-  (SELECT a.options::text FROM {askings} a WHERE a.task_id = {messages}.task_id) AS options""")
+_MAY_TAKE = f"(%(own)s OR NOT {LIVES})"
+
+_RELEASE = _end_of_run(
+    """losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END,
+    status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END""",
+    _MAY_TAKE,
+    goes_on="true",
+)
+_GIVE_UP = _end_of_run(
+    f"""ended_at = now(), error = %(result)s::json, retries = 0,
+    wakes_taken = CASE status WHEN 'terminating' THEN wakes_taken ELSE wakes END,
+    losses = CASE WHEN status = 'terminating' AND {_REVIVED} THEN 0 ELSE losses + 1 END,
+    status = CASE WHEN status <> 'terminating' THEN 'failed' WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END""",
+    _MAY_TAKE,
+    closes="true",
+    goes_on="(status = 'queued' AND wakes > wakes_taken)",
+)
 
 
-def rearm(
-    executor: Executor, job_id: int, *, for_run: int, look_after_s: float, task_id: str | None = None,
-    wait_s: float = 0, moved: bool = False,
-) -> Any:  # fmt: skip
-    """Turn the message of a run that is over into the message of the next; the same task id unless one is given.
-
-    `moved`: another reader had packets that the run had read. A job's message counts that as a loss, and as long as it
-    is there, runs take the packets that they read.
-    """
-    return executor.run(
-        _REARM, id=job_id, for_run=for_run, task_id=task_id, wait_s=float(wait_s), look_after_s=look_after_s,
-        first_look_s=FIRST_LOOK_S, moved=moved,
-    )[0]  # fmt: skip
-
-
-_DISARM = Statement("DELETE FROM {messages} WHERE job_id = %(id)s")
-
-
-def disarm(executor: Executor, job_id: int) -> None:
-    """Remove the message of a job that comes to rest."""
-    executor.run(_DISARM, id=job_id)
-
-
-_RELEASE = Statement("""
-UPDATE {jobs} SET unit_no = NULL, worker_id = NULL, run_kind = NULL,
-  losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END, timer_in_run = false,
-  status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
-WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s
-  AND (%(own)s OR NOT EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL))
-RETURNING status, losses, wakes > wakes_taken AS asked_again, parent_id""")
-
-
-def release(executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool) -> Any | None:
+def release(
+    executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, outcome: str | None = None,
+    error: str | None = None, unwanted: bool = False,
+) -> Any | None:  # fmt: skip
     """Take a run from its worker: from a dead one, or the worker's `own`. The job is queued again, or terminating.
 
-    The inputs are as they were, because nothing of the run was committed but whole units.
+    The inputs are as they were, because nothing of the run was committed but whole units. With an `outcome` the job has
+    lost too many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in
+    the dead set, but a job that was terminating is queued for it, or for a forced timer. Returns what `end` does.
     """
-    found = executor.run(_RELEASE, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss)
+    found = executor.run(
+        _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,
+        outcome=outcome, result=error, unwanted=unwanted,
+    )  # fmt: skip
     return found[0] if found else None
-
-
-_PUT_TO_REST = Statement("""
-UPDATE {jobs} SET wakes_taken = CASE WHEN %(status)s = 'queued' THEN wakes_taken ELSE wakes END,
-  losses = CASE WHEN %(status)s = 'queued' THEN 0 ELSE losses END,
-  status = %(status)s, ended_at = now(), error = %(error)s::json, retries = 0
-WHERE id = %(id)s""")
-
-
-def put_to_rest(executor: Executor, job_id: int, *, status: str, error: str) -> None:
-    """Put a job that lost too many runs to rest; a wake that was pending is recorded in the dead set."""
-    executor.run(_PUT_TO_REST, id=job_id, status=status, error=error)
-
-
-_HELD = Statement("""
-SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid,
-  m.locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
-FROM {messages} m WHERE m.locked_by = %(worker_id)s AND m.job_id IS NOT NULL ORDER BY m.job_id""")
-
-
-_HELD_BY_NOBODY = Statement("""
-SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id FROM {messages} m
-WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND NOT EXISTS (
-  SELECT FROM {workers} w WHERE w.id = m.locked_by AND w.dead_at IS NULL)
-ORDER BY m.job_id LIMIT %(limit)s""")
-
-
-def held_by_nobody(executor: Executor, limit: int) -> Sequence[Any]:
-    """Read runs whose worker is dead and forgotten: its claim had waited for a lock and was committed after it died.
-
-    Reads the whole of `messages`: once per lease.
-    """
-    return executor.run(_HELD_BY_NOBODY, limit=limit)
-
-
-def held_by(executor: Executor, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
-    """Read the runs a worker holds. Reads the whole of `messages`: once per death, seldom otherwise."""
-    return executor.run(_HELD, worker_id=worker_id, older_than_s=older_than_s)

@@ -46,10 +46,10 @@ from .identity import Database, cluster, look
 from .idle import Idle
 from .own_executor import OwnExecutor
 from .parameters import connection_parameters
-from .put_off import Late
-from .sent import Sent
+from .pending_statement import Sent
 from .statement import Statement
 from .turns import Turns, shares_one, takes_turns
+from .write_behind import Late
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Late)
@@ -168,14 +168,9 @@ class Connections:
                 self.close()  # the idle ones have probably died with it
                 raise
             except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
-                broken = executor.broken
-                executor.close() if broken else self._release(executor)
-                if isinstance(error, Overdue):
-                    self.close()  # the idle ones lead to the same silence
-                if broken and executor.used and not fresh and not isinstance(error, Overdue):
-                    fresh = True  # it had died while it was idle (a restart of Postgres): nothing was sent, try anew
-                    continue
-                raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
+                if not self._had_died_idle(executor, error) or fresh:
+                    raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
+                fresh = True  # nothing was sent: try anew
             except BaseException:
                 self._release(executor)
                 raise
@@ -183,6 +178,15 @@ class Connections:
                 self._release(executor)
                 return result
         raise AssertionError("unreachable")
+
+    def _had_died_idle(self, executor: OwnExecutor, error: BaseException) -> bool:
+        """Let go of a connection that has failed; tell whether it had died while idle, by a restart of Postgres."""
+        broken = executor.broken
+        executor.close() if broken else self._release(executor)
+        if isinstance(error, Overdue):
+            self.close()  # the idle ones lead to the same silence
+            return False
+        return broken and executor.used
 
     def send(
         self, name: str, statement: Statement, parameters: Mapping[str, Any], *, within_s: float, held: bool
@@ -192,7 +196,7 @@ class Connections:
         Needs a connection that is there and idle, and is for threads of users' bodies. `held`: nobody else is to wait
         for it, so nobody is given the connection before `answer`, or `let_go`, which the caller then owes.
         """
-        if native.is_patched() or self._own_executor is not None or takes_turns():
+        if native.is_patched() or not self.may_write_behind:
             return None
         with self._turns.one(), self._within(within_s):
             self._mind_fork()
@@ -280,19 +284,24 @@ class Connections:
         finally:
             self._of_thread.patience_s = before
 
-    def put_off(self, name: str, make: Callable[[], L]) -> L:
+    def write_behind(self, name: str, make: Callable[[], L]) -> L:
         """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
         found = self._put_off.get(name)
         return cast("L", found if found is not None else self._put_off.setdefault(name, make()))
 
-    def if_put_off(self, name: str) -> Late | None:
+    @property
+    def may_write_behind(self) -> bool:
+        """Whether this thread is one of users' calls and bodies. A service uses its own connection and no other."""
+        return self._own_executor is None and not takes_turns()
+
+    def if_write_behind(self, name: str) -> Late | None:
         """Return the same, if this process has ever put off anything of the kind."""
         return self._put_off.get(name)
 
-    def write_put_off(self) -> None:
+    def write_behind_now(self) -> None:
         """Write all that was put off."""
-        for put_off in list(self._put_off.values()):
-            put_off.write_now()
+        for write_behind in list(self._put_off.values()):
+            write_behind.write_now()
 
     def borrow(self, transaction: Any) -> Borrowed:
         """Return an executor over a transaction of the caller's, which must lead to this store's database.
@@ -397,5 +406,5 @@ class Connections:
         self._turns.forget()
         self._of_thread = threading.local()
         self._pid = os.getpid()
-        for put_off in self._put_off.values():
-            put_off.forget()
+        for write_behind in self._put_off.values():
+            write_behind.forget()

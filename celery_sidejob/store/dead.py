@@ -65,7 +65,7 @@ _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS 
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
 _OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id)s ORDER BY id DESC LIMIT 1")
-_COUNT = Statement("SELECT count(*) AS entries, count(job_id) AS jobs FROM {dead}")
+_COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
 
 
 _OLD_ROOTS = Statement("""
@@ -144,10 +144,5 @@ def of_task(executor: Executor, task_id: str) -> Any | None:
 
 def count(executor: Executor) -> int:
     """Count the entries."""
-    entries: int = counts(executor).entries
+    entries: int = executor.run(_COUNT)[0].entries
     return entries
-
-
-def counts(executor: Executor) -> Any:
-    """Count the `entries`, and those of them that are `jobs`; the others are messages of ordinary tasks."""
-    return executor.run(_COUNT)[0]

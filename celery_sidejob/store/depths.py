@@ -1,4 +1,4 @@
-"""How much of what is in each queue, exactly, or of long queues as an estimate."""
+"""How many messages each queue has, by what they wait for: counted, or of long queues estimated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from . import estimates
-from .messages import QUEUES
+from .outbox.checks import QUEUES
 from .statement import Executor, Statement
 
 COUNTED = 2000
@@ -29,7 +29,7 @@ _COUNTS = """count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL)
 _OF_A_SHARE = Statement(
     f"""
 SELECT queue, {_COUNTS}
-FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} TABLESAMPLE SYSTEM (%(percent)s)) m
+FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} {estimates.SAMPLE}) m
 GROUP BY queue ORDER BY queue""",
     since="0003",
 )
@@ -48,10 +48,10 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The messages of a queue: held by a run, due, waiting for a backoff's end, or for their first time.
+    """How many messages of a queue are held by a run, are due, wait for the end of a backoff, or for their first time.
 
-    `soon` are those that are due within the horizon, `later` those that are not, `later_from` when the first of them
-    is. Of a queue that `is_estimated` all but `running` are estimates.
+    `soon` counts those that are due within the horizon, `later` the others, of which the first is due at `later_from`.
+    If it `is_estimated` all but `running` are estimates.
     """
 
     queue: str

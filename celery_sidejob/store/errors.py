@@ -35,7 +35,7 @@ class Moved(Exception):
 
 
 ATTEMPTS = 5
-"""How often a transaction is done that others are in the way of."""
+"""How often a transaction is tried that others get in the way of."""
 
 
 def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 from .statement import Executor, Statement
 
-EXACT_PAGES = 4000
+EXACT_PAGES = 1000
 """Pages (of 8 kB) of a table that is read as a whole."""
-SAMPLED_PAGES = 1500
-"""Pages that are read of a larger one."""
-COUNTED = 20_000
-"""Rows that are counted one by one where an index has just these."""
+SAMPLED_PAGES = 600
+"""Pages that are read of a larger one, to find out how its rows differ."""
+COUNTING_PAGES = 300
+"""Pages that are read of a larger one, to find out only how many rows it has."""
+COUNTED = 10_000
+"""Up to so many rows are counted one by one, where an index has just these rows."""
 DIGITS = 3
+SAMPLE = "TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"
+"""The same pages each time: what changes from one look to the next has changed, and they are in memory by then."""
 
 _PAGES = {
     table: Statement(f"SELECT pg_relation_size('{{{table}}}'::regclass) / 8192 AS pages")
@@ -48,11 +52,12 @@ class Count:
     is_estimated: bool = False
 
 
-def share(executor: Executor, table: str, *, most: int | None = None) -> Share:
-    """Return how much of a table is to be looked at; `most`: pages, where something else is read for each row."""
+def share(executor: Executor, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
+    """Return how much of a table is to be looked at: all of it up to `exact` pages, `sampled` pages of a larger one."""
     pages = executor.run(_PAGES[table])[0].pages
-    exact, sampled = (most, most) if most is not None else (EXACT_PAGES, SAMPLED_PAGES)
-    return Share(100.0 if pages <= exact else min(100.0, max(1e-4, 100.0 * sampled / pages)))
+    if pages <= (EXACT_PAGES if exact is None else exact):
+        return Share(100.0)
+    return Share(min(100.0, max(1e-4, 100.0 * (SAMPLED_PAGES if sampled is None else sampled) / pages)))
 
 
 def count(executor: Executor, few: Statement, many: Statement, table: str) -> Count:
@@ -60,6 +65,6 @@ def count(executor: Executor, few: Statement, many: Statement, table: str) -> Co
     found = executor.run(few)[0].rows
     if found < COUNTED:
         return Count(found)
-    looked_at = share(executor, table)
+    looked_at = share(executor, table, sampled=COUNTING_PAGES)
     sampled = executor.run(many, percent=looked_at.percent)[0].rows
     return Count(max(found, looked_at.whole(sampled)), not looked_at.is_all)

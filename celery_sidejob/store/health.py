@@ -82,7 +82,7 @@ SELECT due.task, count(*) AS jobs FROM (
 WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
 
 
-def unknown_tasks(executor: Executor, limit: int = 10_000) -> Sequence[Any]:
+def unknown_tasks(executor: Executor, limit: int = 5_000) -> Sequence[Any]:
     """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served_tasks.due`."""
     return executor.run(_UNKNOWN_TASKS, limit=limit)
 

@@ -9,7 +9,7 @@ from .jobs import HANDLE
 from .statement import Executor, Statement
 
 SMALL = 10_000
-"""Children of a job, and timers, that are few."""
+"""Up to so many children of a job, or timers, count as few."""
 
 _OTHERS = """
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)

@@ -7,15 +7,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .statement import Executor, Statement
+from ..model.changes import NewJob
+from ..model.columns import COLUMNS, SHOWN
+from ..model.errors import InvalidValueError
+from ..model.names import child_name_taken
+from .outbox.arming import FIRST_LOOK_S, armed
+from .statement import Executor, Statement, violated
 
-FIRST_LOOK_S = 2.0
-"""How long a fresh message may stay unpublished before the sweeper publishes it."""
+READ = ", ".join(
+    f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
+)
+"""What handles and runs read of the columns that were given."""
 
-HANDLE = """j.id, j.task, j.queue, j.priority, j.status, j.args::text AS args, j.kwargs::text AS kwargs, j.parent_id,
-  j.name, j.created_by, j.created_at, j.ran_at, j.ended_at, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
-  j.retries, j.wakes > j.wakes_taken AS asked_again, j.error::text AS error,
-  (SELECT a.task_id FROM {askings} a WHERE a.job_id = j.id
+HANDLE = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
+  j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again,
+  j.error::text AS error,
+  (SELECT a.task_id FROM {{askings}} a WHERE a.job_id = j.id
     ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id"""
 
 _NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
@@ -26,44 +33,78 @@ def next_ids(executor: Executor, count: int) -> list[int]:
     return [row.id for row in executor.run(_NEXT_IDS, count=count)]
 
 
-_INSERT = Statement("""
+_NAMES = ", ".join(column.name for column in COLUMNS)
+_RECORD = ", ".join(f"{column.name} {'text' if column.is_json else column.sql}" for column in COLUMNS)
+_VALUES = ", ".join(f"{column.name}::json" if column.is_json else column.name for column in COLUMNS)
+
+_INSERT = Statement(
+    f"""
 WITH given AS (
-  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, task text, queue text, priority smallint, args text,
-    kwargs text, parent_id bigint, name text, created_by text, max_losses int, retention_s double precision,
-    task_id text, options text,
-    due_at timestamptz, wait_s double precision)),
+  SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, {_RECORD},
+    task_id text, options text, due_at timestamptz, wait_s double precision)),
 r AS (
-  SELECT coalesce(id, nextval('{jobs_id_seq}'::regclass)) AS job_id,
+  SELECT coalesce(id, nextval('{{jobs_id_seq}}'::regclass)) AS job_id,
     (due_at > now() OR wait_s > 0::double precision) IS TRUE AS later, *
   FROM given),
 j AS (
-  INSERT INTO {jobs} (id, task, queue, priority, args, kwargs, parent_id, name, created_by, max_losses,
-    retention_s)
-  SELECT job_id, task, queue, priority, args::json, kwargs::json, parent_id, name, created_by, max_losses, retention_s
-  FROM r ORDER BY job_id),
+  INSERT INTO {{jobs}} (id, {_NAMES})
+  SELECT job_id, {_VALUES} FROM r ORDER BY job_id),
 a AS (
-  INSERT INTO {askings} (task_id, job_id, options) SELECT task_id, job_id, options::json FROM r),
+  INSERT INTO {{askings}} (task_id, job_id, options) SELECT task_id, job_id, options::json FROM r),
 t AS (
-  INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),
-m AS (
-  INSERT INTO {messages} (task_id, job_id, for_run, queue, look_at, look_after)
-  SELECT task_id, job_id, 1, queue, now() + make_interval(secs => %(first_look_s)s),
-    make_interval(secs => %(look_after_s)s)
-  FROM r WHERE NOT later)
-SELECT job_id, task_id, CASE WHEN NOT later THEN 1 END AS for_run FROM r ORDER BY job_id""")
+  INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
+  SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
+    + armed(
+        "(SELECT job_id AS id, task_id, queue, 0::bigint AS run_no, NULL AS unit_no FROM r WHERE NOT later) j",
+        task_id="j.task_id",
+        cut_short=None,
+    )
+    + """
+SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id = r.job_id ORDER BY r.job_id""",
+    frequent=True,
+)
+
+MANY = 64
+"""From so many new jobs on it takes their process some time to publish them all."""
+FIRST_LOOK_OF_MANY_S = 10.0
 
 
-def insert(
-    executor: Executor, rows: Iterable[dict[str, Any]], *, look_after_s: float, first_look_s: float = FIRST_LOOK_S
-) -> Sequence[Any]:
+def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) -> Sequence[Any]:
     """Create jobs, each with its open asking and its message, or its timer if it is to run later.
 
-    A row whose id is None is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
-    is None where there is no message to be published now. The rows must be ordered so that a parent precedes its
-    children.
+    A job without an id is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
+    is None where there is no message to be published now. The jobs must be ordered so that a parent precedes its
+    children. Raises ChildNameTakenError or InvalidValueError for a name or a task id that another row has.
     """
-    return executor.run(_INSERT, rows=json.dumps(list(rows)), look_after_s=look_after_s, first_look_s=first_look_s)
+    rows = [
+        {
+            **{column.name: getattr(job, column.name) for column in COLUMNS},
+            "id": job.id or None,
+            "task_id": job.task_id,
+            "options": job.options,
+            "due_at": job.due_at.isoformat() if job.due_at else None,
+            "wait_s": job.wait_s,
+        }
+        for job in new
+    ]
+    first_look_s = FIRST_LOOK_S if len(new) < MANY else FIRST_LOOK_OF_MANY_S
+    try:
+        return executor.run(_INSERT, rows=json.dumps(rows), look_after_s=look_after_s, first_look_s=first_look_s)
+    except Exception as error:
+        taken = _taken(violated(error), new)
+        if taken is None:
+            raise
+        raise taken from error
+
+
+def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
+    """Return our own error for a name or a task id that another row has."""
+    if constraint == "jobs_parent_id_name_key":
+        return child_name_taken(*((job.parent_id, job.name) for job in new))
+    if constraint in ("askings_pkey", "messages_pkey"):
+        ids = ", ".join(job.task_id for job in new[:3])
+        return InvalidValueError(f"Another asking has this task_id already: {ids}. Leave it out, or give a new one.")
+    return None
 
 
 _LOCK = Statement("""
@@ -197,7 +238,7 @@ UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) A
 
 
 def unsettled(executor: Executor, ids: Iterable[int]) -> set[int]:
-    """Read to which of these jobs something is still to happen, or whose result the backend does not have yet."""
+    """Read which of these jobs are not settled: something is still to happen to them, or the backend lacks a result."""
     return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
 
 

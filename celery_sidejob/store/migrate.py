@@ -26,8 +26,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ..model.errors import SchemaError
-from . import messages, registry, workers
+from . import registry, workers
 from .connection import Connections
+from .outbox import checks
 from .own_executor import OwnExecutor
 from .parameters import connection_parameters
 from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
@@ -111,7 +112,7 @@ def reassign(
         before = connections.transact("reassign", change)
         after: int | None = 0
         while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
-            after = connections.transact("look-now", partial(messages.look_now, after=after))
+            after = connections.transact("look-now", partial(checks.republish_jobs, after=after))
         return before
 
 

@@ -19,8 +19,8 @@ from ..model.errors import StoreUnavailableError
 from . import fork
 from .bounded import BoundedConnection
 from .errors import first_line, unknown
-from .libpq import Exchange
-from .sent import Sent
+from .fast_path import Exchange
+from .pending_statement import Sent
 from .statement import Statement, rows
 from .turns import LONGEST_TURN_S
 
@@ -230,8 +230,10 @@ class OwnExecutor:
             self.is_given_up = True
             return
         fork.note_closed(self.connection)
-        if not self.broken and self.busy:
-            with suppress(psycopg.Error):  # else the server finishes the statement for nobody
+        # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq asks for it by
+        # a call that has no time limit and stops every thread: with a server that is silent, for minutes.
+        if not self.broken and self.busy and psycopg.capabilities.has_cancel_safe():
+            with suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=1.0)
         with suppress(psycopg.Error):  # it is gone either way
             self.connection.close()

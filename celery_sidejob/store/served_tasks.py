@@ -38,7 +38,7 @@ GROUP BY 1, 2""",
 )
 
 
-def due(executor: Executor, *, for_s: float, limit: int = 10_000) -> Sequence[Any]:
+def due(executor: Executor, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
     """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
 
     Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a

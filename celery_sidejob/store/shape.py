@@ -5,6 +5,7 @@ The migrations are the schema; a test holds this against them.
 
 from __future__ import annotations
 
+from ..model.columns import COLUMNS
 from .statement import Executor, Statement
 
 ADDED: dict[str, dict[str, str]] = {
@@ -12,9 +13,9 @@ ADDED: dict[str, dict[str, str]] = {
         "aliases": "name job_id",
         "askings": "task_id job_id options opened_at closed_at outcome result stored_at",
         "dead": "id job_id task_id task queue reason error traceback retries died_at payload",
-        "jobs": "id task queue priority args kwargs parent_id name created_by created_at status run_no unit_no "
-        "worker_id run_kind ended_run wakes wakes_taken nudges timer_in_run terminate_tree losses max_losses "
-        "retention_s retries started ran_at ended_at error inputs_memo",
+        "jobs": " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
+        "ended_run wakes wakes_taken nudges timer_in_run terminate_tree losses retries started ran_at ended_at error "
+        "inputs_memo",
         "leases": "name holder expires_at",
         "messages": "task_id job_id for_run queue publication due_at look_at look_after published_at missing_at "
         "locked_by locked_at locked_pid",

@@ -28,7 +28,7 @@ class Statement:
     who may create something in a schema on it would have it called in place of Postgres' own: tables by their braces,
     functions by this class, which puts `pg_catalog` before each. Operators are written so that they fit exactly.
     `since` is the revision of the schema that it needs: who runs it on an older one sees to that. What is `frequent` is
-    run without a cursor where that is possible (`libpq.py`).
+    run without a cursor where that is possible (`fast_path.py`).
     """
 
     __slots__ = ("_positional", "_rendered", "frequent", "since", "text")

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import estimates
-from .estimates import COUNTED, Count
-from .messages import QUEUES
+from .estimates import COUNTED, SAMPLE, Count
+from .outbox.checks import QUEUES
 from .statement import Executor, Statement
 
 GROUPED = 10_000
 """How many entries of the dead set, from the newest on, are counted by group."""
 
-JOINED_PAGES = 100
+JOINED_PAGES = 50
 """Pages of timers whose jobs are looked up as well."""
 STATUSES = "('queued', 'running', 'suspended', 'terminating')"
 
@@ -30,7 +30,7 @@ SELECT j.status, count(*) AS jobs FROM (
   UNION SELECT job_id FROM {{messages}} WHERE job_id IS NOT NULL) u
 JOIN {{jobs}} j ON j.id = u.job_id WHERE j.status IN {STATUSES} GROUP BY j.status""")
 _UNFINISHED_SAMPLE = Statement(f"""
-SELECT j.status, count(*) AS jobs FROM {{jobs}} j TABLESAMPLE SYSTEM (%(percent)s)
+SELECT j.status, count(*) AS jobs FROM {{jobs}} j {SAMPLE}
 WHERE j.status IN {STATUSES} GROUP BY j.status""")
 
 
@@ -55,7 +55,7 @@ def unfinished(executor: Executor) -> Unfinished:
 
 
 _TIMERS = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{timers}} ORDER BY due_at LIMIT {COUNTED}) t")
-_TIMERS_SAMPLE = Statement("SELECT count(*) AS rows FROM {timers} TABLESAMPLE SYSTEM (%(percent)s)")
+_TIMERS_SAMPLE = Statement(f"SELECT count(*) AS rows FROM {{timers}} {SAMPLE}")
 _FIRST_TIMER = Statement("""
 SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s FROM {timers}""")
 
@@ -70,7 +70,7 @@ _UNSENT = "closed_at IS NOT NULL AND stored_at IS NULL"
 _RESULTS = Statement(f"""
 SELECT count(*) AS rows FROM (SELECT FROM {{askings}} WHERE {_UNSENT} ORDER BY closed_at LIMIT {COUNTED}) a""")
 _RESULTS_SAMPLE = Statement(f"""
-SELECT count(*) AS rows FROM {{askings}} TABLESAMPLE SYSTEM (%(percent)s) WHERE {_UNSENT}""")
+SELECT count(*) AS rows FROM {{askings}} {SAMPLE} WHERE {_UNSENT}""")
 _FIRST_RESULT = Statement(f"""
 SELECT extract(epoch FROM now() - closed_at)::double precision AS oldest_s FROM {{askings}}
 WHERE {_UNSENT} ORDER BY closed_at LIMIT 1""")
@@ -93,11 +93,11 @@ def results(executor: Executor) -> Results:
 
 
 _DEAD = Statement(f"SELECT count(*) AS rows FROM (SELECT FROM {{dead}} ORDER BY id LIMIT {COUNTED}) d")
-_DEAD_SAMPLE = Statement("SELECT count(*) AS rows FROM {dead} TABLESAMPLE SYSTEM (%(percent)s)")
+_DEAD_SAMPLE = Statement(f"SELECT count(*) AS rows FROM {{dead}} {SAMPLE}")
 _DEAD_JOBS = Statement(f"""
 SELECT count(*) AS rows FROM (SELECT FROM {{dead}} WHERE job_id > 0 ORDER BY job_id LIMIT {COUNTED}) d""")
-_DEAD_JOBS_SAMPLE = Statement("""
-SELECT count(*) AS rows FROM {dead} TABLESAMPLE SYSTEM (%(percent)s) WHERE job_id IS NOT NULL""")
+_DEAD_JOBS_SAMPLE = Statement(f"""
+SELECT count(*) AS rows FROM {{dead}} {SAMPLE} WHERE job_id IS NOT NULL""")
 
 
 def dead_entries(executor: Executor) -> tuple[Count, Count]:
@@ -142,16 +142,16 @@ def dead_groups(executor: Executor) -> Sequence[Any]:
 _SUSPENDED = Statement("""
 SELECT count(*) AS rows FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
 WHERE a.closed_at IS NULL AND j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)""")
-_SUSPENDED_SAMPLE = Statement("""
-SELECT count(*) AS rows FROM {jobs} j TABLESAMPLE SYSTEM (%(percent)s)
+_SUSPENDED_SAMPLE = Statement(f"""
+SELECT count(*) AS rows FROM {{jobs}} j {SAMPLE}
 WHERE j.status = 'suspended' AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)""")
-_TIMERS_OF_QUEUE = Statement("""
-SELECT count(*) AS rows FROM {timers} t TABLESAMPLE SYSTEM (%(percent)s) CROSS JOIN LATERAL (
-  SELECT FROM {jobs} j WHERE j.id = t.job_id AND j.queue = %(queue)s OFFSET 0) j""")
+_TIMERS_OF_QUEUE = Statement(f"""
+SELECT count(*) AS rows FROM {{timers}} t {SAMPLE} CROSS JOIN LATERAL (
+  SELECT FROM {{jobs}} j WHERE j.id = t.job_id AND j.queue = %(queue)s OFFSET 0) j""")
 
 
 def resting(executor: Executor, queue: str | None) -> tuple[int, int]:
-    """Count what is not finished and waits for nobody's worker: suspended jobs and timers, of one queue or of all.
+    """Count what is not finished and waits for no worker, of one queue or of all: (suspended jobs, timers).
 
     Very many are estimated, as by `unfinished` and `timers`.
     """
@@ -160,8 +160,7 @@ def resting(executor: Executor, queue: str | None) -> tuple[int, int]:
     else:
         jobs = estimates.share(executor, "jobs")
         suspended = jobs.whole(executor.run(_SUSPENDED_SAMPLE, percent=jobs.percent, queue=queue)[0].rows)
-    waiting = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
-    if queue is not None and waiting:
-        share = estimates.share(executor, "timers", most=JOINED_PAGES)
-        waiting = share.whole(executor.run(_TIMERS_OF_QUEUE, percent=share.percent, queue=queue)[0].rows)
-    return suspended, waiting
+    if queue is None:
+        return suspended, estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers").number
+    share = estimates.share(executor, "timers", exact=JOINED_PAGES, sampled=JOINED_PAGES)
+    return suspended, share.whole(executor.run(_TIMERS_OF_QUEUE, percent=share.percent, queue=queue)[0].rows)

@@ -23,6 +23,20 @@ def subtree(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
     return executor.run(_SUBTREE, ids=list(ids))
 
 
+_REST = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id, status FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
+    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT EXISTS (SELECT FROM {jobs} WHERE id = %(id)s)
+  AND NOT EXISTS (SELECT FROM tree WHERE status <> %(status)s) AS rest""")
+
+
+def rest(executor: Executor, job_id: int, status: str) -> bool:
+    """Tell whether a job and everything below it have this status; False without a job. Reads up to the first other."""
+    return bool(executor.run(_REST, id=job_id, status=str(status))[0].rest)
+
+
 _BY_ROOT = Statement("""
 WITH RECURSIVE tree AS (
   SELECT id AS root, id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
@@ -54,7 +68,7 @@ def levels(executor: Executor, job_id: int, statuses: Collection[str]) -> list[i
 
 
 COUNTED = 10_000
-"""Up to how many children of a job are counted; among so many, by their names, the oldest are found."""
+"""Up to so many children of a job are counted, and the oldest are found among the first so many by name."""
 TOO_MANY = COUNTED + 1
 """The number of children of a job that has more."""
 

@@ -1,4 +1,4 @@
-"""Whether an error of the caller's own connection says that the server, or the way to it, has failed, or the caller."""
+"""Whether the server, or the way to it, is to blame for an error of the caller's own connection, or the caller is."""
 
 from __future__ import annotations
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import socket
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +23,11 @@ _REGISTER = Statement(
 _REGISTER_0001 = Statement("INSERT INTO {workers} (ident) VALUES (%(ident)s) RETURNING id")
 
 
+def new_ident() -> str:
+    """Return a name for this process as a worker; each time another one."""
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+
+
 def register(executor: Executor, ident: str) -> int:
     """Enter a process, with what its code knows, and return the identity under which it claims runs."""
     if revisions.KNOWN >= "0002" and (revisions.read(executor) or revisions.FIRST) >= "0002":
@@ -26,6 +35,16 @@ def register(executor: Executor, ident: str) -> int:
     else:
         worker_id = executor.run(_REGISTER_0001, ident=ident)[0].id
     return worker_id
+
+
+@contextmanager
+def as_worker(executor: Executor) -> Iterator[int]:
+    """Enter this process as a worker for the block, and lend the identity under which it claims runs."""
+    worker_id = register(executor, new_ident())
+    try:
+        yield worker_id
+    finally:
+        leave(executor, worker_id)
 
 
 _LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")

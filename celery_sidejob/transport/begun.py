@@ -1,8 +1,8 @@
-"""Which of the messages that a consumer was given have begun: only those can have killed anybody.
+"""Which of the messages that a consumer was given have begun: only those can have killed its process.
 
 A consumer of kombu's own begins with a message when it is handed over. A worker of Celery may hold it for long, until a
-process of its pool is free: its requests tell. They are looked up where Celery has them, if it is in this process at
-all, as this transport imports none of it.
+process of its pool is free: Celery's list of requests tells. That list is looked up in `sys.modules`, as this transport
+imports nothing of Celery.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def is_for_later(headers: Mapping[str, Any]) -> bool:
 
 
 def is_counted_by_a_row(headers: Mapping[str, Any]) -> bool:
-    """Tell whether somebody else counts how often a message was in vain."""
+    """Tell whether a row in a store counts how often the runs of this message were lost."""
     return not ROWS.isdisjoint(headers)
 
 
 def _all(requests: Any) -> set[Any]:
-    """The members of a weak set to which another thread may be adding: its data are copied in one step of Python's."""
+    """Return the members of a weak set to which another thread may be adding: `list` copies its data in one step."""
     return {request for reference in list(requests.data) if (request := reference()) is not None}
 
 

@@ -226,25 +226,8 @@ class Channel(redis.Channel):
 
     def _brpop_read(self, **options: Any) -> bool:
         """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""
-        connection = self.client.connection
         asked = self._asked
-        if not has_come(connection):  # whoever reads on waits in the thread that everything else waits for
-            raise Empty
-        try:
-            with self.connection.pulse.reading():
-                answer = connection.read_response()
-        except NoScriptError:  # the server was restarted, or another has taken over
-            self._asked, self._knows_scripts = None, False
-            raise Empty from None
-        except self.connection_errors:
-            connection.disconnect()
-            raise
-        except self.ResponseError:
-            self._asked = None
-            raise
-        finally:
-            self._in_poll = None
-            self._flush_brpop_reauth()
+        answer = self._read_answer()
         self._is_idle = False
         if asked is not Asked.FETCH:
             self._asked = None
@@ -262,6 +245,27 @@ class Channel(redis.Channel):
         if not self._deliver(taken):
             raise Empty
         return True
+
+    def _read_answer(self) -> Any:
+        """Read what Redis has answered; raises Empty where nothing has come, as all else waits for this thread."""
+        connection = self.client.connection
+        if not has_come(connection):
+            raise Empty
+        try:
+            with self.connection.pulse.reading():
+                return connection.read_response()
+        except NoScriptError:  # the server was restarted, or another has taken over
+            self._asked, self._knows_scripts = None, False
+            raise Empty from None
+        except self.connection_errors:
+            connection.disconnect()
+            raise
+        except self.ResponseError:
+            self._asked = None
+            raise
+        finally:
+            self._in_poll = None
+            self._flush_brpop_reauth()
 
     def _receive(self) -> bool:
         """Adds to kombu's: where nothing has come, nothing is read."""
@@ -287,18 +291,18 @@ class Channel(redis.Channel):
         self._acknowledgements.hear()
 
     def send_back(self, delivery_tag: str) -> None:
-        """Give a message back to the head of its list, behind those that came back before, if it is still ours.
+        """Give a message that had begun back to the head of its list, behind those that came back before.
 
-        If it is not, that is announced. It counts as begun, and goes to the dead list if it has come back too often.
+        That is counted: it goes to the dead list if it has come back too often. Announces one that is no longer ours.
         """
         consumer, token = _parted(delivery_tag)
         if consumer and (self.closed or not self._records.send_back(consumer, token)):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
 
     def give_back(self, delivery_tag: str) -> None:
-        """Give a message that has not begun back to the head of its list, if it is still ours; that does not count."""
+        """Give a message that has not begun back to the head of its list; not counted. Announces one no longer ours."""
         consumer, token = _parted(delivery_tag)
-        if consumer and (self.closed or not self._records.requeue(consumer, [token])):
+        if consumer and (self.closed or not self._records.give_back(consumer, [token])):
             self._refuse(Acknowledgement(consumer, token, "requeue"))
         virtual.QoS.ack(self.qos, delivery_tag)
 
@@ -528,14 +532,15 @@ class Channel(redis.Channel):
             if left:
                 consumer, _ = _parted(left[0])
                 with self._retiring_if_struck():
-                    self._records.requeue(consumer, [_parted(tag)[1] for tag in left])
+                    self._records.give_back(consumer, [_parted(tag)[1] for tag in left])
         return delivered
 
     def _mind_suspect(self, payload: Any, one: Taken) -> None:
-        """Fetch nothing beside a message whose worker died or left, so that the next death is its own and no other's.
+        """Fetch nothing beside a message whose worker died or left, so that the next death can be charged to it alone.
 
-        Until the heart has noted what has begun and what has not: by then a death is known to be one of the former's.
-        From half of the delivery limit on, until it is done: some may be long under way beside it, and as suspect.
+        That lasts until the heart has noted which messages have begun: from then on a death is charged to those. From
+        half of the delivery limit on it lasts until the message is done, as messages that run long beside it may be to
+        blame just as well.
         """
         properties, limit = payload["properties"], self.delivery_limit
         is_suspect = begun.SUSPECT in properties and not begun.is_for_later(payload.get("headers") or {})
@@ -612,7 +617,7 @@ class Channel(redis.Channel):
             known = {_parted(tag)[1] for tag in list(self.qos._delivered) if _parted(tag)[0] == consumer}
             unheard = set(self._records.tokens(consumer)) - known
             if unheard:
-                self._records.requeue(consumer, unheard)
+                self._records.give_back(consumer, unheard)
             if not known - self.qos._dirty:
                 self._retired = tuple(one for one in self._retired if one != consumer)
                 self._heart.forget(consumer)

@@ -19,7 +19,6 @@ from kombu.log import get_logger
 from redis.exceptions import RedisError
 
 from ..model import native
-from .dead import DeadList
 from .keys import Keys
 from .pulse import Pulse
 from .records import BELL_MS, Records
@@ -39,7 +38,7 @@ RINGS_AT_ONCE = 1000
 """For how many queues one beat looks whether somebody is to be woken; the rest has its turn at the next ones."""
 
 Unbegun = Callable[[], set[str]]
-"""Tells the tokens of what a consumer has and has not begun."""
+"""Returns the tokens of the messages that a consumer has and has not begun."""
 Waits = Callable[[], Iterable[tuple[str, list[str]]]]
 """Tells which queues a consumer waits for just now, each with the keys of its lists."""
 
@@ -60,16 +59,17 @@ class Heart:
     It leaves them to others while the thread that consumes stands still.
     """
 
-    dead_list_limit: int | None = None
-    dead_list_days: float | None = None
-    """What the dead list keeps, which this looks after as well."""
-
-    def __init__(self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse) -> None:
+    def __init__(
+        self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse,
+        bound_dead_list: Callable[[], object] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`bound_dead_list` drops what the dead list is not to keep; this calls it now and then."""
         self._client = client
         self._keys = keys
         self._records = records
         self.timeout_s = timeout_s
         self._pulse = pulse
+        self._bound_dead_list = bound_dead_list
         self._consumers: dict[str, Waits] = {}
         self._told: dict[str, Callable[[], None]] = {}
         self._unbegun: dict[str, Unbegun] = {}
@@ -125,11 +125,11 @@ class Heart:
                 recovered += self._recover(consumer)
             if len(dead) < AT_ONCE:
                 self._note_unbegun()
-                self._bound_dead_list(now=recovered > 0)
+                self._look_at_dead_list(now=recovered > 0)
                 return Report(lost, recovered)
 
     def _note_unbegun(self) -> None:
-        """Have Redis know which messages have not begun: whoever dies takes the blame for the others."""
+        """Tell Redis which messages have not begun: a death is charged to the others alone."""
         for consumer, ask in list(self._unbegun.items()):
             unbegun, noted = ask(), self._noted.get(consumer, set())
             new, gone = unbegun - noted, noted - unbegun
@@ -138,10 +138,10 @@ class Heart:
                 if WAIT.run(self._client, keys, [consumer, len(new), *new, *gone]):
                     self._noted[consumer] = unbegun
 
-    def _bound_dead_list(self, *, now: bool) -> None:
+    def _look_at_dead_list(self, *, now: bool) -> None:
         if now or monotonic() >= self._look_at_dead_at:
             self._look_at_dead_at = monotonic() + DEAD_LIST_EVERY_S
-            DeadList(self._client, self._keys).bound(limit=self.dead_list_limit, days=self.dead_list_days)
+            self._bound_dead_list()
 
     def _recover(self, consumer: str) -> int:
         try:

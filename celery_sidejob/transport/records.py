@@ -57,31 +57,31 @@ class Records:
         """Return the command that does so."""
         return ("HDEL", self._keys.held(consumer), token)
 
-    def requeue(self, consumer: str, tokens: Iterable[str]) -> int:
-        """Give some messages of a consumer back that it has not begun; returns how many it still had."""
-        return sum(len(page) for page in self._give_back(consumer, "requeue", tokens))
+    def give_back(self, consumer: str, tokens: Iterable[str]) -> int:
+        """Give messages back that a consumer has not begun; returns how many of them it still had."""
+        return sum(len(page) for page in self._put_back(consumer, "give_back", tokens))
 
     def send_back(self, consumer: str, token: str) -> bool:
-        """Give one back that had begun, behind those that came back before, and count it; False if it is not there."""
-        return any(len(page) for page in self._give_back(consumer, "reject", [token], counts=lambda token: True))
+        """Give a message back that had begun, behind those that came back before, and count it; False if it is gone."""
+        return any(len(page) for page in self._put_back(consumer, "send_back", [token], counts=lambda token: True))
 
     def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
-        """Give back all that a consumer has, who is no longer there then; returns how many these were.
+        """Give back all that a consumer has, and forget the consumer; returns how many messages these were.
 
-        Of those that had begun it is counted.
+        The return of those that had `begun` is counted.
         """
-        pages = self._give_back(consumer, "leave", self.tokens(consumer), counts=begun.__contains__)
+        pages = self._put_back(consumer, "leave", self.tokens(consumer), counts=begun.__contains__)
         return sum(len(page) for page in pages)
 
     def recover(self, consumer: str, *, after_page: Callable[[], None] = lambda: None) -> int:
-        """Do so for a dead one, and announce it; stops when it turns out to be alive.
+        """Give back all that a dead consumer has, and announce it; stops when the consumer turns out to be alive.
 
-        It is counted of those that it may have begun: what it had taken after its last beat is among them.
+        The return of those that it may have begun is counted, also of those that it fetched after its last beat.
         """
         recovered = 0
         waiting = {token.decode() for token in self._client.smembers(self._keys.waiting(consumer))}
         tokens = self.tokens(consumer)
-        for page in self._give_back(consumer, "recover", tokens, counts=lambda token: token not in waiting):
+        for page in self._put_back(consumer, "recover", tokens, counts=lambda token: token not in waiting):
             after_page()
             recovered += len(page)
             back = defaultdict(list)
@@ -95,7 +95,7 @@ class Records:
     def bury(self, consumer: str, token: str, reason: str) -> None:
         """Take a message of a consumer to the dead list."""
         there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
-        self._take_back(consumer, "requeue", [Move(token, list_key, text, None, reason) for list_key, text in there])
+        self._take_back(consumer, "give_back", [Move(token, list_key, text, None, reason) for list_key, text in there])
 
     def held(self, at_most: int) -> Iterator[bytes]:
         """Yield messages that consumers hold, the newest of each first, so many at most."""
@@ -112,7 +112,7 @@ class Records:
         """The tokens of all that a consumer has."""
         return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
 
-    def _give_back(
+    def _put_back(
         self, consumer: str, why: str, tokens: Iterable[str], *, counts: Callable[[str], bool] = lambda token: False
     ) -> Iterator[list[Move]]:
         """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import kombu
@@ -16,7 +15,9 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
+from ..model.checks import SLIP, nearest
 from .broker_channel import Channel as BrokerChannel
+from .dead import DeadList
 from .heart import BEATS, Heart
 from .pulse import Pulse
 from .records import Records
@@ -46,8 +47,6 @@ OPTIONS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "dead_list_days": (float, "days"),
 }
 """Ours, each with what it is a number of."""
-NEAR = 0.85
-"""How alike a misspelt option and ours are; `connect_timeout` and `consumer_timeout` are so by 0.77."""
 
 
 class UnsuitableServerError(Exception):
@@ -114,15 +113,17 @@ class Transport(redis.Transport):
                     options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
             client = Redis(connection_pool=pool)
             records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
-            self._heart = Heart(client, channel._keys, records, timeout_s=timeout_s, pulse=self.pulse)
-            self._heart.dead_list_limit, self._heart.dead_list_days = channel.dead_list_limit, channel.dead_list_days
+            dead = DeadList(client, channel._keys)
+            bound = partial(dead.bound, limit=channel.dead_list_limit, days=channel.dead_list_days)
+            self._heart = Heart(
+                client, channel._keys, records, timeout_s=timeout_s, pulse=self.pulse, bound_dead_list=bound
+            )
         return self._heart
 
     def _come_round(self) -> None:
-        """Note that the loop goes on; after it was away for long, find out at once what was taken away meanwhile.
+        """Note that the loop goes on; after a long absence find out at once whether messages were taken away meanwhile.
 
-        Raises a connection's error if anything was. A worker of Celery begins what it has fetched when its loop has
-        come round.
+        Raises a connection's error if any were: in this same round of the loop Celery's worker would begin them.
         """
         away_s = self.pulse.tick()
         if self._heart is None or away_s < self._heart.timeout_s:
@@ -203,7 +204,8 @@ def _check_options(options: Mapping[str, Any]) -> None:
 def _check_names(options: Iterable[str]) -> None:
     """Refuse what is nearly an option of ours; others are kombu's, or of a transport that is used beside this one."""
     for name in options:
-        for meant in get_close_matches(name, OPTIONS, n=1, cutoff=NEAR):
+        meant = nearest(name, OPTIONS, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
+        if meant is not None:
             raise ValueError(f"{name} is no transport option. Did you mean {meant}?")
 
 

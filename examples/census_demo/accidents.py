@@ -143,7 +143,8 @@ class Accidents:
         runs = self._store.runs(announced)
         lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id].number < for_run}
         self.losses.append(Loss("broker emptied", "message", at, lost))
-        return f"emptied the broker: {_number(len(messages), 'message')} gone, {len(lost):,} of them awaited"
+        gone = _number(len(messages), "message")
+        return f"emptied the broker: {gone} gone, {len(lost):,} of them for runs that had not begun"
 
 
 def _number(count: int, noun: str) -> str:

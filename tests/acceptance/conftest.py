@@ -13,6 +13,7 @@ from tests.acceptance.scene import Scene
 from tests.acceptance.shared_site import Place
 from tests.tools.brokers import Broker, broker_of
 from tests.tools.databases import Databases
+from tests.tools.fork_server import ForkServer
 from tests.tools.guard import Guard
 from tests.tools.recorder import Record
 from tests.tools.servers import emptied
@@ -30,12 +31,12 @@ def scene(database_url: str, broker: Broker, record: Record, processes: Processe
 @pytest.fixture(scope="module")
 def shared_place(
     databases: Databases, database_template: str, redis_server_url: str, redis_database_numbers: Iterator[int],
-    process_guard: Guard, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest,
-    module_store_url: Callable[[str], str], worker_pool: str, broker_kind: str,
+    process_guard: Guard, fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, module_store_url: Callable[[str], str], worker_pool: str, broker_kind: str,
 ) -> Iterator[Place]:  # fmt: skip
     """A store, a broker and a record that the tests of a module share, and what starts workers on them."""
     directory = tmp_path_factory.mktemp(request.module.__name__.rpartition(".")[2])
-    processes = Processes(directory / "processes", process_guard, pool=worker_pool)
+    processes = Processes(directory / "processes", process_guard, fork_server, pool=worker_pool)
     request.node.stash[PROCESSES] = processes
     with databases.fresh(template=database_template) as name:
         redis_url = emptied(redis_server_url, next(redis_database_numbers))

@@ -15,7 +15,8 @@ from celery.exceptions import Ignore, Reject
 from celery.signals import task_revoked
 
 from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost, task_recovered
-from celery_sidejob.operations import late_locks, stores
+from celery_sidejob.hooks.tasks import chords
+from celery_sidejob.operations import deferred_locks, stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -42,8 +43,11 @@ if "CANCEL" in os.environ:
     app.conf.worker_cancel_long_running_tasks_on_connection_loss = True
 if "STORE_PAUSE_S" in os.environ:  # however long a process leaves a store alone, what comes then is the same
     stores.PAUSE_S = (0.5, float(os.environ["STORE_PAUSE_S"]))
+if "CHORD_CLAIM_S" in os.environ:  # however long others wait for who has died with it
+    chords.CLAIM_S = int(os.environ["CHORD_CLAIM_S"])
+    chords.FRESH_S = chords.CLAIM_S / 3
 if "LATE_EVERY_S" in os.environ:
-    late_locks.EVERY_S = float(os.environ["LATE_EVERY_S"])
+    deferred_locks.EVERY_S = float(os.environ["LATE_EVERY_S"])
 SideJob(app)
 REPEATABLE = {"durable": True, "acks_late": True, "reject_on_worker_lost": True}
 

@@ -22,6 +22,8 @@ from tests.tools.workers import Processes, WorkerProcess
 
 APP = "tests.acceptance.durable_app"
 QUICK = {"SIDEJOB_LEASE": "4", "SIDEJOB_HEARTBEAT_INTERVAL": "1", "SIDEJOB_LOST_AFTER": "1"}
+BRIEF_CLAIM = {"CHORD_CLAIM_S": "3"}
+"""Of workers that die with the claim to a chord's body."""
 TIMEOUT_S = 30.0
 
 
@@ -65,9 +67,10 @@ class Site:
         env = {**self.env, **options.pop("env", {})}
         return self.processes.start_worker(APP, env=env, **options)
 
-    def worker_with_a_crash(self, point: str, action: str = "kill") -> WorkerProcess:
+    def worker_with_a_crash(self, point: str, action: str = "kill", **env: str) -> WorkerProcess:
         """Start a worker in which something befalls the first process, of all such workers, that reaches a point."""
-        return self.worker(env={"SIDEJOB_CRASH_POINTS": f"{point}={action}", "SIDEJOB_CRASH_ONCE": str(self._crashed)})
+        crash = {"SIDEJOB_CRASH_POINTS": f"{point}={action}", "SIDEJOB_CRASH_ONCE": str(self._crashed)}
+        return self.worker(env={**crash, **env})
 
     def wait_for_crash(self) -> None:
         """Wait until a process has reached that point."""

@@ -31,6 +31,7 @@ WHERE application_name = 'celery_sidejob' AND datname = current_database()
 def test_connections_of_a_busy_and_of_an_idle_worker(site: Site, pool: str, concurrency: int) -> None:
     site.start_worker(pool=pool, concurrency=concurrency)
     jobs = [site.sidejob.enqueue("outage.note") for _ in range(40)]
+    site.sidejob.runtime.connections.write_behind_now()
     site.sidejob.runtime.connections.close()  # the client's own
 
     most = 0
@@ -55,6 +56,7 @@ def test_nothing_is_open_while_user_code_runs(site: Site) -> None:
     site.start_worker(concurrency=2)
     for job in holding:
         site.record.wait_for("holding", job=job.id)
+    site.sidejob.runtime.connections.write_behind_now()
     site.sidejob.runtime.connections.close()
 
     # The connection of each process has been idle for its time, and not in a transaction, while the body goes on.

@@ -13,6 +13,7 @@ from celery import Celery, chain, chord, group
 from celery_sidejob import SideJob, StoreUnavailableError
 from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     APP,
+    BRIEF_CLAIM,
     PROCESSES,
     SEVERAL,
     TIMEOUT_S,
@@ -590,7 +591,7 @@ COUNTS, PUBLISHES = "on_chord_part_return", "_chord_claim_extend_script"
 
 @pytest.mark.parametrize(("task", "where"), [("once", COUNTS), ("once", PUBLISHES), ("repeatable", PUBLISHES)])
 def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site: Site, task: str, where: str) -> None:
-    worker = site.worker()
+    worker = site.worker(env=BRIEF_CLAIM)
     other = site.s("noted", 2)
     result = chord([other, site.s(f"uncounted_{task}", 1, where)])(site.s("plus"))
     site.outlive(worker)
@@ -605,7 +606,7 @@ def test_a_part_of_a_chord_dies_before_it_is_counted_or_publishes_the_body(site:
 @pytest.mark.parametrize("task", ["step", "noted"])
 def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, point: str) -> None:
     """The backend has been told of it by then, and only that process knows of the body."""
-    worker = site.worker_with_a_crash(point)
+    worker = site.worker_with_a_crash(point, **BRIEF_CLAIM)
     result = chord([site.s(task, 1)])(site.s("plus"))
     site.wait_for_crash()
     site.outlive(worker)
@@ -621,7 +622,8 @@ def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, poi
 @pytest.mark.parametrize("task", ["holder", "repeatable"])
 def test_the_last_part_of_a_chord_dies_while_the_store_is_away(site: Site, task: str) -> None:
     with TcpProxy.to(site.database_url) as proxy:
-        site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})
+        store = {"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "5"}
+        site.worker(env={**store, **BRIEF_CLAIM})
         result = chord([site.s("noted", 2), site.s(task, 1)])(site.s("plus"))
         last = result.parent.children[1]
         pid = site.holding(last)["pid"]
@@ -645,7 +647,7 @@ def test_the_last_part_of_a_chord_dies_while_the_store_is_away(site: Site, task:
 def test_a_chord_ends_with_the_store_away_for_longer_than_a_lease(site: Site, task: str) -> None:
     """Its last part is called lost, or not, and both who ends it late and who finds it lost may publish the body."""
     with TcpProxy.to(site.database_url) as proxy:
-        worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url)})
+        worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), **BRIEF_CLAIM})
         result = chord([site.s(task, 1)])(site.s("plus").set(ignore_result=True))
         (last,) = result.parent.children
         site.holding(last)

@@ -29,47 +29,55 @@ def ran(site: Site) -> list[Any]:
     return [line["name"] for line in site.record.of("ran") if line["name"]]
 
 
+class Hostages:
+    """A worker in a long run, with messages that it has fetched behind that."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        for _ in range(QUICK):
+            site.sidejob.enqueue("outage.note")
+        self._long = site.hold("gate")
+        self.names = [f"behind {number}" for number in range(BEHIND)]
+        ask(site, self.names)
+        self.busy = site.start_worker()
+        site.record.wait_for("holding", job=self._long.id)
+
+    def run_elsewhere(self) -> None:
+        """Start another worker, which runs them beside the long run."""
+        self._site.start_worker()
+        wait_until(lambda: len(ran(self._site)) == BEHIND, timeout=SOON_S, message="an idle worker to run what waited")
+
+    def end(self) -> None:
+        """Let the long run end; it was the job's first, and nothing was lost."""
+        self._site.open("gate")
+        assert self._site.wait_for(self._long, "completed")["run_no"] == 1
+        self._site.nothing_lost()
+
+
 def test_what_was_fetched_behind_a_long_run_goes_to_an_idle_worker(
     site: Site, worker_pool: str, broker_kind: str
 ) -> None:
-    for _ in range(QUICK):
-        site.sidejob.enqueue("outage.note")
-    long = site.hold("gate")
-    behind = [f"behind {number}" for number in range(BEHIND)]
-    ask(site, behind)
-    busy = site.start_worker()
-    site.record.wait_for("holding", job=long.id)
+    hostages = Hostages(site)
     if worker_pool != "solo":  # which reads nothing while it is in a body
-        busy.wait_for_log("Gave back")
+        hostages.busy.wait_for_log("Gave back")
 
-    site.start_worker()
+    hostages.run_elsewhere()
 
-    wait_until(lambda: len(ran(site)) == BEHIND, timeout=SOON_S, message="an idle worker to run what waited")
-    assert sorted(ran(site)) == behind
+    assert sorted(ran(site)) == hostages.names
     if broker_kind != "quorum":  # RabbitMQ puts what was given back at its end, unless it has a delivery limit
-        assert ran(site) == behind
-    site.open("gate")
-    assert site.wait_for(long, "completed")["run_no"] == 1
-    site.nothing_lost()
+        assert ran(site) == hostages.names
+    hostages.end()
 
 
 @pytest.mark.pools("prefork", "threads", "gevent", reason="reads nothing while it is in a body")
 def test_a_warm_stop_gives_back_at_once_what_has_not_begun(site: Site) -> None:
     """It waits for what runs, which may take hours."""
-    for _ in range(QUICK):
-        site.sidejob.enqueue("outage.note")
-    long = site.hold("gate")
-    behind = [f"behind {number}" for number in range(BEHIND)]
-    ask(site, behind)
-    busy = site.start_worker()
-    site.record.wait_for("holding", job=long.id)
+    hostages = Hostages(site)
+    busy = hostages.busy
 
     busy.terminate()
     busy.wait_for_log("Gave back", timeout=5.0)  # with gevent Celery hears of a stop after two seconds, at most
-    site.start_worker()
+    hostages.run_elsewhere()
 
-    wait_until(lambda: len(ran(site)) == BEHIND, timeout=SOON_S, message="another worker to run what waited")
     assert busy.alive
-    site.open("gate")
-    assert site.wait_for(long, "completed")["run_no"] == 1
-    site.nothing_lost()
+    hostages.end()

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_sidejob import Job, embedded
-from celery_sidejob.hooks.broker_connection import PAUSE_S
+from celery_sidejob.hooks.broker.connection import PAUSE_S
 from tests.acceptance.outage_site import Site, site_of
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template
@@ -253,6 +253,7 @@ def wait_until_held(site: Site, jobs: list[Job]) -> None:
 
 def published(site: Site) -> int:
     """Return how many messages wait in the broker, as far as the store knows."""
+    site.sidejob.runtime.connections.write_behind_now()
     return site.rows("SELECT count(*) n FROM messages WHERE published_at IS NOT NULL AND locked_by IS NULL")[0]["n"]
 
 

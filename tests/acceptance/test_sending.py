@@ -11,7 +11,7 @@ from tests.acceptance.durable_site import APP, TIMEOUT_S, Site, site_fixture  # 
 
 COUNT = 30
 SOURCE = f"""
-from celery_sidejob.hooks import publishing
+from celery_sidejob.hooks.broker import publishing
 from {APP} import app, noted
 publishing.TOGETHER = 10
 results = app.sidejob.send_many([noted.s(n).set(task_id=f'many{{n:02}}') for n in range({COUNT})])

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from celery_sidejob.operations import runs
-from celery_sidejob.services.heartbeat import Heartbeat
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
 from tests.tools.proxy import TcpProxy
@@ -157,6 +157,7 @@ def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, broker: Brok
     good = [site.sidejob.enqueue("outage.note") for _ in range(3)]
     assert site.sidejob.runtime.publisher.ready
     # As if nothing had been published, and everything were due.
+    site.sidejob.runtime.connections.write_behind_now()
     site.rows("UPDATE messages SET published_at = NULL, look_at = now() RETURNING 1")
 
     with site_of(site.record.path.parent, site._processes, site.record, **configuration) as sweeping:

@@ -12,12 +12,12 @@ from celery.exceptions import TaskRevokedError
 from celery_sidejob.job import Job
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
-from celery_sidejob.model.status import Status
+from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, runs
-from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
-from celery_sidejob.services.heartbeat import Heartbeat
-from celery_sidejob.services.stopped_runs import end_from_outside
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.stopped_runs import Stop, end_from_outside
 from tests.acceptance.outage_site import Site, site_fixture, site_of  # noqa: F401 - the fixture `site`
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
@@ -317,14 +317,14 @@ def test_what_a_process_commits_after_its_run_was_ended_is_refused(site: Site) -
         assert hold is not None
         runs.commit(runtime, hold, Unit())
 
-        why = ("TimeLimitExceeded", "The run took longer than 1 second.", "failed")
-        end_from_outside(heartbeat, (job.id, 1), job.task, *why)
+        stop = Stop("TimeLimitExceeded", "The run took longer than 1 second.")
+        end_from_outside(heartbeat, (job.id, 1), job.task, stop)
 
         assert site.job_row(job)["status"] == "failed"
         with pytest.raises(LeaseLostError):
             runs.commit(runtime, hold, Unit())
         with pytest.raises(LeaseLostError):
-            endings.end(runtime, hold, Unit(), Ending(Status.COMPLETED))
+            endings.end(runtime, hold, Unit(), Ending(RunEnd.COMPLETED))
     finally:
         heartbeat.leave()
         heartbeat.close()

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob.hooks import doorbell
+from celery_sidejob.hooks.jobs import doorbell
 from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.acceptance.scene import APP, QUICK, Scene, Workload

@@ -19,7 +19,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
-from celery_sidejob.hooks import broker_check
+from celery_sidejob.hooks.broker import check as broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.store import counters, migrate, registry, served_tasks, workers
 from tests.cli.test_commands import ask
@@ -92,6 +92,7 @@ def test_a_queue_that_nobody_serves(locked: Stage) -> None:
 
 def test_messages_that_the_broker_does_not_get(locked: Stage) -> None:
     locked.job()
+    locked.runtime.connections.write_behind_now()
     for age, level in ((5, "ok"), (30, "warning"), (300, "error")):
         locked.sql("UPDATE messages SET published_at = NULL, due_at = now() - make_interval(secs => %s)", age)
         assert levels(locked, "publishing") == [level]
@@ -323,9 +324,11 @@ def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch
         locked.job()
         for _ in range(60):
             locked.sql("UPDATE messages SET look_at = now()")
-        # Other tables of this database may have dead rows of the tests before.
+        # Other tables of this database may have dead rows of the tests before. A session tells of its rows at most once
+        # a second, with its next statement: without one, ten seconds later.
         wait_until(
-            lambda: "messages has " in findings(locked)["vacuum"][0].found, message="Postgres to count the dead rows"
+            lambda: locked.sql("SELECT 1") and "messages has " in findings(locked)["vacuum"][0].found,
+            message="Postgres to count the dead rows",
         )
         assert levels(locked, "vacuum") == ["warning"]
         monkeypatch.undo()

@@ -11,7 +11,8 @@ from celery import Celery
 
 from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError, deadset
 from celery_sidejob.operations import stores
-from celery_sidejob.services.pruner import Pruner
+from celery_sidejob.services.sweep.prune import Prune
+from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import counters, dead, revisions, served_tasks, workers
 from tests.cli.test_commands import Said, ask
 from tests.tools.databases import SCHEMA, Databases
@@ -370,5 +371,5 @@ def test_notes_on_copies_are_kept_for_their_time(pair: Pair) -> None:
         "INSERT INTO twins (task_id, call, tried, kept_until) SELECT n, 'c', '{}', now() + n * interval '1 hour'"
         " FROM generate_series(-2, 2) n",
     )
-    Pruner(pair.sidejob.runtime.stores[1]).run_once()
+    Prune(Sweep(pair.sidejob.runtime.stores[1])).run_once()
     assert pair.sql(1, "SELECT task_id FROM twins ORDER BY kept_until") == [("1",), ("2",)]

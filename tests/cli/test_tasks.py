@@ -10,7 +10,7 @@ import redis
 
 from celery_sidejob.hooks import control
 from tests.cli.test_commands import Said, ask
-from tests.services.test_poller import Post, post
+from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.proxy import TcpProxy
 
 __all__ = ["post"]

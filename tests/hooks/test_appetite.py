@@ -7,12 +7,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery, bootsteps
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
-from celery_sidejob.hooks import appetite as appetites
-from celery_sidejob.hooks.appetite import Appetite
-from celery_sidejob.hooks.delivered import Delivered
+from celery_sidejob import SideJob
+from celery_sidejob.hooks.worker import appetite as appetites
+from celery_sidejob.hooks.worker.appetite import Appetite
+from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.worker.delivered import Delivered
 
 
 class Run:
@@ -78,3 +81,20 @@ def test_what_runs_on_after_its_connection_broke_still_has_its_place(clock: list
         assert worker.controller.semaphore.value == 1
     finally:
         del Delivered.over_here
+
+
+@pytest.mark.parametrize(("state", "room"), [(bootsteps.RUN, 3), (bootsteps.CLOSE, 0)])
+def test_only_a_worker_that_stops_fetches_no_more(clock: list[float], state: int, room: int) -> None:
+    """To connect again Celery stops its steps as well, and before 5.7 it leaves the broken connection in place."""
+    consumer = worker_of(3)
+    consumer.app = Celery(set_as_current=False)
+    consumer.app.conf.sidejob_database_url = "postgresql://nobody.listens/"
+    SideJob(consumer.app)
+    consumer.blueprint = SimpleNamespace(state=state, start=None)
+    consumer.connection, consumer.on_connection_error_after_connected = object(), None
+    step = DisconnectionStep(consumer)
+
+    step.stop(consumer)
+
+    assert step._appetite is not None
+    assert step._appetite.room == room

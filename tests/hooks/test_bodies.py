@@ -89,6 +89,11 @@ def test_a_sidejob_task_refuses_it(app: Celery, body: Any, kind: str) -> None:
             decorate(body)
 
 
+def test_it_is_refused_by_its_name(app: Celery) -> None:
+    with pytest.raises(SettingsError, match="The body of a sidejob task, asynchronous, is an async def"):
+        app.sidejob.task(asynchronous)
+
+
 @pytest.mark.parametrize("hook", ["on_startup", "on_shutdown"])
 def test_so_do_its_hooks(app: Celery, hook: str) -> None:
     @app.sidejob.task(name="hooked")

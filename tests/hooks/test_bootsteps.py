@@ -12,9 +12,9 @@ from celery import Celery
 from kombu.asynchronous import Hub
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks import bootsteps
-from celery_sidejob.hooks.bootsteps import PoolBell, SideJobStep
-from celery_sidejob.services.heartbeat import Heartbeat
+from celery_sidejob.hooks.worker import bootsteps
+from celery_sidejob.hooks.worker.bootsteps import PoolBell, SideJobStep
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store import connection
 from celery_sidejob.store.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement

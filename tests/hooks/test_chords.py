@@ -13,7 +13,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks.chords import ChordClaim
+from celery_sidejob.hooks.tasks.chords import ChordClaim
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import stores
 from celery_sidejob.operations.durable_runs import ClaimedElsewhereError

@@ -518,6 +518,16 @@ def test_enqueue_names_the_right_call(sidejob: SideJob) -> None:
     assert sidejob.count_jobs() == {}
 
 
+def test_a_body_that_takes_no_job_is_named_at_the_call(sidejob: SideJob) -> None:
+    @sidejob.task(name="jobless")
+    def jobless() -> None:
+        pass
+
+    with pytest.raises(TypeError, match="jobless: its body takes no argument, but is given the running job"):
+        jobless.enqueue()
+    assert sidejob.count_jobs() == {}
+
+
 def test_signatures(sidejob: SideJob) -> None:
     sidejob.app.set_current()
     assert sidejob.enqueue(decorated.add.s(2)).args == [2]

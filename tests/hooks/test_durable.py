@@ -29,11 +29,12 @@ from celery_sidejob import (
     SideJob,
     task_buried,
 )
-from celery_sidejob.hooks import chords, durable_task
-from celery_sidejob.hooks.durable import is_durable
-from celery_sidejob.hooks.durable_task import mark
-from celery_sidejob.model.durable import LATE, WORKER
-from celery_sidejob.operations import burials, late_locks
+from celery_sidejob.hooks.tasks import chords
+from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.hooks.tasks.durability import is_durable
+from celery_sidejob.hooks.tasks.task import mark
+from celery_sidejob.model.durable import LATE, WORKER, Death
+from celery_sidejob.operations import burials, deferred_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
 from tests.tools.contents import NOTHING
@@ -107,7 +108,7 @@ def _due() -> Any:
 
 def rows(app: Celery) -> dict[str, Any]:
     """The rows of all kept messages, by task id, once it is written which were published: that is put off."""
-    app.sidejob.runtime.connections.write_put_off()
+    app.sidejob.runtime.connections.write_behind_now()
     found = app.sidejob.runtime.connections.run(
         Statement(
             "SELECT *, extract(epoch FROM look_at - greatest(due_at, published_at))::float AS looked_at_after_s,"
@@ -642,7 +643,7 @@ def test_a_burial_is_told_once_with_its_entry(app: Celery, at: Arm, answer: str)
     task_buried.connect(note)
     try:
         for _ in range(2):
-            burials.fail(runtime, (result.id, 1), by="worker", worker_id=0, reason="failed", error="ValueError: no")
+            burials.fail(runtime, (result.id, 1), Death("failed", "ValueError: no"), by="worker", worker_id=0)
     finally:
         task_buried.disconnect(note)
 
@@ -659,8 +660,7 @@ def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str
     SideJob(made)
     made.send_task("shop.mail", ("secret",), task_id="one")
     burials.fail(
-        made.sidejob.runtime, ("one", 1), by="worker", worker_id=0, reason="failed", error="ValueError: secret",
-        traceback="in secret",
+        made.sidejob.runtime, ("one", 1), Death("failed", "ValueError: secret", "in secret"), by="worker", worker_id=0
     )  # fmt: skip
     (entry,) = made.sidejob.dead
     assert (entry.error, entry.traceback) == ("ValueError: …", "in …")
@@ -705,7 +705,7 @@ def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of
         with pytest.raises(Reject, match="time limit"):
             task.before_start("one", (), {})
         task.pop_request()
-    assert not late_locks.is_here(app.sidejob.runtime, ("one", 1))
+    assert not deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
     assert "one" not in durable_task.RUNS
 
     task.push_request(**known)
@@ -713,8 +713,8 @@ def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of
     run = durable_task.run_of(task)
     task.pop_request()
     assert run is not None
-    assert late_locks.is_here(app.sidejob.runtime, ("one", 1))
-    late_locks.of(app.sidejob.runtime).drop(run)
+    assert deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
+    deferred_locks.of(app.sidejob.runtime).drop(run)
     del durable_task.RUNS["one"]
 
 
@@ -738,7 +738,7 @@ def test_the_event_of_a_call_is_redacted(app: Celery, mail: Any, how: str) -> No
 def test_a_row_that_cannot_be_published_logs_its_traceback_once(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
     ids = [app.send_task("shop.mail").id for _ in range(2)]  # the process remembers what it has told
     connections = app.sidejob.runtime.connections
-    connections.write_put_off()
+    connections.write_behind_now()
     connections.run(Statement("UPDATE {messages} SET publication = '{\"v\": 99}', published_at = NULL"))
     with caplog.at_level(logging.WARNING, logger="celery_sidejob"):
         for _ in range(3):

@@ -15,7 +15,7 @@ import pytest
 from celery.worker.loops import _quick_drain
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks import greenlets
+from celery_sidejob.hooks.worker import greenlets
 from tests.tools.waiting import wait_until
 
 PAUSING = """
@@ -25,7 +25,7 @@ from celery import maybe_patch_concurrency
 maybe_patch_concurrency(["celery", "worker", "--pool=gevent"])
 import gevent
 from kombu.utils.functional import retry_over_time
-from celery_sidejob.hooks import greenlets
+from celery_sidejob.hooks.worker import greenlets
 if sys.argv[1] == "ours":
     greenlets.mind(SimpleNamespace(is_green=True, on_apply=None))
 going_on = gevent.spawn(gevent.sleep, 0.01)

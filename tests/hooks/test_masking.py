@@ -11,8 +11,8 @@ from celery import Celery
 from celery.worker import control
 
 from celery_sidejob import SideJob
-from celery_sidejob.hooks.consumer_step import DisconnectionStep
 from celery_sidejob.hooks.masking import masked_text
+from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
 from celery_sidejob.model.settings import SETTINGS
 
 PASSWORD = "hunter2"
@@ -108,11 +108,17 @@ def test_brokers_and_backends_are_shown_without_passwords(settings: dict[str, An
         assert stats["broker"]["transport"]
 
 
+def test_what_celery_has_masked_stays_as_it_is() -> None:
+    shown_by_celery = "sentinel://:********@h1:26379;sentinel://ann:********@h2:26379/0"
+    assert masked_text(shown_by_celery) == shown_by_celery
+    assert masked_text("redis://:***hunter2@h") == "redis://********@h"
+
+
 def test_what_is_no_secret_stays_as_it_is() -> None:
     text = "see https://docs.example/a?b=c, redis://127.0.0.1:6379/0 and amqp://h//"
     assert masked_text(text) == text
     app = made(broker_url="redis://127.0.0.1:6379/5", shop_rates={"a": 1.5, "b": None}, sidejob_lease=30)
     table = app.conf.table()
     assert (table["shop_rates"], table["sidejob_lease"]) == ({"a": 1.5, "b": None}, 30)
-    assert table["broker_url"].replace("********@", "") == "redis://127.0.0.1:6379/5", "as Celery shows it"
+    assert table["broker_url"].replace(":********@", "") == "redis://127.0.0.1:6379/5", "as Celery shows it"
     assert app.conf.table(censored=False)["broker_url"] == "redis://127.0.0.1:6379/5"

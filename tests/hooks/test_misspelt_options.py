@@ -95,3 +95,12 @@ def test_which_tasks_are_durable_and_which_only_look_so(caplog: pytest.LogCaptur
     assert [record.getMessage() for record in caplog.records] == [
         f"durable tasks: {idle.found}. {idle.meaning} {idle.remedy}"
     ]
+
+
+def test_a_pattern_that_matches_no_task_is_named() -> None:
+    app = app_with()
+    app.conf.sidejob_durable_tasks = ["shop.*", "shpo.*"]
+
+    (counted,) = task_check.findings(app)
+
+    assert (str(counted.level), counted.found) == ("ok", "1: shop.mail; no task known here matches shpo.*")

@@ -10,7 +10,7 @@ from celery import Celery
 from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
-from celery_sidejob.hooks import pool_kind
+from celery_sidejob.hooks.worker import pool_kind
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks import publishing
-from celery_sidejob.hooks.publishing import CeleryPublisher
+from celery_sidejob.hooks.broker import publishing
+from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.messages import Doorbell
 from tests.tools.freezing import frozen
@@ -64,7 +64,7 @@ def test_a_broker_that_is_away_is_said_to_be_so_once_a_minute(
         return sum(record.levelname == "WARNING" for record in caplog.records)
 
     assert tries(5) == 1
-    monkeypatch.setattr("celery_sidejob.hooks.broker_connection.WARN_S", 0.0)
+    monkeypatch.setattr("celery_sidejob.hooks.broker.connection.WARN_S", 0.0)
     assert tries(2) == 3
     app.close()
 
@@ -119,7 +119,7 @@ def test_what_redis_has_refused_once_is_confirmed_when_it_takes_it(
     publisher: CeleryPublisher, watcher: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would be published again and again by the process that remembers."""
-    monkeypatch.setattr("celery_sidejob.hooks.broker_connection.PAUSE_S", (0.0, 0.0))
+    monkeypatch.setattr("celery_sidejob.hooks.broker.connection.PAUSE_S", (0.0, 0.0))
     watcher.set("odd", "no list")
     one = message(0, "odd")
     assert publisher.publish([one]) == [one]

@@ -10,8 +10,8 @@ from amqp.exceptions import ConsumerCancelled
 from celery import Celery
 from celery.worker.loops import _quick_drain
 
-from celery_sidejob.hooks import rabbitmq
-from celery_sidejob.hooks.publishing import CeleryPublisher
+from celery_sidejob.hooks.broker import rabbitmq
+from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.model.durable import Message
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until

@@ -12,7 +12,7 @@ from kombu.transport import redis
 from redis.exceptions import ResponseError
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.redis_client import keep_client, pushes_of
+from celery_sidejob.hooks.broker.redis_client import keep_client, pushes_of
 
 
 def test_a_channel_makes_one_client_for_each_pool(own_valkey: embedded.Valkey) -> None:

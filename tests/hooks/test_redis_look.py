@@ -13,8 +13,8 @@ from celery import Celery
 from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import SideJob
-from celery_sidejob.hooks import redis_look
-from celery_sidejob.model.sight import Sight, Sought
+from celery_sidejob.hooks.broker import redis_look
+from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
 
 ROWS = Statement("SELECT task_id, publication FROM {messages} ORDER BY task_id")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from celery_sidejob import Job, RunningJob
-from celery_sidejob.model.status import Status
+from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, recovery
-from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.job_run_end import Ending
 from tests.tools.in_process import Stage
 
 GIVEN = ([1], {"more": 2})
@@ -41,8 +41,8 @@ def revoked(stage: Stage) -> Job:
     job = stage.task(body, name="body").enqueue(*GIVEN)
     hold = stage.claim(job)
     assert hold is not None
-    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.revocation")
-    endings.end(stage.runtime, hold, None, Ending(Status.FAILED, result=error, error=error), from_outside=True)
+    error = endings.error_json("TaskRevokedError", "revoked", "celery_sidejob.hooks.jobs.revocation")
+    endings.end(stage.runtime, hold, None, Ending(RunEnd.FAILED, result=error, error=error), from_outside=True)
     return job
 
 

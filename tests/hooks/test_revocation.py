@@ -17,12 +17,12 @@ from celery.worker.consumer.events import Events as EventsStep
 from kombu.exceptions import OperationalError
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.store import migrate
-from celery_sidejob.store.revocation import SINCE
-from tests.services.test_poller import Post, post
+from celery_sidejob.store.outbox.revocation import SINCE
+from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 

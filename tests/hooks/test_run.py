@@ -11,16 +11,16 @@ from celery import states
 from celery.app.trace import build_tracer
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
-from celery_sidejob.hooks.doorbell import HEADER
+from celery_sidejob.hooks.jobs.doorbell import HEADER
 from celery_sidejob.model.durable import WORKER
 from celery_sidejob.operations import recovery
-from celery_sidejob.store import messages
+from celery_sidejob.store.outbox import doorbells
 from tests.tools.in_process import Stage
 
 
 def delivered(stage: Stage, job: Job) -> tuple[str, Any]:
     """Deliver a job's message to the stage's worker; returns the state that Celery gives it, and the value or error."""
-    (due,) = messages.waiting(stage.runtime.connections, [job.id])
+    (due,) = doorbells.waiting(stage.runtime.connections, [job.id])
     task = stage.app.tasks[due.task]
     request = {
         "id": due.task_id, "task": due.task, "is_eager": False, "delivery_info": {}, WORKER: stage.worker_id,

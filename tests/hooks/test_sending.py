@@ -16,7 +16,7 @@ from celery.result import AsyncResult
 from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
-from celery_sidejob.hooks import publishing
+from celery_sidejob.hooks.broker import publishing
 from celery_sidejob.operations import keeping
 from celery_sidejob.store.statement import Statement
 from tests.tools.waiting import wait_until

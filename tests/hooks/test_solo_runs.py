@@ -12,7 +12,7 @@ from celery.worker.request import create_request_cls
 from kombu.utils.imports import symbol_by_name
 
 from celery_sidejob import Job
-from celery_sidejob.hooks.delivered import Delivered
+from celery_sidejob.hooks.worker.delivered import Delivered
 from celery_sidejob.model.durable import WORKER
 from tests.tools.in_process import Stage
 

@@ -14,9 +14,9 @@ from celery import Celery, Task, chord, states
 from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError, SideJob
-from celery_sidejob.hooks import durable_task
-from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Digest, digest_of
-from celery_sidejob.operations import burials, durable_locks, late_locks
+from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Death, Digest, digest_of
+from celery_sidejob.operations import burials, deferred_locks, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from tests.tools.contents import content_of
@@ -91,7 +91,7 @@ class Shop:
 
     def bury(self, task_id: str) -> None:
         """Bury what is doomed, as the sweeper does."""
-        assert burials.fail(self.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="lost", error="Lost: it")
+        assert burials.fail(self.runtime, (task_id, 1), Death("lost", "Lost: it"), by="sweeper", worker_id=None)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return (whether it is held, why it is doomed) of each row."""
@@ -110,7 +110,7 @@ class Shop:
 
 @pytest.fixture
 def shop(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
-    monkeypatch.setattr(late_locks, "EVERY_S", 3600)  # the tests say when late locks are written
+    monkeypatch.setattr(deferred_locks, "EVERY_S", 3600)  # the tests say when late locks are written
     made = Shop(database_url, redis_url)
     yield made
     made.app.sidejob.close()
@@ -217,7 +217,7 @@ def test_a_late_lock_that_was_refused_is_of_a_run_that_does_not_count(shop: Shop
 
     def meanwhile() -> None:
         assert shop.begin_elsewhere(result.id)
-        late_locks.write_now(shop.runtime)
+        deferred_locks.write_now(shop.runtime)
 
     shop.outcome, shop.meanwhile = outcome, meanwhile
     shop.run(shop.late, result.id, late=True)
@@ -232,7 +232,7 @@ def test_a_run_without_a_lock_takes_back_nothing_of_an_earlier_call_of_its_id(sh
 
     def meanwhile() -> None:
         assert shop.begin_elsewhere(result.id)
-        late_locks.write_now(shop.runtime)
+        deferred_locks.write_now(shop.runtime)
         shop.lose()
         shop.sql("UPDATE messages SET doom = 'lost'")
         shop.bury(result.id)

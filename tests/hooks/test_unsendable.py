@@ -57,7 +57,7 @@ class Shop:
 
     def poll(self) -> None:
         """Sweep once, when all that is kept is due to be looked at and unpublished."""
-        self.sidejob.runtime.connections.write_put_off()
+        self.sidejob.runtime.connections.write_behind_now()
         self.sql("UPDATE messages SET look_at = now() - interval '1 s', published_at = NULL WHERE locked_by IS NULL")
         self.sidejob.poll()
 
@@ -186,7 +186,7 @@ SPOILT = {
 def test_tasks_in_the_store_that_rabbitmq_does_not_carry_go_to_the_dead_set_and_stop_no_others(shop: Shop) -> None:
     for place, spoil in enumerate(SPOILT.values()):
         shop.mail.apply_async(task_id=f"bad{place}", queue="same")
-        shop.sidejob.runtime.connections.write_put_off()
+        shop.sidejob.runtime.connections.write_behind_now()
         spoil(shop, f"bad{place}")
     shop.mail.apply_async(task_id="good", queue="same")
     shop.mail.apply_async(task_id="other", queue="another")
@@ -203,7 +203,7 @@ def test_tasks_in_the_store_that_rabbitmq_does_not_carry_go_to_the_dead_set_and_
 def test_what_is_not_readable_of_a_task_goes_to_the_dead_set_on_redis_too(shop: Shop) -> None:
     for place, text in enumerate(UNREADABLE.values()):
         shop.mail.apply_async(task_id=f"bad{place}")
-        shop.sidejob.runtime.connections.write_put_off()
+        shop.sidejob.runtime.connections.write_behind_now()
         spoil_text(text)(shop, f"bad{place}")
     shop.mail.apply_async(task_id="good")
 
@@ -330,7 +330,7 @@ def test_a_store_that_goes_away_ends_the_burials_of_a_turn(shop: Shop, monkeypat
         raise StoreUnavailableError("injected")
 
     with monkeypatch.context() as patched:
-        patched.setattr("celery_sidejob.services.unsendable.burials.bury_continuation", away)
+        patched.setattr("celery_sidejob.services.sweep.unsendable.burials.bury_continuation", away)
         with pytest.raises(StoreUnavailableError):
             shop.poll()
     assert len(tried) == 1
@@ -343,7 +343,7 @@ def test_an_error_that_is_not_known_to_be_the_messages_own_buries_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that does not fit raises TypeError for every message."""
-    monkeypatch.setattr("celery_sidejob.hooks.kept_message.publish", lambda *_, **__: len(5))  # type: ignore[arg-type]
+    monkeypatch.setattr("celery_sidejob.hooks.tasks.kept_message.publish", lambda *_, **__: len(5))  # type: ignore[arg-type]
     shop.mail.apply_async(task_id="kept")
 
     shop.poll()

@@ -67,7 +67,9 @@ def test_a_forked_process_does_not_store_what_its_parent_counted(measures: Measu
 
 
 def test_counts_are_complete_and_by_label() -> None:
-    found = counts({("runs_lost", ""): 3.0, ("status_changes", "queued"): 2.0, ("of a later version", ""): 1.0})
+    found = counts(
+        {("runs_lost", ""): 3.0, ("status_changes", "queued"): 2.0, ("of a later version", ""): 1.0}, COUNTED
+    )
 
     assert found == {
         **dict.fromkeys(COUNTED, 0), "runs_lost": 3, "jobs_buried": {}, "tasks_buried": {},

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kombu.utils import json as kombu_json
 
@@ -57,6 +57,11 @@ def shape(value):
     return type(value), value, repr(value) if isinstance(value, (float, Decimal)) else None
 
 
+# On a busy machine an example may take as long as it likes.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+@unhurried
 @given(values)
 def test_every_value_comes_back_with_its_types_and_order(value):
     text = encode(value)
@@ -64,6 +69,7 @@ def test_every_value_comes_back_with_its_types_and_order(value):
     assert shape(decode(text)) == shape(value)
 
 
+@unhurried
 @given(values)
 def test_encoding_leaves_the_value_as_it_was(value):
     before = shape(value)
@@ -71,6 +77,7 @@ def test_encoding_leaves_the_value_as_it_was(value):
     assert shape(value) == before
 
 
+@unhurried
 @given(values)
 def test_a_text_can_be_a_value_itself(value):
     text = encode(value)

@@ -21,7 +21,7 @@ def kept(stage: Stage) -> Iterator[Content]:
         pass
 
     mail.apply_async(("true",), task_id="mine")
-    stage.runtime.connections.write_put_off()
+    stage.runtime.connections.write_behind_now()
     yield content_of(stage.runtime, "mine")
     stage.sql("DELETE FROM messages")
 

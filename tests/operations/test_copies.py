@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.model.durable import Address
-from celery_sidejob.operations import copies
+from celery_sidejob.operations import deduplication
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
 
@@ -62,7 +62,7 @@ def test_a_copy_that_nobody_confirmed_is_noted_while_another_store_is_left_alone
         runtime.stores.failed(runtime.stores[1], StoreUnavailableError("gone"))
     assert not runtime.stores.is_left_alone(runtime)
 
-    copies.note(runtime, ("task", 1), address)
+    deduplication.note(runtime, ("task", 1), address)
     assert noted(stage) == expected
 
 
@@ -71,11 +71,11 @@ def test_a_store_that_falls_silent_holds_up_what_is_noted_for_a_lease(
 ) -> None:
     runtime = sidejob.runtime
     runtime.stores.failed(runtime.stores[1], StoreUnavailableError("gone"))
-    copies.note(runtime, ("task", 1), Address(call="call", unconfirmed=True))
+    deduplication.note(runtime, ("task", 1), Address(call="call", unconfirmed=True))
     assert noted(stage) == [("task", "call")]
 
     proxy.black_hole()
     began = time.monotonic()
     with pytest.raises(StoreUnavailableError):
-        copies.note(runtime, ("task", 2), Address(call="call", unconfirmed=True))
+        deduplication.note(runtime, ("task", 2), Address(call="call", unconfirmed=True))
     assert LEASE_S <= time.monotonic() - began < LEASE_S + 2.0

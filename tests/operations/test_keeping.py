@@ -104,7 +104,7 @@ def test_many_threads_call_at_once(app: Celery, own_postgres: embedded.Postgres)
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(call, range(6)))
 
-    app.sidejob.runtime.connections.write_put_off()
+    app.sidejob.runtime.connections.write_behind_now()
     assert sorted(queued(app)) == sorted([*ids, "first"])
     with closing(psycopg.connect(own_postgres.url)) as looking:
         assert looking.execute("SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL").fetchone() == (0,)

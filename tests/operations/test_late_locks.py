@@ -13,10 +13,10 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import LeaseLostError, SideJob
-from celery_sidejob.model.durable import digest_of
-from celery_sidejob.operations import burials, durable_ends, durable_locks, late_locks
+from celery_sidejob.model.durable import Death, digest_of
+from celery_sidejob.operations import burials, deferred_locks, durable_ends, durable_locks
+from celery_sidejob.operations.deferred_locks import LateLocks
 from celery_sidejob.operations.durable_runs import Run
-from celery_sidejob.operations.late_locks import LateLocks
 from celery_sidejob.store import workers
 from tests.tools.contents import content_of
 from tests.tools.pgbouncer import direct
@@ -68,9 +68,7 @@ class Shop:
 
     def bury(self, task_id: str = "one") -> None:
         """Have a task revoked that no run has locked."""
-        assert burials.fail(
-            self.runtime, (task_id, 1), by="sweeper", worker_id=None, reason="revoked", error="E: revoked"
-        )
+        assert burials.fail(self.runtime, (task_id, 1), Death("revoked", "E: revoked"), by="sweeper", worker_id=None)
 
     def dead(self) -> list[str]:
         """The ids in the dead set."""
@@ -91,7 +89,7 @@ class Shop:
 
     def flush(self) -> None:
         """Write all there is."""
-        late_locks.write_now(self.runtime)
+        deferred_locks.write_now(self.runtime)
 
 
 @pytest.fixture
@@ -308,11 +306,11 @@ def test_what_was_removed_is_not_looked_for_again(shop: Shop, caplog: pytest.Log
 def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> None:
     shop.called()
     run = shop.begun()
-    assert late_locks.is_here(shop.runtime, run.key)
+    assert deferred_locks.is_here(shop.runtime, run.key)
     durable_ends.end_late(shop.runtime, run)
-    assert late_locks.is_here(shop.runtime, run.key)
+    assert deferred_locks.is_here(shop.runtime, run.key)
     shop.flush()
-    assert not late_locks.is_here(shop.runtime, run.key)
+    assert not deferred_locks.is_here(shop.runtime, run.key)
 
 
 @pytest.mark.parametrize("forged", [{"task": "late.other"}, {"digest": digest_of(b"other")}], ids=["task", "body"])
@@ -328,7 +326,7 @@ def test_what_is_not_what_its_row_has_is_never_locked_nor_ended(
     shop.flush()
 
     assert shop.rows() == {"one": None}
-    assert not late_locks.of(shop.runtime).has(run.key) or not durable_locks.has_lock(shop.runtime, run)
+    assert not deferred_locks.of(shop.runtime).has(run.key) or not durable_locks.has_lock(shop.runtime, run)
     assert ("is forged" in caplog.text) == ends
     shop.bury()
     with pytest.raises(LeaseLostError):
@@ -353,15 +351,15 @@ def test_while_a_flush_is_not_answered_nothing_more_begins_without_a_lock(shop: 
 
 
 def _dropped(run: Run) -> bool:
-    late_locks.of(run.runtime).drop(run)
+    deferred_locks.of(run.runtime).drop(run)
     return False
 
 
 def test_one_thread_writes_and_ends_when_nothing_comes(
     database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_locks, "AT_REST_S", 0.05)
-    monkeypatch.setattr(late_locks, "LINGER_S", 60.0)
+    monkeypatch.setattr(deferred_locks, "AT_REST_S", 0.05)
+    monkeypatch.setattr(deferred_locks, "LINGER_S", 60.0)
     shop = Shop(database_url, redis_url)
 
     def threads() -> list[Any]:
@@ -370,9 +368,9 @@ def test_one_thread_writes_and_ends_when_nothing_comes(
     first: list[Any] = []
     for number, rests in enumerate([False, True, True]):
         if rests:  # what comes wakes it
-            wait_until(lambda: late_locks.of(shop.runtime)._rests, message="the thread to rest")
+            wait_until(lambda: deferred_locks.of(shop.runtime)._rests, message="the thread to rest")
         if number == 2:
-            monkeypatch.setattr(late_locks, "LINGER_S", 0.05)  # from its next rest on
+            monkeypatch.setattr(deferred_locks, "LINGER_S", 0.05)  # from its next rest on
         shop.called(str(number))
         durable_ends.end_late(shop.runtime, shop.begun(str(number)))
         first = first or threads()

@@ -54,7 +54,7 @@ def test_what_was_given_back_meanwhile_is_not_hidden_by_it(app: Celery, loss: bo
     run = begun(app)
     assert durable_locks.give_back(run.runtime, ["one"], worker_id=run.worker_id, loss=loss) == 1
 
-    run.runtime.connections.write_put_off()
+    run.runtime.connections.write_behind_now()
 
     assert row(app) == (False, True, int(loss))
     assert app.sidejob.poll().published == 1

@@ -12,9 +12,9 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.orm import Session
 
 from celery_sidejob import RunningJob, Status
-from celery_sidejob.hooks import run
+from celery_sidejob.hooks.jobs import run
 from celery_sidejob.operations import recovery
-from celery_sidejob.services.sweeper import Sweeper
+from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until

@@ -15,12 +15,16 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sidejob import RunningJob, Status
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from celery_sidejob.operations import touched
-from celery_sidejob.services import sweeper, unsent_results
-from celery_sidejob.services.pruner import Pruner
+from celery_sidejob.operations import lock_set
+from celery_sidejob.services.sweep import unsent_results
+from celery_sidejob.services.sweep.prune import Prune
+from celery_sidejob.services.sweep.sweep import Sweep
+from celery_sidejob.services.sweep.sweeper import Sweeper
+from celery_sidejob.services.sweep.unsent_results import UnsentResults
 from celery_sidejob.store import own_executor, ports
 from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
+from tests.tools.threads import in_thread
 from tests.tools.waiting import wait_until
 
 pytestmark = pytest.mark.pooled_too
@@ -28,18 +32,12 @@ pytestmark = pytest.mark.pooled_too
 
 def raised_in_thread(context: contextvars.Context, call: Callable[[], Any]) -> BaseException | None:
     """What `call` raises in a thread of its own that has been given `context`."""
-    raised: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            context.run(call)
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    return raised[0] if raised else None
+    try:
+        with in_thread(lambda: context.run(call)):
+            pass
+    except BaseException as error:
+        return error
+    return None
 
 
 # -- what outlives a run -----------------------------------------------------------------------------------------------
@@ -195,10 +193,10 @@ def test_a_finished_job_is_not_pruned_before_its_result_is_where_it_is_waited_fo
     stage.drain()
     stage.sql("UPDATE askings SET stored_at = NULL")
     stage.sql("UPDATE jobs SET retention_s = 0, ended_at = now() - interval '1 hour'")
-    Pruner(stage.runtime).run_once()
+    Prune(Sweep(stage.runtime)).run_once()
     assert job.exists
     stage.sql("UPDATE askings SET stored_at = now()")
-    Pruner(stage.runtime).run_once()
+    Prune(Sweep(stage.runtime)).run_once()
     assert not job.exists
 
 
@@ -207,7 +205,7 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
 ) -> None:
     monkeypatch.setattr(unsent_results, "PAGE", 2)
     monkeypatch.setattr(unsent_results, "RESULT_GRACE_S", 0.0)
-    monkeypatch.setattr(sweeper, "RESULT_GRACE_S", 0.0)
+    monkeypatch.setattr(UnsentResults, "interval_s", 0.0)
     refused = [stage.job(), stage.job()]
     other = stage.job()
     stage.drain()
@@ -215,7 +213,7 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
     results = stage.runtime.results
     refused_ids = {job.task_id for job in refused}
     monkeypatch.setattr(type(results), "store", lambda self, outcome: outcome.task_id not in refused_ids)
-    service = sweeper.Sweeper(stage.runtime)
+    service = Sweeper(stage.runtime)
     service.run_once()
     service.run_once()
     assert stage.sql("SELECT job_id FROM askings WHERE stored_at IS NOT NULL") == [(other.id,)]
@@ -228,7 +226,7 @@ def test_a_subscriber_deleted_while_a_unit_publishes_to_many_fails_nobody(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = stage.sidejob.enqueue_many(
-        [{"task": stage.idle, "inports": {"i": {"channels": ["/c"]}}} for _ in range(touched.FAN_OUT + 2)]
+        [{"task": stage.idle, "inports": {"i": {"channels": ["/c"]}}} for _ in range(lock_set.FAN_OUT + 2)]
     )
     stage.drain()
     many[-1].terminate()
@@ -243,7 +241,7 @@ def test_a_subscriber_deleted_while_a_unit_publishes_to_many_fails_nobody(
 
     armed: list[bool] = []
     deleted: list[bool] = []
-    monkeypatch.setattr(touched.ports, "subscribers", subscribers)
+    monkeypatch.setattr(lock_set.ports, "subscribers", subscribers)
 
     def body(job: RunningJob) -> None:
         stage.sidejob.publish("/c", 1)

@@ -15,11 +15,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import IllegalMoveError, Job, LeaseLostError, RunningJob, Status
+from celery_sidejob import IllegalMoveError, Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import SetState
+from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, recovery, runs
-from celery_sidejob.operations.endings import Ending
 from celery_sidejob.operations.hold import Hold
+from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import claims
 from tests.tools.crash_points import Arm, lost
@@ -174,7 +175,7 @@ def goes_on(stage: Stage, heir: Hold | None) -> None:
     """The heir, if there is one, commits and ends as if the zombie had never been."""
     if heir is not None:
         runs.commit(stage.runtime, heir, Unit([SetState(heir.job_id, {"heir": "2"})]))
-        assert endings.end(stage.runtime, heir, Unit(), Ending(Status.COMPLETED)).status == "completed"
+        assert endings.end(stage.runtime, heir, Unit(), Ending(RunEnd.COMPLETED)) == "completed"
         job = stage.sidejob.get(heir.job_id)
         assert (job.state, len(job.input("a")), list(job.output("o"))) == ({"before": 0, "heir": 2}, 0, [])
 
@@ -363,12 +364,10 @@ def test_an_end_from_outside_counts_no_units_and_compares_the_rest(stage: Stage,
     other = replace(hold, **{mark: marks(hold)[mark] + MARKS[mark]})
 
     if mark == "unit_no":
-        assert (
-            endings.end(stage.runtime, other, None, Ending(Status.COMPLETED), from_outside=True).status == "completed"
-        )
+        assert endings.end(stage.runtime, other, None, Ending(RunEnd.COMPLETED), from_outside=True) == "completed"
     else:
         with pytest.raises(LeaseLostError):
-            endings.end(stage.runtime, other, None, Ending(Status.COMPLETED), from_outside=True)
+            endings.end(stage.runtime, other, None, Ending(RunEnd.COMPLETED), from_outside=True)
         assert stage.everything() == before
 
 
@@ -396,7 +395,7 @@ def test_the_statements_of_the_fence_refuse_by_themselves(
 
 def test_an_end_from_outside_after_a_rescue_is_refused(stage: Stage) -> None:
     zombie, _, before = zombie_of(stage, rescued, lambda job: endings.end(
-        stage.runtime, replace(zombie), None, Ending(Status.FAILED), from_outside=True
+        stage.runtime, replace(zombie), None, Ending(RunEnd.FAILED), from_outside=True
     ))  # fmt: skip
     stage.perform(zombie)
     assert REFUSED in stage.ignored[zombie.job_id]
@@ -473,7 +472,7 @@ def test_a_unit_without_an_answer_is_not_taken_for_the_heirs(stage: Stage, at: A
 
 def test_a_unit_without_an_answer_whose_run_was_ended_from_outside_was_not_applied(stage: Stage, at: Arm) -> None:
     def end_it() -> None:
-        endings.end(stage.runtime, replace(zombie), None, Ending(Status.FAILED), from_outside=True)
+        endings.end(stage.runtime, replace(zombie), None, Ending(RunEnd.FAILED), from_outside=True)
         before.append(stage.everything())
 
     def then(job: RunningJob) -> None:
@@ -491,7 +490,7 @@ def test_an_end_from_outside_without_an_answer_is_repeated(stage: Stage, at: Arm
     """The run has one unit more than the worker knew when it asked; that does not mean that it has ended."""
     runs.commit(stage.runtime, replace(hold), Unit())
     at("end:before-commit", lost)
-    assert endings.end(stage.runtime, hold, None, Ending(Status.FAILED), from_outside=True).status == "failed"
+    assert endings.end(stage.runtime, hold, None, Ending(RunEnd.FAILED), from_outside=True) == "failed"
     assert stage.sql("SELECT status, ended_run FROM jobs WHERE id = %s", hold.job_id) == [("failed", 1)]
 
 

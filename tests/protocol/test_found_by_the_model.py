@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob import Job, RunningJob
+from celery_sidejob.operations import recovery
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -83,6 +84,25 @@ def test_a_shutdown_that_was_given_up_makes_no_later_termination_recursive(stage
     job.terminate()
     stage.drain()
     assert statuses(job, child) == ["terminated", "completed"]
+
+
+def test_a_shutdown_that_is_given_up_leaves_a_forced_timer_to_a_queued_job(stage: Stage) -> None:
+    """As one that ends: else a job would be terminated, and neither rest nor be deleted."""
+    job = stage.job()
+    stage.sql("UPDATE jobs SET max_losses = 1")
+    stage.drain()
+    job.terminate()
+    hold = stage.claim(job)
+    assert hold is not None
+    job.run(force=True, countdown=3600)
+
+    assert recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=stage.worker_id, own=True)
+
+    assert (statuses(job), stage.broken_rules()) == (["queued"], [])
+    assert len(stage.sidejob.dead) == 0
+    stage.sql("UPDATE timers SET due_at = now()")
+    stage.drain()
+    assert statuses(job) == ["completed"]
 
 
 def test_a_recursive_shutdown_that_is_given_up_before_a_forced_run_is_handed_down(stage: Stage) -> None:

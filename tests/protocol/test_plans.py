@@ -17,49 +17,56 @@ from celery_sidejob.store import (
     aliases,
     askings,
     asks,
-    burials,
     claims,
     counters,
     dead,
     depths,
-    durable_locks,
-    durable_looks,
-    durable_messages,
+    duplicates,
     health,
     job_lists,
     jobs,
     kept,
-    messages,
     packets,
     ports,
-    revocation,
     served_tasks,
     state,
     statistics,
     trees,
-    twins,
 )
 from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.outbox import (
+    arming,
+    burials,
+    checks,
+    continuations,
+    doorbells,
+    holds,
+    latecomers,
+    publishing,
+    revocation,
+    tasks,
+)
+from celery_sidejob.store.outbox.kinds import JOBS, TASKS
 from celery_sidejob.store.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until
 
 MODULES = (
-    aliases, askings, asks, burials, claims, counters, dead, depths, durable_locks, durable_looks,
-    durable_messages, job_lists, jobs, kept,
-    messages, packets, ports, revocation, served_tasks, state, statistics, trees, twins,
+    aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
+    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, served_tasks, state, statistics, tasks,
+    trees, duplicates,
 )  # fmt: skip
 
 READS_ALL = {
     "dead._COUNT": "counts",
     "dead._GROUPS": "counts",
+    **{f"job_lists._COUNT[{column}]": "counts" for column in job_lists._COUNT},
     "job_lists._KNOWS_QUEUE": "a person's question: reads all where nothing is found",
     "job_lists._LIST_QUEUED": "a person's question: reads the queue and the timers",
     "job_lists._LIST_QUEUED_ALONG": "a person's question: walks along the queue's messages until `limit` match",
     "job_lists._LIST_OF_PARENT": "of what is known to be small",
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
-    "durable_looks._UNHELD": "pages through everything after a broker was emptied",
     "served_tasks._DUE": "reads what is due; see below",
     "statistics._SUSPENDED": "counts what is not finished, where that is little; see below",
     "statistics._UNFINISHED": "counts what is not finished, where that is little; see below",
@@ -107,8 +114,9 @@ def hot_statements() -> dict[str, Statement]:
     found = {}
     for module in MODULES:
         for name, value in vars(module).items():
-            if isinstance(value, Statement):
-                found[f"{module.__name__.rpartition('.')[2]}.{name}"] = value
+            for kind, statement in value.items() if isinstance(value, dict) else [("", value)]:
+                if isinstance(statement, Statement):
+                    found[f"{module.__name__.rpartition('.')[2]}.{name}{kind and f'[{kind}]'}"] = statement
     return found
 
 
@@ -243,26 +251,24 @@ def emptied_store(databases: Databases, database_template: str) -> Iterator[psyc
         yield connection
 
 
-IDS = {"task_ids": [f"m{n}" for n in range(1, KEYS + 1)], "generations": [1] * KEYS}
-OF_JOBS = {"job_ids": list(range(ROWS + 1, ROWS + KEYS + 1)), "for_runs": [1] * KEYS}
+TASK_IDS = [f"m{n}" for n in range(1, KEYS + 1)]
+OF_TASKS = {"keys": TASK_IDS, "generations": [1] * KEYS}
+OF_JOBS = {"keys": list(range(ROWS + 1, ROWS + KEYS + 1)), "generations": [1] * KEYS}
 IN_PAGES: dict[str, tuple[Statement, dict[str, Any]]] = {
-    "mark": (durable_messages._MARK, {**IDS, "again": False}),
-    "still wait": (durable_looks._STILL_WAIT, {**IDS, "wait_s": 30.0}),
-    "give back": (durable_locks._GIVE_BACK, {"task_ids": IDS["task_ids"], "worker_id": 1, "loss": 1, "begun": True}),
-    "pass over": (durable_looks._PASS_OVER, {"task_ids": IDS["task_ids"], "longest_s": 9.0, "are_there": True}),
-    "look now": (
-        durable_looks._LOOK_NOW,
-        {"task_ids": IDS["task_ids"], "seen_at": datetime.now(UTC), "first_look_s": 2.0},
-    ),
+    "mark": (publishing._MARK[TASKS], {**OF_TASKS, "again": False}),
+    "vouch": (checks._VOUCH[TASKS], {**OF_TASKS, "wait_s": 30.0}),
+    "give back": (holds._GIVE_BACK, {"task_ids": TASK_IDS, "worker_id": 1, "loss": 1, "begun": True}),
+    "postpone": (checks._POSTPONE, {"task_ids": TASK_IDS, "longest_s": 9.0, "are_there": True}),
+    "republish": (checks._REPUBLISH[TASKS], {"task_ids": TASK_IDS, "seen_at": datetime.now(UTC)}),
     "reserve": (
-        durable_looks._RESERVE,
-        {"task_ids": IDS["task_ids"], "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
+        publishing._RESERVE[TASKS],
+        {"task_ids": TASK_IDS, "strike_s": 1.0, "reserve_s": 1.0, "longest_s": 9.0},
     ),
-    "mark of jobs": (messages._MARK, OF_JOBS),
-    "of jobs that still wait": (messages._STILL_WAIT, {**OF_JOBS, "wait_s": 30.0}),
+    "mark of jobs": (publishing._MARK[JOBS], {**OF_JOBS, "again": True}),
+    "vouch for jobs": (checks._VOUCH[JOBS], {**OF_JOBS, "wait_s": 30.0}),
     "reserve of jobs": (
-        messages._RESERVE,
-        {"task_ids": [f"job{n}" for n in OF_JOBS["job_ids"]], "reserve_s": 1.0, "longest_s": 9.0},
+        publishing._RESERVE[JOBS],
+        {"task_ids": [f"job{n}" for n in OF_JOBS["keys"]], "strike_s": 0.0, "reserve_s": 1.0, "longest_s": 9.0},
     ),
 }
 """What does something with rows of many keys, and locks them first."""
@@ -318,8 +324,8 @@ FILL_MESSAGES = """
 INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after)
 SELECT 'm' || n, 'task', 1, 'q', '', '{}', now(), '30 s' FROM generate_series(1, 20000) n"""
 RUN_OFTEN = {
-    "by libpq": (durable_messages._MARK, {"task_ids": ["a"], "generations": [1], "again": False}),
-    "by a cursor": (messages._READ, {"job_ids": [1]}),
+    "by libpq": (publishing._MARK[TASKS], {"keys": ["a"], "generations": [1], "again": False}),
+    "by a cursor": (doorbells._WAITING, {"job_ids": [1], "unpublished": True}),
 }
 
 
@@ -398,6 +404,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "a run begins, of the parent of all": (claims._LOOK, {"id": 1, "most": 501}, 10 * 501),
     "a run begins, of another": (claims._LOOK, {"id": OTHER, "most": 501}, 20),
     "below another": (trees._SUBTREE, {"ids": [OTHER]}, 20),
+    "the first below that is not terminated": (trees._REST, {"id": 1, "status": "terminated"}, 20),
     "children of another": (jobs._CHILD_IDS, {"id": OTHER}, 20),
     "packets of another": (
         packets._TAKE,
@@ -405,10 +412,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
-    "an emptied broker": (messages._LOOK_NOW, {"after": 0}, 20 * messages.LOOK_PAGE),
-    "a queue that is gone": (messages._LOOK_NOW_IN, {"queue": "q"}, 20 * messages.LOOK_PAGE),
-    "who is dead": (durable_locks._TAKE_FROM_THE_DEAD, {}, 20),
-    "old notes on copies": (twins._PRUNE, {}, 10 * twins.PAGE),
+    "an emptied broker": (checks._REPUBLISH_JOBS, {"after": 0}, 20 * checks.LOOK_PAGE),
+    "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.LOOK_PAGE),
+    "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
+    "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
     "old entries of jobs": (dead._OLD_ROOTS, {"after": 0, "age_s": 1e6, "limit": 1000}, 10 * 1000),
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
@@ -417,12 +424,12 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         1000,
     ),
     "a run that goes on after all": (
-        durable_locks._TAKE_BACK,
+        latecomers._TAKE_BACK,
         {"task_id": "m7", "generation": 1, "task": "task7", "digest": "d", "age_s": None},
         40,
     ),
     "runs that go on after all": (
-        durable_locks._TAKE_BACK_LATE,
+        latecomers._TAKE_BACK_LATE,
         {
             "task_ids": ["m7", "m8"],
             "tasks": ["task7", "task8"],

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from celery_sidejob import RunningJob
-from celery_sidejob.store import messages
+from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -56,10 +57,11 @@ def test_a_claim_leaves_the_forced_run_that_was_noted_after_a_termination(stage:
 def test_the_message_of_a_run_in_progress_is_not_looked_at(stage: Stage) -> None:
     look_at = "SELECT look_at = 'infinity', for_run FROM messages"
     job = stage.job()
+    stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET published_at = NULL")  # whoever publishes it has not marked it yet
     hold = stage.claim(job)
     assert stage.sql(look_at) == [(True, 1)]
-    messages.mark_published(stage.runtime.connections, [(job.id, 1)])
+    mark_published(stage.runtime.connections, JOBS, [(job.id, 1)])
     assert stage.sql(look_at) == [(True, 1)]
     job.run()
     assert hold is not None

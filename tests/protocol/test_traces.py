@@ -18,11 +18,14 @@ import redis
 
 from celery_sidejob import NO_DATA, IllegalMoveError, Job, LeaseLostError, RunningJob
 from celery_sidejob.model.changes import Ask, Change, Write
+from celery_sidejob.model.run_end import RunEnd
 from celery_sidejob.operations import endings, recovery, runs
-from celery_sidejob.operations.endings import Ending
+from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
 from celery_sidejob.operations.unit_of_work import Applied
-from celery_sidejob.store import claims, messages, workers
+from celery_sidejob.store import claims, workers
+from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.outbox.publishing import mark_published
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
@@ -97,7 +100,7 @@ def test_p01_a_zombie_ends_nothing_even_before_the_next_claim(stage: Stage) -> N
         with pytest.raises(LeaseLostError):
             runs.commit(stage.runtime, zombie, Unit())
         with pytest.raises(LeaseLostError):
-            endings.end(stage.runtime, zombie, Unit(), Ending("completed"))  # type: ignore[arg-type]
+            endings.end(stage.runtime, zombie, Unit(), Ending(RunEnd.COMPLETED))
         if not again:
             heir = stage.claim(job)
     assert heir is not None
@@ -283,12 +286,11 @@ def test_p10_a_late_mark_does_not_mark_the_next_ask(stage: Stage) -> None:
     job = stage.job()
     stage.run(job)
     job.run()
+    stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET published_at = NULL")  # as if the second ask were not published yet
 
     def mark(for_run: int) -> bool:
-        stage.runtime.connections.transact(
-            "mark", lambda executor: messages.mark_published(executor, [(job.id, for_run)])
-        )
+        stage.runtime.connections.transact("mark", lambda executor: mark_published(executor, JOBS, [(job.id, for_run)]))
         return bool(stage.sql("SELECT published_at IS NOT NULL FROM messages")[0][0])
 
     assert mark(1) is False
@@ -353,6 +355,7 @@ def test_p16_messages_the_broker_loses_are_no_losses_of_the_job(database_url: st
         with redis.Redis.from_url(redis_url) as client:
             for _ in range(4):
                 assert client.llen("celery") >= 5
+                stage.runtime.connections.write_behind_now()
                 client.flushdb()
                 assert stage.sidejob.poll().broker_emptied
         assert stage.sidejob.poll().published == 0
@@ -365,6 +368,7 @@ def test_p16_messages_the_broker_loses_are_no_losses_of_the_job(database_url: st
 
 def test_p17_a_long_backlog_is_published_again_at_doubling_intervals(stage: Stage) -> None:
     stage.job()
+    stage.runtime.connections.write_behind_now()
     waits = []
     for _ in range(12):
         stage.sql("UPDATE messages SET look_at = now()")
@@ -375,6 +379,7 @@ def test_p17_a_long_backlog_is_published_again_at_doubling_intervals(stage: Stag
 
 def test_p18_the_sweeper_locks_nothing_while_it_publishes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     job = stage.job()
+    stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET look_at = now(), published_at = NULL")
     seen: list[Any] = []
 

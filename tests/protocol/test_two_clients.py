@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import NO_DATA, Job, PortNotFoundError, RunningJob
-from celery_sidejob.operations import touched
+from celery_sidejob.operations import lock_set
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
 
@@ -50,8 +50,8 @@ def between(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Between:
 
         return lock
 
-    monkeypatch.setattr(touched.jobs, "lock", after_others(touched.jobs.lock))
-    monkeypatch.setattr(touched.jobs, "lock_exclusively", after_others(touched.jobs.lock_exclusively))
+    monkeypatch.setattr(lock_set.jobs, "lock", after_others(lock_set.jobs.lock))
+    monkeypatch.setattr(lock_set.jobs, "lock_exclusively", after_others(lock_set.jobs.lock_exclusively))
     return calls.append
 
 
@@ -176,7 +176,7 @@ def test_a_borrowed_transaction_writes_into_the_port_or_is_refused(
     stage: Stage, job: Job, monkeypatch: pytest.MonkeyPatch, other: Change, expected: Any
 ) -> None:
     job.configure_ports(inports=["any"])
-    real, calls = touched.jobs.find, [other]
+    real, calls = lock_set.jobs.find, [other]
 
     def find(*given: Any) -> Any:
         if calls:
@@ -184,7 +184,7 @@ def test_a_borrowed_transaction_writes_into_the_port_or_is_refused(
         return real(*given)
 
     port = job.input("any")
-    monkeypatch.setattr(touched.jobs, "find", find)
+    monkeypatch.setattr(lock_set.jobs, "find", find)
     with stage.connect(autocommit=False) as own:
         if expected is None:
             with pytest.raises(PortNotFoundError, match=GONE):
@@ -335,13 +335,13 @@ def test_an_adoption_locks_the_ancestors_that_the_parent_has_by_then(
 ) -> None:
     child, above = stage.job(), stage.job()
     locked: list[set[int]] = []
-    real = touched.jobs.lock_exclusively
+    real = lock_set.jobs.lock_exclusively
 
     def lock_exclusively(executor: Any, ids: Any) -> Any:
         locked.append(set(ids))
         return real(executor, ids)
 
-    monkeypatch.setattr(touched.jobs, "lock_exclusively", lock_exclusively)
+    monkeypatch.setattr(lock_set.jobs, "lock_exclusively", lock_exclusively)
     between(lambda: above.adopt(family, "below"))
     first = family.children["first"]
     first.adopt(child, "late")

@@ -61,7 +61,7 @@ def with_orders(stage: Stage, body: Any, orders: list[int] = ORDERS) -> Job:
 
 def is_told(stage: Stage, job: Job) -> None:
     """The body was told that what it had read was not committed, and did not catch it."""
-    with pytest.raises(UnitNotCommittedError, match="rolled back, or never committed"):
+    with pytest.raises(UnitNotCommittedError, match="rolled back, or not committed afterwards"):
         stage.run(job)
     assert job.refresh().status == "failed"
 
@@ -108,6 +108,19 @@ def test_an_order_whose_commit_was_forgotten_is_there_again(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_commit_inside_the_block_keeps_the_rows_alone(stage: Stage, kind: str) -> None:
+    def body(job: RunningJob) -> None:
+        for order in job.for_inputs("orders"):
+            with lent(stage, kind) as lender, job.unit(transaction=lender.transaction):
+                add(lender, order)
+                lender.commit()
+
+    job = with_orders(stage, body)
+    is_told(stage, job)
+    assert (billed(stage), waiting(job)) == (ORDERS[:1], ORDERS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_packets_come_again_to_a_body_that_catches_the_error(stage: Stage, kind: str) -> None:
     seen: list[int] = []
 
@@ -130,40 +143,40 @@ def test_the_packets_come_again_to_a_body_that_catches_the_error(stage: Stage, k
     assert (seen, billed(stage), waiting(job)) == ([300, 301, 301, 302], ORDERS, [])
 
 
+@contextmanager
+def in_savepoint(stage: Stage, kind: str, wrong: bool) -> Iterator[Lender]:
+    """A transaction that is committed, and whose savepoint was rolled back behind a block that is wrong."""
+    with lent(stage, kind) as lender:
+        lender.sql("SELECT 1")
+        with suppress(Refused), lender.savepoint():
+            yield lender
+            if wrong:
+                raise Refused
+        lender.commit()
+
+
+@contextmanager
+def in_all(stage: Stage, kind: str, wrong: bool) -> Iterator[Lender]:
+    """A transaction that is committed, unless the block is left by an error, which the body catches."""
+    with suppress(Refused), lent(stage, kind) as lender:
+        yield lender
+        lender.commit()
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_savepoint_that_was_rolled_back_commits_no_order(stage: Stage, kind: str) -> None:
+@pytest.mark.parametrize(("within", "raises"), [(in_savepoint, False), (in_all, True)], ids=["savepoint", "error"])
+def test_a_block_that_is_rolled_back_and_passed_over_consumes_no_order(
+    stage: Stage, kind: str, within: Any, raises: bool
+) -> None:
+    """By a savepoint around it, or by an error within it that the body catches."""
     wrong = [301]
 
     def body(job: RunningJob) -> None:
         for order in job.for_inputs("orders"):
-            with lent(stage, kind) as lender:
-                lender.sql("SELECT 1")
-                with suppress(Refused), lender.savepoint():
-                    with job.unit(transaction=lender.transaction):
-                        add(lender, order)
-                    if order in wrong:
-                        raise Refused
-                lender.commit()
-
-    job = with_orders(stage, body)
-    is_told(stage, job)
-    assert (billed(stage), waiting(job)) == ([300], [301, 302])
-    wrong.clear()
-    goes_on(stage, job)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_the_block_that_the_body_catches_consumes_no_order(stage: Stage, kind: str) -> None:
-    wrong = [301]
-
-    def body(job: RunningJob) -> None:
-        for order in job.for_inputs("orders"):
-            with suppress(Refused), lent(stage, kind) as lender:
-                with job.unit(transaction=lender.transaction):
-                    add(lender, order)
-                    if order in wrong:
-                        raise Refused
-                lender.commit()
+            with within(stage, kind, order in wrong) as lender, job.unit(transaction=lender.transaction):
+                add(lender, order)
+                if raises and order in wrong:
+                    raise Refused
 
     job = with_orders(stage, body)
     is_told(stage, job)
@@ -227,6 +240,31 @@ def test_a_body_cannot_leave_an_uncommitted_block_behind(stage: Stage, how: str)
     job = with_orders(stage, body)
     is_told(stage, job)
     assert (billed(stage), waiting(job)) == ([], ORDERS)
+
+
+@pytest.mark.parametrize("forgotten", [True, False])
+def test_a_startup_that_suspends_settles_its_block_first(stage: Stage, forgotten: bool) -> None:
+    @stage.task(name="stage.bill", inports=["orders"], outports=["receipts"])
+    def bill(job: RunningJob) -> None:
+        pass
+
+    @bill.on_startup
+    def _(job: RunningJob) -> None:
+        with lent(stage, "psycopg") as lender:
+            with job.unit(transaction=lender.transaction):
+                add(lender, 300)
+                job.output("receipts").write(300)
+            if not forgotten:
+                lender.commit()
+        job.suspend()
+
+    job = stage.sidejob.enqueue(bill)
+    if forgotten:
+        is_told(stage, job)
+    else:
+        assert stage.run(job) == "suspended"
+    done = [] if forgotten else [300]
+    assert (billed(stage), [packet.value for packet in job.output("receipts").peek()]) == (done, done)
 
 
 def test_a_retry_of_the_run_needs_no_commit(stage: Stage) -> None:

@@ -2,8 +2,8 @@
 
 The message of a call is delivered twice without a sign of it, and as a marked copy whenever its row waits: nobody knows
 that something runs. Processes write their locks and removals at any time, or die before; one answer is lost. Once the
-row is gone somebody may call the task again under the same id. Rules are those of `operations/late_locks.py`; each of
-`MISTAKES` is what one is tempted to do instead. Who is told apart by the store is a process, here a slot.
+row is gone somebody may call the task again under the same id. The rules are those of `operations/deferred_locks.py`;
+each of `MISTAKES` is what one is tempted to do instead. Who is told apart by the store is a process, here a slot.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Workers begin what is delivered, end it well or badly, have it retried, give it back or die; a silent one is called
 lost, and its body goes on. Somebody revokes the task at any time, or it expires, two sweepers bury what is doomed, and
-a person takes it out of the dead set once. Rules are those of `store/durable_locks.py`, `store/burials.py` and
-`store/revocation.py`; each of `MISTAKES` is what one is tempted to do instead.
+a person takes it out of the dead set once. Rules are those of `store/outbox/holds.py`, `burials.py` and
+`revocation.py` beside it; each of `MISTAKES` is what one is tempted to do instead.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob.services import unsent_results
 from celery_sidejob.services.loop import Loop
-from celery_sidejob.services.sweeper import Sweeper
+from celery_sidejob.services.sweep import unsent_results
+from celery_sidejob.services.sweep.sweeper import Sweeper
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
 

@@ -30,6 +30,7 @@ def sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of more than eighty pages is judged by about eighty of them."""
     monkeypatch.setattr(estimates, "EXACT_PAGES", 80)
     monkeypatch.setattr(estimates, "SAMPLED_PAGES", 80)
+    monkeypatch.setattr(estimates, "COUNTING_PAGES", 80)
 
 
 @pytest.fixture
@@ -60,6 +61,14 @@ def test_what_is_very_much_is_estimated_and_the_rest_is_exact(full: Stage) -> No
     assert found["dead"]["entries"] == about(MANY)
     assert found["results"]["unsent"] == 0
     assert all(len(str(number).rstrip("0")) <= estimates.DIGITS for number in found["jobs"].values())
+
+
+def test_an_estimate_changes_with_what_is_there_alone(full: Stage) -> None:
+    names = ("jobs", "timers", "dead")
+    first, second = full.sidejob.stats(), full.sidejob.stats()
+
+    assert [first[name] for name in names] == [second[name] for name in names]
+    assert first["queues"]["long"]["depth"] == second["queues"]["long"]["depth"]
 
 
 def test_few_are_counted_however_large_their_table_is(stage: Stage, sampled: None) -> None:

@@ -10,8 +10,8 @@ from collections import deque
 import pytest
 
 from celery_sidejob.model.errors import StoreUnavailableError
-from celery_sidejob.store import put_off
-from celery_sidejob.store.put_off import PutOff
+from celery_sidejob.store import write_behind
+from celery_sidejob.store.write_behind import WriteBehind
 from tests.tools.waiting import wait_until
 
 NEVER_S = 3600.0
@@ -36,7 +36,7 @@ class Written(list[list[int]]):
 
 def test_a_thread_writes_what_nobody_has_carried_along() -> None:
     written = Written()
-    made = PutOff("things", written, within_s=0.05)
+    made = WriteBehind("things", written, within_s=0.05)
     made.add([1, 2])
     made.add([3])
 
@@ -48,7 +48,7 @@ def test_a_thread_writes_what_nobody_has_carried_along() -> None:
 
 def test_what_is_carried_along_is_written_by_nobody_else() -> None:
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
+    made = WriteBehind("things", written, within_s=NEVER_S)
     made.add([1, 2, 3])
 
     taken = made.take(2)
@@ -63,7 +63,7 @@ def test_what_is_carried_along_is_written_by_nobody_else() -> None:
 
 def test_who_asks_for_more_writes_what_is_late() -> None:
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
+    made = WriteBehind("things", written, within_s=NEVER_S)
     made.add([1])
     made.write_if_late()
     assert written == []
@@ -75,20 +75,20 @@ def test_who_asks_for_more_writes_what_is_late() -> None:
 
 def test_who_asks_for_more_writes_one_page_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
-    made.add(range(put_off.PAGE + 1))
+    made = WriteBehind("things", written, within_s=NEVER_S)
+    made.add(range(write_behind.PAGE + 1))
     late = time.monotonic() + NEVER_S
-    monkeypatch.setattr(put_off.time, "monotonic", lambda: late)
+    monkeypatch.setattr(write_behind.time, "monotonic", lambda: late)
     made.write_if_late()
-    assert [len(page) for page in written] == [put_off.PAGE]
+    assert [len(page) for page in written] == [write_behind.PAGE]
     made.write_if_late()
-    assert [len(page) for page in written] == [put_off.PAGE, 1]
+    assert [len(page) for page in written] == [write_behind.PAGE, 1]
 
 
 class Contended(deque[tuple[float, int]]):
     """What waits, of which another publisher takes all as soon as anybody has looked at it without the lock."""
 
-    made: PutOff[int]
+    made: WriteBehind[int]
 
     def __bool__(self) -> bool:
         found = len(self) > 0
@@ -106,7 +106,7 @@ class Contended(deque[tuple[float, int]]):
 def test_who_asks_for_more_may_find_that_another_has_taken_it() -> None:
     """Its caller would think that it had failed, and call again what is kept."""
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
+    made = WriteBehind("things", written, within_s=NEVER_S)
     made._waiting = waiting = Contended([(time.monotonic() - NEVER_S, 1)])
     waiting.made = made
 
@@ -124,12 +124,12 @@ def test_all_is_written_at_the_end_though_one_of_them_raises(caplog: pytest.LogC
             raise RuntimeError("broken")
 
     written = Written()
-    first, made, last = Raises(), PutOff("things", written, within_s=NEVER_S), Raises()
+    first, made, last = Raises(), WriteBehind("things", written, within_s=NEVER_S), Raises()
     made.add([1])
     for one in (first, last):
-        put_off.register(one)
+        write_behind.register(one)
 
-    put_off.write_all_now()
+    write_behind.write_all_now()
 
     assert written == [[1]]
     assert len(caplog.records) == 2
@@ -137,20 +137,20 @@ def test_all_is_written_at_the_end_though_one_of_them_raises(caplog: pytest.LogC
 
 def test_pages_are_bounded() -> None:
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
-    made.add(range(put_off.PAGE + 1))
+    made = WriteBehind("things", written, within_s=NEVER_S)
+    made.add(range(write_behind.PAGE + 1))
 
     made.write_now()
 
-    assert [len(page) for page in written] == [put_off.PAGE, 1]
+    assert [len(page) for page in written] == [write_behind.PAGE, 1]
 
 
 def test_while_the_store_is_away_it_waits_as_long_as_it_may() -> None:
     patient, hasty = Written(), Written()
     patient.away = hasty.away = True
-    keeping = PutOff("things", patient, within_s=0.01, patience_s=NEVER_S)
+    keeping = WriteBehind("things", patient, within_s=0.01, patience_s=NEVER_S)
     keeping.add([1])
-    dropping = PutOff("things", hasty, within_s=0.01)
+    dropping = WriteBehind("things", hasty, within_s=0.01)
     dropping.add([1])
     wait_until(lambda: patient.tries > 1 and hasty.tries > 0, message="both to try")
     wait_until(lambda: not dropping._waiting, message="the hasty one to drop it")
@@ -164,7 +164,7 @@ def test_while_the_store_is_away_it_waits_as_long_as_it_may() -> None:
 
 def test_a_forked_process_leaves_to_its_parent_what_is_the_parent_s() -> None:
     written = Written()
-    made = PutOff("things", written, within_s=NEVER_S)
+    made = WriteBehind("things", written, within_s=NEVER_S)
     made.add([1])
     pid = os.fork()
     if pid == 0:

@@ -13,10 +13,9 @@ import pytest
 from celery_sidejob.model.status import Status
 from celery_sidejob.store import migrate, shape
 from celery_sidejob.store.revisions import KNOWN
-from celery_sidejob.store.statement import Statement
 from tests.tools.databases import Databases
 from tests.tools.pgbouncer import direct
-from tests.tools.statements import numbered, statements
+from tests.tools.statements import assignments, numbered, statements
 
 SCHEMA = "sidejob"
 
@@ -114,7 +113,7 @@ def test_what_decides_about_lateness_is_the_clock_of_the_database(connection: ps
             told[where] = times
 
     assert {where: times - TOLD for where, times in told.items() if times - TOLD} == {}
-    assert {where.partition(".")[0] for where in told} >= {"durable_messages", "durable_locks"}
+    assert {where.partition(".")[0] for where in told} >= {"outbox"}
 
 
 SESSIONS = re.compile(
@@ -205,27 +204,6 @@ def test_what_a_run_changes_is_in_no_foreign_key(connection: psycopg.Connection[
         WHERE c.contype = 'f' AND c.conrelid = 'sidejob.jobs'::regclass""")
 
     assert {name for (name,) in keys} == {"parent_id"}
-
-
-def assignments(statement: Statement) -> set[str]:
-    """The columns of jobs that the statement sets."""
-    found = set()
-    for update in re.finditer(r"UPDATE \{jobs\}(?: \w+)?\s+SET\s", statement.text):
-        depth, expects = 0, True
-        for token in re.finditer(r"[(),]|\bCASE\b|\bEND\b|\bWHERE\b|\w+", statement.text[update.end() :]):
-            word = token[0]
-            if depth == 0 and expects and word not in "(),":
-                found.add(word)
-                expects = False
-            elif word in ("(", "CASE"):
-                depth += 1
-            elif word in (")", "END"):
-                depth -= 1
-            elif depth == 0 and word == ",":
-                expects = True
-            if depth < 0 or (depth == 0 and word in ("WHERE", "FROM", "RETURNING")):
-                break
-    return found
 
 
 def test_the_columns_that_a_run_changes_are_those_of_the_statements() -> None:

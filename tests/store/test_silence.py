@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
+from celery_sidejob import Job, RunningJob, StoreUnavailableError, creation, embedded
 from celery_sidejob.inspection import Inspection
-from celery_sidejob.operations import creation, stores
+from celery_sidejob.operations import stores
 from celery_sidejob.store import bounded, connection, own_executor
 from celery_sidejob.store.errors import NoAnswer
 from celery_sidejob.store.migrate import upgrade
@@ -155,7 +155,7 @@ def test_a_row_that_somebody_has_locked_is_waited_for(stage: Stage, proxy: TcpPr
         locker.execute("SELECT FROM jobs FOR UPDATE")
         before = proxy.connections
         running = threads.submit(job.set, a=1)
-        wait_until(lambda: proxy.connections == before + 3, message="the store to be asked again and again")
+        wait_until(lambda: proxy.connections >= before + 3, message="the store to be asked again and again")
         assert not running.done()
         locker.rollback()
         running.result(30)
@@ -178,7 +178,7 @@ def test_a_store_that_takes_no_further_connection_is_not_silent(
         running = threads.submit(job.set, a=1)
         other.execute(alter.format(name, sql.SQL("false")))
         try:
-            wait_until(lambda: proxy.connections == before + 3, message="the store to refuse again and again")
+            wait_until(lambda: proxy.connections >= before + 3, message="the store to refuse again and again")
         finally:
             other.execute(alter.format(name, sql.SQL("true")))
         locker.rollback()
@@ -273,3 +273,21 @@ def test_a_run_whose_commit_is_not_answered_for_a_lease_is_given_up_and_begins_a
     assert stage.sidejob.poll().rescued == 1
     stage.drain()
     assert (job.refresh().status, list(job.output("o"))) == ("completed", [2])
+
+
+def test_a_connection_is_closed_at_once_where_libpq_cancels_without_a_time_limit(
+    stage: Stage, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libpq before version 17: its call would stop every thread for as long as the server says nothing."""
+    executor = stage.sidejob.runtime.connections.connect()
+    executor.connection.pgconn.send_query(b"SELECT pg_sleep(600)")
+    assert executor.busy
+    proxy.black_hole()
+    cancelled = []
+    monkeypatch.setattr(psycopg.capabilities, "has_cancel_safe", lambda: False)
+    monkeypatch.setattr(psycopg.Connection, "cancel", cancelled.append)
+
+    executor.close()
+
+    assert (executor.broken, cancelled) == (True, [])
+    proxy.pass_through()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -15,13 +15,15 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_sidejob import Job, RunningJob, SideJob
-from celery_sidejob.hooks.run import run_claimed
+from celery_sidejob.hooks.jobs.run import run_claimed
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_noted_asks
-from celery_sidejob.store import asks, messages, workers
+from celery_sidejob.store import asks, workers
+from celery_sidejob.store.outbox import doorbells
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.pgbouncer import direct
+from tests.tools.threads import in_thread
 
 ALL_PORTS = {"inports": ["*"], "outports": ["*"]}
 
@@ -95,7 +97,7 @@ class Stage:
     def claim(self, job: Job, *, worker_id: int | None = None, for_run: int | None = None) -> Hold | None:
         """Begin a run as a worker does; by default the one that is owed now."""
         if for_run is None:
-            due = messages.waiting(self.runtime.connections, [job.id])
+            due = doorbells.waiting(self.runtime.connections, [job.id])
             if not due:
                 return None
             for_run = due[0].for_run
@@ -142,19 +144,8 @@ class Stage:
 
     def outside(self, call: Callable[[], Any]) -> None:
         """Have `call` done by another thread, and wait: what it asks is no part of the run that is under way here."""
-        raised: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                call()
-            except BaseException as error:
-                raised.append(error)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-        if raised:
-            raise raised[0]
+        with in_thread(call):
+            pass
 
     def new_worker(self) -> int:
         """Enter a worker, and return the identity under which it claims."""
@@ -186,13 +177,27 @@ class Stage:
         counts = ", ".join(f'(SELECT count(*) FROM "{name}")' for name in self._tables)
         return dict(zip(self._tables, self.sql(f"SELECT {counts}")[0], strict=True))
 
-    def everything(self) -> dict[str, list[str]]:
-        """Every row of every table as text, but for who is alive: what must not change where nothing may happen."""
+    def everything(self, *, without: Sequence[str] = ()) -> dict[str, list[str]]:
+        """Every row of every table as text, except who is alive and the columns `without` of messages: what must not
+        change where nothing may happen."""
+        rows = dict.fromkeys((name for name in self.row_counts() if name not in ("workers", "leases")), "t")
+        if without:
+            kept = ", ".join(f"t.{name}" for name in self._columns_of_messages if name not in without)
+            rows["messages"] = f"ROW({kept})"
         return {
-            name: [row for (row,) in self.sql(f'SELECT t::text FROM "{name}" t ORDER BY 1')]
-            for name in self.row_counts()
-            if name not in ("workers", "leases")
+            name: [found for (found,) in self.sql(f'SELECT {row}::text FROM "{name}" t ORDER BY 1')]
+            for name, row in rows.items()
         }
+
+    @cached_property
+    def _columns_of_messages(self) -> list[str]:
+        return [
+            name
+            for (name,) in self.sql(
+                "SELECT column_name::text FROM information_schema.columns"
+                " WHERE table_schema = %s AND table_name = 'messages' ORDER BY ordinal_position", SCHEMA,
+            )
+        ]  # fmt: skip
 
     def broken_rules(self) -> list[str]:
         """Which rules of the protocol that span several rows are broken; none, whenever it is asked."""

@@ -19,13 +19,14 @@ def statements() -> dict[str, Statement]:
     """Every statement that the package runs, by where it is: ``jobs.FIND`` or ``jobs.BY_COLUMN[status]``."""
     found: dict[str, Statement] = {}
     written = 0
-    for one in pkgutil.iter_modules(store.__path__):
-        module = importlib.import_module(f"{store.__name__}.{one.name}")
+    prefix = f"{store.__name__}."
+    for one in pkgutil.walk_packages(store.__path__, prefix):
+        module = importlib.import_module(one.name)
         written += places(module)
         for name, value in vars(module).items():
             for place, statement in value.items() if isinstance(value, dict) else [("", value)]:
                 if isinstance(statement, Statement):
-                    found[f"{one.name}.{name}{place and f'[{place}]'}"] = statement
+                    found[f"{one.name.removeprefix(prefix)}.{name}{place and f'[{place}]'}"] = statement
     assert len(set(map(id, found.values()))) >= written > 50, "a statement is in no module-level name or dict"
     return found
 
@@ -47,3 +48,24 @@ def numbered(statement: Statement, schema: str) -> tuple[str, int]:
         return "%" if place[0] == "%%" else numbers.setdefault(place[1], f"${len(numbers) + 1}")
 
     return re.sub(r"%%|%\((\w+)\)s", number, statement.render(schema)), len(numbers)
+
+
+def assignments(statement: Statement) -> set[str]:
+    """The columns of jobs that the statement sets."""
+    found = set()
+    for update in re.finditer(r"UPDATE \{jobs\}(?: \w+)?\s+SET\s", statement.text):
+        depth, expects = 0, True
+        for token in re.finditer(r"[(),]|\bCASE\b|\bEND\b|\bWHERE\b|\w+", statement.text[update.end() :]):
+            word = token[0]
+            if depth == 0 and expects and word not in "(),":
+                found.add(word)
+                expects = False
+            elif word in ("(", "CASE"):
+                depth += 1
+            elif word in (")", "END"):
+                depth -= 1
+            elif depth == 0 and word == ",":
+                expects = True
+            if depth < 0 or (depth == 0 and word in ("WHERE", "FROM", "RETURNING")):
+                break
+    return found

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
+from tests.tools.fork_server import ForkedProcess, ForkServer, can_fork
 from tests.tools.freezing import freeze, is_alive, send_all, thaw
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
@@ -42,20 +43,24 @@ class Process:
     Its "group" is everything in that session: itself, its pool children, and those of its children that outlive it.
     """
 
-    def __init__(self, argv: Sequence[str], *, name: str, env: Mapping[str, str], cwd: Path, log_path: Path) -> None:
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        name: str,
+        env: Mapping[str, str],
+        cwd: Path,
+        log_path: Path,
+        fork_server: ForkServer | None = None,
+    ) -> None:
         self.name = name
         self.argv = list(argv)
         self.log_path = log_path
-        with log_path.open("wb") as sink:
-            self._popen = subprocess.Popen(
-                self.argv,
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self._popen: subprocess.Popen[bytes] | ForkedProcess
+        if fork_server is not None and can_fork(argv, env):
+            self._popen = fork_server.start(argv, env=env, cwd=cwd, log_path=log_path)
+        else:
+            self._popen = _popen(argv, env=env, cwd=cwd, log_path=log_path)
         self.pid = self._popen.pid
 
     def __repr__(self) -> str:
@@ -158,15 +163,18 @@ class Processes:
     """Starts processes for one test and ends all of them after it.
 
     A process is given the few variables of KEPT_VARIABLES, a PYTHONPATH by which it imports what the tests import, and
-    the `env` of its call: nothing else of our own environment.
+    the `env` of its call: nothing else of our own environment. With a fork server those that can are forked by it.
     """
 
-    def __init__(self, directory: Path, guard: Guard, *, pool: str = "prefork") -> None:
+    def __init__(
+        self, directory: Path, guard: Guard, fork_server: ForkServer | None = None, *, pool: str = "prefork"
+    ) -> None:
         self.started: list[Process] = []
         self.pool = pool
         """The pool of workers that are asked for without one."""
         self._directory = directory
         self._guard = guard
+        self._fork_server = fork_server
         self._numbers = itertools.count(1)
         self._logs = itertools.count()
         directory.mkdir(exist_ok=True)
@@ -262,7 +270,10 @@ class Processes:
     def _start(self, kind: type[P], argv: Sequence[str], *, env: Mapping[str, str], name: str, cwd: Path | None) -> P:
         log_path = self._directory / f"{next(self._logs):02}-{name}.log"
         # Not in the tree: what lies there would come before an installed wheel.
-        process = kind(argv, name=name, env=environment(env), cwd=cwd or self._directory, log_path=log_path)
+        process = kind(
+            argv, name=name, env=environment(env), cwd=cwd or self._directory, log_path=log_path,
+            fork_server=self._fork_server,
+        )  # fmt: skip
         self._guard.watch(process.pid)
         self.started.append(process)
         return process
@@ -290,6 +301,13 @@ def process_guard() -> Iterator[Guard]:
 
 
 @pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """What the processes of this run are forked by."""
+    with ForkServer(environment({"PYTHONPATH": str(ROOT)})) as server:  # copies are given theirs
+        yield server
+
+
+@pytest.fixture(scope="session")
 def worker_pool() -> str:
     """The pool of workers that are asked for without one; the acceptance tests' `--pools` gives others."""
     return "prefork"
@@ -297,10 +315,10 @@ def worker_pool() -> str:
 
 @pytest.fixture
 def processes(
-    request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, worker_pool: str
+    request: pytest.FixtureRequest, tmp_path: Path, process_guard: Guard, fork_server: ForkServer, worker_pool: str
 ) -> Iterator[Processes]:
     """Starts processes for this test; they are gone after it, and when it fails their logs are shown."""
-    started = Processes(tmp_path / "processes", process_guard, pool=worker_pool)
+    started = Processes(tmp_path / "processes", process_guard, fork_server, pool=worker_pool)
     request.node.stash[PROCESSES] = started
     yield started
     assert started.kill_all() == []
@@ -321,6 +339,19 @@ def pytest_runtest_makereport(
         started = [process for processes in found if processes is not None for process in processes.started]
         report.sections += [(f"log of {process!r}", process.log_tail()) for process in started]
     return report
+
+
+def _popen(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> subprocess.Popen[bytes]:
+    with log_path.open("wb") as sink:
+        return subprocess.Popen(
+            argv,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
 
 def _celery(app_module: str) -> list[str]:

@@ -12,11 +12,13 @@ import redis
 from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob, task_buried
-from celery_sidejob.hooks import broker_check
+from celery_sidejob.hooks.broker import check as broker_check
 from celery_sidejob.model.buried import Place
+from celery_sidejob.model.durable import Death
 from celery_sidejob.operations import burials, durable_locks
 from celery_sidejob.operations.durable_runs import Run
-from celery_sidejob.store import durable_messages, workers
+from celery_sidejob.store import workers
+from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport import dead as dead_list
 from celery_sidejob.transport.dead import DeadList
@@ -113,14 +115,14 @@ def test_only_a_row_that_waits_is_doomed_by_it(app: Celery, server: redis.Redis,
     )
     for run in (runs, is_over):
         durable_locks.begin(runtime, run, on_lost="requeue", is_here=False, pid=1, max_losses=3)
-    burials.fail(runtime, is_over.key, by="run", worker_id=worker_id, reason="failed", error="E: e")
+    burials.fail(runtime, is_over.key, Death("failed", "E: e"), by="run", worker_id=worker_id)
     burials.forget(runtime, ("of another app", 1))
 
     sweep(app)
 
     assert left(server) == ["of another app"], "no store of this app knows it"
     assert [entry.task_id for entry in app.sidejob.dead.list()] == ["is over"]
-    assert durable_messages.read(runtime.connections, "runs").doom is None
+    assert tasks.read(runtime.connections, "runs").doom is None
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from kombu import Connection
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks import configuration
-from celery_sidejob.hooks.redis_client import keep_client, pushes_of
-from celery_sidejob.model.sight import Sight, Sought
+from celery_sidejob.hooks.broker.redis_client import keep_client, pushes_of
+from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
 from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming

@@ -10,7 +10,7 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.embedded.server import HOST
-from celery_sidejob.hooks.redis_client import pushes_of
+from celery_sidejob.hooks.broker.redis_client import pushes_of
 from celery_sidejob.transport.sentinel import SentinelChannel
 from tests.tools.recorder import Record
 from tests.tools.sentinel import MASTER, Watched, watched

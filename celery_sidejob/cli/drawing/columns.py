@@ -31,7 +31,7 @@ DEEPEST = 560.0
 MOST_ROWS = 240
 """Rows up to which jobs without children are labelled as well, those of small families first."""
 MOST_REMARKABLE = 5
-"""Of a family, those without children that have a row because of what happened to them."""
+"""How many childless jobs of a family have a row of their own because of what happened to them."""
 ASPECT = 1.5
 LONGEST_PATH = 4
 """Names above a column."""

@@ -5,9 +5,9 @@
 --
 -- KEYS: the consumers, those being recovered, the consumer's record, the dead list, which of the record's messages wait
 --       to be begun, the lists, the bell of each list
--- ARGV: the consumer, `requeue` (some messages of a consumer that goes on), `reject` (the same, behind those that came
---       back before), `leave` (it ends) or `recover` (only if it is dead), how long a bell is kept (ms), how many lists, then for each message its token, the number of its list
---       (0 is the dead list) and its text
+-- ARGV: the consumer, `give_back` (some messages of a consumer that goes on), `send_back` (the same, behind those that
+--       came back before), `leave` (it ends) or `recover` (only if it is dead), how long a bell is kept (ms), how many
+--       lists, then for each message its token, the number of its list (0 is the dead list) and its text
 -- Returns the tokens of those that went back; false if the consumer is not dead.
 local consumers, recovering, record, dead, waiting = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local consumer, why, bell_ms, lists = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
@@ -53,7 +53,7 @@ for i = 5, #ARGV, 3 do
         local pushed = redis.pcall('RPUSH', list == 0 and dead or KEYS[5 + list], text)
         if type(pushed) == 'number' then -- else its list has become something else: it stays where it is
             redis.call('HDEL', record, token)
-            if why == 'reject' and list > 0 then
+            if why == 'send_back' and list > 0 then
                 let_pass(KEYS[5 + list], text)
             end
             gone[#gone + 1] = token

@@ -1,0 +1,257 @@
+"""Making jobs: `draft` checks and encodes everything, then `create` writes it in one transaction or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from .lookup import locate
+from .model import values
+from .model.changes import NewJob, PortRow
+from .model.checks import LONGEST_S, in_seconds, is_seconds
+from .model.columns import OPTIONS
+from .model.errors import (
+    AliasTakenError,
+    ChildNameTakenError,
+    InvalidValueError,
+    JobNotFoundError,
+    StoreUnavailableError,
+)
+from .model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
+from .model.port import NO_DATA, PortOptions, parse_ports
+from .open_unit import active
+from .operations.runtime import Aftermath, Runtime
+from .operations.unit_of_work import carry_out
+from .store import askings, jobs
+from .store.errors import NoAnswer, OutcomeUnknown
+from .store.statement import Executor
+
+Ports = Mapping[str, PortOptions]
+
+
+def draft(
+    runtime: Runtime,
+    task: Any,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    queue: str | None = None,
+    parent: int | str | None = None,
+    child_name: str | None = None,
+    eta: datetime | None = None,
+    countdown: float | None = None,
+    inports: Any = None,
+    outports: Any = None,
+    aliases: Iterable[str] = (),
+    state: Mapping[str, Any] | None = None,
+    priority: int | None = None,
+    executor: Executor | None = None,
+    **options: Any,
+) -> NewJob:
+    """Check and encode everything that a new job is made of, and return it without an id; nothing is written.
+
+    `options` are those that go straight into a column (`OPTIONS`), and Celery's. The parent is looked for by
+    `executor`: it may have been made in the caller's transaction.
+    """
+    given = {name: options.pop(name) for name in OPTIONS if name in options}
+    options |= {name: value for name, value in (("eta", eta), ("countdown", countdown)) if value is not None}
+    call = runtime.tasks.call(task, args, kwargs, queue=queue, priority=priority, options=options)
+    unit = active()
+    if unit is not None and given.get("created_by") is None:
+        given["created_by"] = f"job:{unit.hold.job_id}"
+    if not isinstance(state, Mapping | None):
+        raise InvalidValueError(f"state= takes a mapping of keys to values, not a {type(state).__name__}.")
+    limit = runtime.settings.max_value_bytes
+    wait_s, due_at = when(runtime, eta=call.eta, countdown=call.countdown)
+    return NewJob(
+        task_id=call.task_id,
+        task=call.task,
+        queue=call.queue,
+        priority=call.priority,
+        args=values.encode(list(call.args), limit=limit, what="args"),
+        kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
+        parent_id=_parent_id(runtime, call.task, parent, child_name, executor),
+        name=child_name,
+        **call.columns,
+        **{name: OPTIONS[name](name, value) for name, value in given.items()},
+        options=json.dumps(dict(call.options)) if call.options else None,
+        due_at=due_at,
+        wait_s=wait_s,
+        ports=port_rows((call.inports, call.outports), inports, outports),
+        aliases=_aliases(runtime, aliases),
+        state={
+            check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
+            for key, value in (state or {}).items()
+        },
+    )
+
+
+def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob]:
+    """Create drafted jobs, all or none: in the run's unit, the caller's transaction or one of ours.
+
+    Returns them with their ids, in order.
+    """
+    if not drafts:
+        return drafts
+    _check_names_among(drafts)
+    unit = active()
+    if transaction is not None:
+        _check_child_names(transaction, drafts)
+        made = _numbered(drafts, jobs.next_ids(transaction, len(drafts)))
+        carry_out(runtime, "enqueue", made, transaction)
+        return made
+    if unit is None and all(map(_is_plain, drafts)):
+        return _until_known(runtime, drafts, lambda: _create_plain(runtime, drafts))
+    made = _numbered(drafts, jobs.next_ids(runtime.connections, len(drafts)))
+    if unit is None:
+        return _until_known(runtime, drafts, lambda: _create_all(runtime, made))
+    for new in made:
+        unit.add(new)
+    return made
+
+
+def check_child_name_is_free(runtime: Runtime, parent_id: int, name: str) -> None:
+    """Refuse at the call, inside a run, what its commit would refuse."""
+    unit = active()
+    assert unit is not None
+    gained, gone = unit.family(parent_id)
+    other = gained.get(name)
+    if other is None and parent_id not in unit.new_jobs():
+        other = jobs.child(runtime.connections, parent_id, name)
+    if other is not None and (name in gained or other not in gone):
+        raise child_name_taken((parent_id, name))
+
+
+def port_rows(own: tuple[Ports, Ports], inports: Any, outports: Any) -> tuple[PortRow, ...]:
+    """Return the ports of a job: its task's own, each replaced whole where the job's creator gives one of that name."""
+    merged_in = {**own[0], **parse_ports(inports or (), where="inports")}
+    merged_out = {**own[1], **parse_ports(outports or (), where="outports")}
+    return (
+        *(_port_row("in", name, options) for name, options in merged_in.items()),
+        *(_port_row("out", name, options) for name, options in merged_out.items()),
+    )
+
+
+def when(
+    runtime: Runtime, *, eta: datetime | None, countdown: float | timedelta | None
+) -> tuple[float | None, datetime | None]:
+    """Return (seconds to wait, moment) of an `eta` or `countdown`; both None for now. `eta` wins."""
+    if eta is not None:
+        if not isinstance(eta, datetime):
+            raise InvalidValueError(f"eta= takes a datetime, not {type(eta).__name__}; seconds go into countdown=.")
+        return None, runtime.tasks.localize(eta)
+    if countdown is None:
+        return None, None
+    wait_s = in_seconds(countdown)
+    if not is_seconds(wait_s, least=-LONGEST_S):
+        raise InvalidValueError(f"countdown= takes seconds, at most {LONGEST_S:.0f}, not {wait_s!r}.")
+    return (float(wait_s), None) if wait_s > 0 else (None, None)
+
+
+def _parent_id(
+    runtime: Runtime, task: str, parent: int | str | None, child_name: str | None, executor: Executor | None
+) -> int | None:
+    """Return the id of the parent of a new job; in a run its name must be free there."""
+    if parent is None and child_name is None:
+        return None
+    above = None if parent is None else locate(runtime, parent, executor)
+    if parent is not None and above is None:
+        raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {task!r}.")
+    if above is None or child_name is None:
+        raise InvalidValueError(
+            "A child of a job needs parent= and child_name= together; got "
+            f"parent={above and above[0]!r}, child_name={child_name!r}."
+        )
+    check_child_name(child_name)
+    if active() is not None:
+        check_child_name_is_free(runtime, above[0], child_name)
+    return above[0]
+
+
+def _aliases(runtime: Runtime, aliases: Iterable[str]) -> tuple[str, ...]:
+    """Return the aliases of a new job, each once; in a run they must be free."""
+    if isinstance(aliases, str):
+        raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
+    names = tuple(dict.fromkeys(check_alias(name) for name in aliases))
+    for name in names if active() is not None else ():
+        if (owner := locate(runtime, name)) is not None:
+            raise alias_taken(name, owner[0])
+    return names
+
+
+def _port_row(direction: Any, name: str, options: PortOptions) -> PortRow:
+    default = None if options.default is NO_DATA else values.encode(options.default, what=f"default of port {name!r}")
+    return PortRow(direction, name, default, options.channels)
+
+
+def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
+    return [replace(new, id=job_id) for new, job_id in zip(drafts, ids, strict=True)]
+
+
+def _is_plain(new: NewJob) -> bool:
+    """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
+    return new.parent_id is None and not (new.ports or new.aliases or new.state)
+
+
+def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
+    def work(executor: Executor) -> Sequence[Any]:
+        return jobs.insert(executor, drafts, look_after_s=runtime.settings.lost_after)
+
+    rows = runtime.connections.transact("enqueue", work, single=True)
+    made = _numbered(drafts, [row.job_id for row in rows])  # ids grow in the order of the drafts
+    aftermath = Aftermath()
+    for new, row in zip(made, rows, strict=True):
+        aftermath.created(new, row)
+    runtime.follow(aftermath)
+    return made
+
+
+def _create_all(runtime: Runtime, made: Sequence[NewJob]) -> Sequence[NewJob]:
+    carry_out(runtime, "enqueue", made)
+    return made
+
+
+def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], Sequence[NewJob]]) -> Sequence[NewJob]:
+    """Make jobs, and once more if the answer was lost: their task ids tell, so that none is made twice.
+
+    A first commit that is still under way is waited for by the primary keys. Raises the first error if the store is
+    gone for longer: the caller cannot know, and what was made then runs.
+    """
+    try:
+        return make()
+    except NoAnswer:
+        raise  # it would say nothing to a second one either
+    except OutcomeUnknown as unknown:
+        try:
+            return make()
+        except StoreUnavailableError:
+            raise unknown from None
+        except Exception:
+            made = askings.jobs_of(runtime.connections, [new.task_id for new in drafts])
+            if len(made) < len(drafts):
+                raise
+            return _numbered(drafts, [made[new.task_id] for new in drafts])
+
+
+def _check_names_among(drafts: Sequence[NewJob]) -> None:
+    """Refuse names that two of the new jobs want to have."""
+    children = Counter((new.parent_id, new.name) for new in drafts if new.name is not None)
+    for (parent_id, child), times in children.items():
+        if times > 1:
+            raise ChildNameTakenError(f"{times} new children of job {parent_id} want to be {child!r}; name them apart.")
+    for alias, times in Counter(alias for new in drafts for alias in new.aliases).items():
+        if times > 1:
+            raise AliasTakenError(f"{times} new jobs want the alias {alias!r}; it can belong to one of them.")
+
+
+def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:
+    """Look before writing into a borrowed transaction: an error of Postgres would spoil it."""
+    for new in drafts:
+        if new.parent_id is None or new.name is None:
+            continue
+        if jobs.child(executor, new.parent_id, new.name) is not None:
+            raise child_name_taken((new.parent_id, new.name))

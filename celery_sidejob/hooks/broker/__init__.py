@@ -1,0 +1,1 @@
+"""What we ask of the broker: giving it messages, and looking at what it has."""

@@ -1,0 +1,106 @@
+"""What `doctor` looks at in the broker: whether it answers, would throw messages away, or refuses our queues."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from celery import Celery
+
+from ...model.finding import Finding, error, warning, well
+from ...transport.overview import Overview, overview
+from .. import configuration
+from . import rabbitmq, redis_dead
+
+ATTEMPT_S = 3.0
+OLDEST_RABBITMQ = (3, 10)
+FULL = 0.9
+"""From this share of its memory on a Redis is nearly full."""
+
+
+def findings(app: Celery) -> Iterator[Finding]:
+    """Yield what is found; one bounded attempt, on a connection of its own."""
+    options = dict(app.conf.broker_transport_options)
+    family = configuration.broker_family(app)
+    if family == "redis":
+        options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
+    began = time.monotonic()
+    with app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S) as connection:
+        shown = connection.as_uri()
+        try:
+            transport = connection.transport
+            established = transport.establish_connection()
+            try:
+                took_s = time.monotonic() - began
+                yield well("broker", f"{shown} answers after {took_s * 1000:.0f} ms")
+                if family == "redis":
+                    channel = transport.create_channel(established)
+                    yield from _memory(channel.client.info("memory"))
+                    if redis_dead.has_list(channel):
+                        yield _transport(overview(channel))
+                elif family == "amqp":
+                    yield from _queues(app, established)
+            finally:
+                transport.close_connection(established)
+        except Exception as failure:  # whatever a transport raises
+            yield error(
+                "broker", f"{shown}: {type(failure).__name__}: {failure}", meaning="No run begins but those that are "
+                "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
+                remedy="Start the broker, or correct broker_url.",
+            )  # fmt: skip
+
+
+def _queues(app: Celery, established: Any) -> Iterator[Finding]:
+    """Tell which of the app's queues RabbitMQ would not declare. Its consumer_timeout is harmless."""
+    rabbitmq.bound(established, ATTEMPT_S)
+    version = established.server_properties.get("version", "")
+    number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+    if number < OLDEST_RABBITMQ:
+        yield warning(
+            "rabbitmq", f"its version is {version or 'not known'}", meaning="Nobody has tried this version.",
+            remedy=f"Use RabbitMQ {'.'.join(map(str, OLDEST_RABBITMQ))} or newer.",
+        )  # fmt: skip
+    refused = [
+        name for name, queue in app.amqp.queues.items()
+        if (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+        and (queue.max_priority or "x-max-priority" in queue.queue_arguments)
+    ]  # fmt: skip
+    if refused:
+        yield error(
+            "rabbitmq", f"queues with a priority and of the type quorum: {', '.join(sorted(refused))}",
+            meaning="RabbitMQ refuses x-max-priority on quorum queues: these are not declared, and their jobs wait.",
+            remedy="Leave x-max-priority (task_queue_max_priority) out, or make the queue a classic one.",
+        )  # fmt: skip
+    else:
+        yield well("rabbitmq", f"its version is {version}")
+
+
+def _transport(found: Overview) -> Finding:
+    what = f"{found.consumers} consumers of sidejob:// hold {found.held} messages; {found.dead} are in the dead list"
+    if not found.dead:
+        return well("transport", what)
+    return warning(
+        "transport", what, meaning="Those in the dead list came back after they had begun, as often as delivery_limit "
+        "says, or they are no messages. Nobody runs them. Those of durable tasks are in the dead set instead.",
+        remedy="See celery -A <app> sidejob transport dead list; then retry or delete them.",
+    )  # fmt: skip
+
+
+def _memory(info: dict[str, Any]) -> Iterator[Finding]:
+    policy, limit, used = info.get("maxmemory_policy"), info.get("maxmemory") or 0, info.get("used_memory") or 0
+    if policy is not None and policy != "noeviction":
+        grave = error if policy.startswith("allkeys") and limit else warning
+        yield grave(
+            "eviction", f"maxmemory-policy is {policy}", meaning="A full Redis throws keys away, queues with all their "
+            "messages too. Messages of jobs are sent again after sidejob_lost_after; those of other tasks are gone.",
+            remedy="CONFIG SET maxmemory-policy noeviction, and in its configuration file; use another Redis as cache.",
+        )  # fmt: skip
+    elif limit and used > FULL * limit:
+        yield warning(
+            "eviction", f"{used / limit:.0%} of maxmemory is used", meaning="When it is full, Redis refuses messages: "
+            "they wait in the store.", remedy="Give it more memory; look which queue nobody serves.",
+        )  # fmt: skip
+    else:
+        yield well("eviction", f"maxmemory-policy is {policy or 'not known'}")

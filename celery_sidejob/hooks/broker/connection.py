@@ -1,0 +1,284 @@
+"""The connection on which a process publishes: no use of it lasts long, and after a failure there is a pause.
+
+One of our own, because Celery's waits for a broker that is down (0.8 s refused, for ever when silent) and shares its
+channel with the user's publishes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, TypeVar
+
+from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
+from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
+
+from ...model.durable import Key, Message
+from .. import configuration
+from . import rabbitmq
+from .redis_client import Pushes, keep_client, pushes_of
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_sidejob")
+
+ATTEMPT_S = 1.0
+PAUSE_S = (1.0, 5.0)
+"""After a failure this process leaves the broker alone for a random time between these."""
+
+WARN_S = 60.0
+"""How often a process says that the broker is away: an outage of an hour is not a thousand warnings."""
+
+FAILED_S = 60.0
+"""How long it is remembered that Redis did not take a message: until its mark is not written."""
+
+
+class BrokerConnection:
+    """Opens at its first use and again after each failure; knows what was sent over it and has no answer yet.
+
+    Whoever uses it minds a fork first, and then holds its lock; who asks something has both done by `ask`.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.lock = threading.RLock()  # a continuation may make a job, whose doorbell is published within
+        self.pushes: Pushes | None = None
+        """Commands to Redis that are sent without waiting for the answer."""
+        self.declared: set[str] = set()
+        """Queues of ordinary tasks that were declared over it."""
+        self._app = app
+        self._pid = os.getpid()
+        self._producer: Producer | None = None
+        self._unanswered: Message | None = None
+        self._failed: dict[Key, float] = {}
+        """What was sent without waiting and not taken, and when."""
+        self._paused_until = float("-inf")
+        self._warned_at = float("-inf")
+        self._refusing: dict[str, float] = {}
+        """Queues that took no message though the broker is there, and until when they are passed over."""
+
+    @cached_property
+    def family(self) -> str:
+        """The kind of broker by kombu's name: "redis", "amqp"."""
+        return configuration.broker_family(self._app)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pause after the last failure is over."""
+        return time.monotonic() >= self._paused_until
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened; the broker may have closed it since."""
+        return self._producer is not None
+
+    def open(self) -> Producer:
+        """Return what publishes over it, which opens it if need be."""
+        if self._producer is None:
+            self.declared = set()
+            kind = rabbitmq.ConfirmedProducer if self.family == "amqp" else Producer
+            self._producer = kind(self._connect())
+        return self._producer
+
+    def channel(self) -> Any:
+        """Return kombu's channel, which opens it if need be."""
+        return self.open().channel
+
+    def ask(self, question: Callable[[Any], T]) -> T | None:
+        """Ask the broker something; None if it does not answer, which begins a pause, or not this question."""
+        self.mind_fork()
+        with self.lock:
+            if not self.ready:
+                return None
+            try:
+                return question(self.channel())
+            except BaseException as error:
+                self.mind_strike(error)
+                if self.broke_with(error):
+                    self.pause(error)
+                else:
+                    logger.info("The broker does not answer (%s: %s)", type(error).__name__, error)
+                return None
+
+    def close(self) -> None:
+        """Let go of it, when what is owed has been received; the next use opens another."""
+        self.mind_fork()
+        with self.lock:
+            with suppress(Exception):
+                self.hear()
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of it without a word; what has no answer yet counts as not taken."""
+        producer, self._producer = self._producer, None
+        pushes, self.pushes = self.pushes, None
+        if self._unanswered is not None:
+            self._fail(self._unanswered)
+            self._unanswered = None
+        if pushes is not None:
+            with suppress(Exception):
+                pushes.close()
+        if producer is not None:
+            try:
+                if self.family == "amqp":
+                    producer.hang_up()
+                else:
+                    transport = producer.channel.connection
+                    transport.close_connection(transport)
+            except Exception as closing:
+                logger.debug("Closing the broker connection failed: %s", closing)
+
+    def _connect(self) -> Any:
+        """Open a channel in one attempt; kombu's own ways to one retry for seconds."""
+        app = self._app
+        options = dict(app.conf.broker_transport_options)
+        if self.family == "redis":
+            options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
+        elif self.family == "amqp":
+            options.update(confirm_publish=True)
+        connection: Connection = app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S)
+        transport = connection.transport
+        established = transport.establish_connection()
+        if self.family != "amqp":
+            channel = transport.create_channel(established)
+            if self.family == "redis":
+                keep_client(channel)
+                self.pushes = pushes_of(channel)
+            return channel
+        try:
+            rabbitmq.bound(established, ATTEMPT_S)
+            return transport.create_channel(established)
+        except BaseException:
+            established.collect()
+            raise
+
+    # -- answers that come later ---------------------------------------------------------------------------------
+
+    def owe(self, message: Message) -> None:
+        """Note that a message was sent: a Redis owes the answer, and is not waited for."""
+        self.note_taken(message)  # unless this try fails as well
+        if self.pushes is not None:
+            self._unanswered = message
+
+    def note_taken(self, message: Message) -> None:
+        """Forget that the broker did not take a message before."""
+        self._failed.pop((message.task_id, message.generation), None)
+
+    def taken(self, sent: Sequence[Key]) -> list[Key]:
+        """Return which of the messages that were sent the broker has; of the last one that is known after `hear`."""
+        return [key for key in sent if key not in self._failed]
+
+    def hear(self) -> None:
+        """Receive the answer to what was sent last; raises only after a silence, for the broker then is away."""
+        message, self._unanswered = self._unanswered, None
+        if message is None or self.pushes is None:
+            return
+        try:
+            self.pushes.hear()
+        except BaseException as error:
+            self._fail(message)
+            self.mind_strike(error)
+            if not self._is_connection_error(error):
+                self.pass_over(message.queue, error)
+                return
+            logger.info("Redis has hung up, and may not have %s (%s); it is looked for", message.task_id, error)
+            self.drop()
+            if isinstance(error, self._silences):
+                raise
+
+    def _fail(self, message: Message) -> None:
+        now = time.monotonic()
+        self._failed = {key: at for key, at in self._failed.items() if now - at < FAILED_S}
+        self._failed[message.task_id, message.generation] = now
+
+    # -- failures ------------------------------------------------------------------------------------------------
+
+    def mind_strike(self, error: BaseException) -> None:
+        """Raise what is meant for the caller, over whom it has come here: its time limit, or that its greenlet ends.
+
+        Half a message may be written, so the connection is given up; the sweeper publishes it.
+        """
+        if not isinstance(error, Exception) or isinstance(error, SoftTimeLimitExceeded):
+            self.drop()
+            raise error
+
+    def broke_with(self, error: BaseException) -> bool:
+        """Tell whether it was an error of the connection, or it could not even be opened."""
+        return self._producer is None or self._is_connection_error(error)
+
+    def is_stale(self, error: BaseException, reused: bool) -> bool:
+        """Tell whether a connection that was there before turns out to be closed, as after a restart of RabbitMQ.
+
+        After a silence nothing more is tried: this caller has waited long enough. A Redis client connects again by
+        itself.
+        """
+        broken = isinstance(error, self._connection_errors) and not isinstance(error, TimeoutError)
+        return reused and broken and self.family == "amqp"
+
+    def pause(self, error: BaseException) -> None:
+        """Leave the broker alone for a while: it is away."""
+        pause_s = random.uniform(*PAUSE_S)
+        now = time.monotonic()
+        self._paused_until = now + pause_s
+        loud = now - self._warned_at >= WARN_S
+        self._warned_at = now if loud else self._warned_at
+        logger.log(
+            logging.WARNING if loud else logging.DEBUG,
+            "The broker did not take a message (%s: %s); it is durable and goes out later. No broker call for %.1f s.",
+            type(error).__name__,
+            error,
+            pause_s,
+        )
+        self.drop()
+
+    def pass_over(self, queue: str, error: BaseException) -> None:
+        """Leave one queue alone for a while: it is not declared, or something else has its name."""
+        self._refusing[queue] = time.monotonic() + PAUSE_S[1]
+        logger.warning(
+            "Queue %r did not take a message (%s: %s); its messages go out later.", queue, type(error).__name__, error
+        )
+        self.drop()  # with AMQP the channel is gone after such an error
+
+    def passes_over(self, queue: str) -> bool:
+        """Tell whether a queue is left alone just now."""
+        return self._refusing.get(queue, 0.0) > time.monotonic()
+
+    def _is_connection_error(self, error: BaseException) -> bool:
+        if isinstance(error, OperationalError):  # what Celery makes of an error of the transport
+            error = error.__cause__ or error
+        if isinstance(error, KeyError):  # a queue that is not declared; kombu counts it among errors of its connections
+            return False
+        return isinstance(error, self._connection_errors)
+
+    @cached_property
+    def _silences(self) -> tuple[type[BaseException], ...]:
+        """Errors that say that nobody has answered in time, which took as long."""
+        redis = sys.modules.get("redis.exceptions")
+        return (TimeoutError,) if redis is None else (TimeoutError, redis.TimeoutError)
+
+    @cached_property
+    def _connection_errors(self) -> tuple[type[BaseException], ...]:
+        return configuration.broker_errors(self._app)
+
+    # -- forks ---------------------------------------------------------------------------------------------------
+
+    def mind_fork(self) -> None:
+        """In a child of the process that has opened it: leave that one alone, and begin anew."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.lock = threading.RLock()
+            # The parent's: not even their destructors may speak on those sockets.
+            _inherited.extend((self._producer, self.pushes))
+            self._producer = self.pushes = self._unanswered = None
+            self._failed = {}
+
+
+_inherited: list[Any] = []

@@ -1,0 +1,391 @@
+"""Giving messages to the broker: one bounded attempt, then a pause for the whole process.
+
+The attempt is bounded and the pause kept by a connection of our own (`hooks/broker/connection.py`). The messages are
+durable rows, so giving up loses nothing. On RabbitMQ a message counts as published when the broker has confirmed that a
+queue has it (`hooks/broker/rabbitmq.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from celery import Celery
+from kombu import Producer
+
+from ...model.broker_view import Look
+from ...model.buried import Buried, Place
+from ...model.crash_points import reach
+from ...model.durable import Key, Message
+from ...model.errors import SettingsError
+from ...model.messages import Continuation, Doorbell
+from ...model.protocols import Publication, Refused
+from ...model.troubles import log_trouble
+from ..jobs import continuation, doorbell, events
+from ..tasks import kept_message
+from . import rabbitmq, redis_dead
+from .carried import check_sendable, is_of_the_message, is_unsendable
+from .connection import ATTEMPT_S, BrokerConnection
+from .marker import Markers
+from .redis_client import NotAlone, Packed, Pushes
+from .redis_look import RedisLook
+
+logger = logging.getLogger("celery_sidejob")
+
+TOGETHER = 500
+"""How many messages are given to the broker at once."""
+
+INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", default=None)
+"""In eager mode: the jobs that were asked for, which are run right here, so that no worker is to be told of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Messages as they are sent, each the key of a list and what is put there, over a connection that is open."""
+
+    pushes: Pushes
+    made: Sequence[tuple[str, str]]
+    packed: Packed | None = None
+    """The packed command, if there is one message alone: nothing is left to do but to send it."""
+
+    def part(self, first: int, count: int) -> Ready:
+        """Return some of them."""
+        return Ready(self.pushes, self.made[first : first + count])
+
+
+class CeleryPublisher:
+    """Publishes doorbells, continuations and the messages of ordinary tasks of one app, and asks its broker."""
+
+    def __init__(self, app: Celery, schema: str, run_here: Callable[[set[int]], None], *, lease_s: float) -> None:
+        self._app = app
+        self._lease_s = lease_s
+        self._run_here = run_here
+        self._connection = BrokerConnection(app)
+        self._markers = Markers(schema)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pause after the last failure is over."""
+        return self._connection.ready
+
+    def publish(
+        self, messages: Sequence[Publication], *, ready: Ready | None = None, refused: Refused | None = None
+    ) -> Sequence[Publication]:
+        """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
+
+        `ready` is what `make_ready` has made of these messages. `refused` is given those that no queue will ever take.
+        """
+        connection = self._connection
+        connection.mind_fork()
+        sent: list[Publication] = []
+        ordinary = [message for message in messages if isinstance(message, Message)]
+        if len(ordinary) < len(messages):
+            messages, sent = self._for_others(messages)
+        if not messages or not connection.ready:
+            return sent
+        with connection.lock:
+            calls = [message for message in messages if not isinstance(message, Continuation)]
+            if len(calls) == len(messages) > 1:
+                return sent + self._publish_together(calls, ready, refused)
+            return sent + self._publish_each(messages, ready, refused)
+
+    def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
+        """Run here what eager mode runs here; returns what is left for workers, and what was continued here."""
+        eager = self._app.conf.task_always_eager
+        inline = INLINE.get()
+        continued: list[Publication] = []
+        if eager or inline is not None:
+            asked_for = {message.job_id for message in messages if isinstance(message, Doorbell)}
+            messages = [message for message in messages if not isinstance(message, Doorbell)]
+            if inline is not None:
+                inline.update(asked_for)
+            elif asked_for:
+                self._run_here(asked_for)
+        if eager:
+            continued += self._continue_here([message for message in messages if isinstance(message, Continuation)])
+            messages = [message for message in messages if isinstance(message, Message)]
+        return messages, continued
+
+    def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+        """Raise InvalidValueError for headers and properties that the app's broker cannot carry."""
+        with suppress(SettingsError):  # the broker_url cannot be read: the publication says so
+            check_sendable(what, self._connection.family, headers, properties)
+
+    def make_ready(self, messages: Sequence[Message]) -> Ready | None:
+        """Make what is to be sent of messages to Redis, and send none: their rows are written meanwhile.
+
+        None where each is not one message for one list: then `publish` does all of it, and says what is wrong. What is
+        made is of the connection that there was, and worth nothing after another one was opened.
+        """
+        connection = self._connection
+        if not connection.ready or connection.family != "redis":
+            return None
+        connection.mind_fork()
+        with connection.lock:
+            try:
+                connection.hear()
+                ready = self._made_of(messages)
+                if ready is None or len(messages) > 1:
+                    return ready
+                ready.pushes.mend()
+                return replace(ready, packed=ready.pushes.pack(ready.made))
+            except BaseException as error:
+                connection.mind_strike(error)
+                if connection.broke_with(error):  # and `publish` need not wait for it
+                    connection.pause(error)
+                return None
+
+    def confirm(self, published: Sequence[Key]) -> list[Key]:
+        """Wait for the last answer that is owed, and return which of these messages the broker has."""
+        connection = self._connection
+        connection.mind_fork()
+        with connection.lock:
+            try:
+                connection.hear()
+            except BaseException as error:
+                connection.mind_strike(error)
+                connection.pause(error)
+            return connection.taken(published)
+
+    def _publish_together(
+        self, messages: Sequence[Message | Doorbell], ready: Ready | None, refused: Refused | None
+    ) -> list[Publication]:
+        """Give the broker messages of ordinary tasks and doorbells, those of a page at once.
+
+        A page that it did not take so is given one by one, to find out which it does not want: copies do no harm.
+        """
+        connection = self._connection
+        sent: list[Publication] = []
+        for first in range(0, len(messages), TOGETHER):
+            if not connection.ready:  # another thread has found out meanwhile
+                break
+            whole = messages[first : first + TOGETHER]
+            page = [message for message in whole if not connection.passes_over(message.queue)]
+            made = ready.part(first, TOGETHER) if ready is not None and len(page) == len(whole) else None
+            reused = connection.is_open
+            try:
+                reach("publish-together:before")
+                if not self._send_together(page, made):
+                    sent += self._publish_each(page, None, refused)
+                    continue
+                reach("publish-together:after")
+                sent += page
+            except BaseException as error:
+                connection.mind_strike(error)
+                cause = error.__cause__ or error
+                if connection.broke_with(cause) and not connection.is_stale(cause, reused):
+                    connection.pause(error)
+                    break
+                connection.drop()
+                sent += self._publish_each(page, None, refused)
+        return sent
+
+    def _publish_each(
+        self, messages: Sequence[Publication], ready: Ready | None, refused: Refused | None
+    ) -> list[Publication]:
+        connection = self._connection
+        sent: list[Publication] = []
+        for message in messages:
+            if not connection.ready:
+                break
+            if connection.passes_over(message.queue):
+                continue
+            try:
+                connection.hear()
+                reach("publish:before")
+                self._send_anew_if_stale(message, ready)
+                reach("publish:after")
+            except BaseException as error:
+                connection.mind_strike(error)
+                self._mind_failure(message, error, refused)
+            else:
+                sent.append(message)
+        return sent
+
+    def _mind_failure(self, message: Publication, error: BaseException, refused: Refused | None) -> None:
+        """Find out whom a failed publication concerns: the broker, the message alone, or its queue."""
+        connection = self._connection
+        if connection.broke_with(error):
+            connection.pause(error)
+        elif is_unsendable(message, error):
+            self._refuse(message, error, refused)
+        elif is_of_the_message(message, error):
+            log_trouble(
+                logger, message.task_id, "A message cannot be published; it is tried again: %s", message.task_id
+            )
+        else:
+            connection.pass_over(message.queue, error)
+
+    def _refuse(self, message: Publication, error: BaseException, refused: Refused | None) -> None:
+        if self._connection.family == "amqp":
+            self._connection.drop()  # RabbitMQ closes the channel with such an answer
+        logger.warning("No queue takes the message of %s: %s", message.task_id, error)
+        if refused is not None:
+            refused.append((message, error))
+
+    def close(self) -> None:
+        """Let go of the connection; the next publish opens another."""
+        self._connection.close()
+
+    @property
+    def knows_queues(self) -> bool:
+        """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
+        return self._connection.family == "amqp"
+
+    def was_emptied(self, store: str | None = None) -> bool:
+        """Look for a store's marker in the broker, and put it there."""
+        connection = self._connection
+        connection.mind_fork()
+        with connection.lock:
+            try:
+                there = self._markers.is_there(connection.channel(), connection.family, store)
+            except BaseException as error:
+                connection.mind_strike(error)
+                connection.pause(error)
+                return False
+        return not there  # nor has a fresh broker a marker: who is told so looks for each message before it copies any
+
+    def ready_messages(self, queue: str) -> int | None:
+        """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
+        if not self.knows_queues:
+            return None
+        found = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue))
+        return None if found is None else found[0]
+
+    def waiting(self, queue: str) -> tuple[int, int]:
+        """Count the messages that wait in a RabbitMQ's queue, and its consumers; (0, 0) if that is not known now."""
+        ready, consumers = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue)) or (0, 0)
+        return max(0, ready), consumers
+
+    def look(self) -> Look | None:
+        """Begin a look for single messages; None where the broker shows none: on all but Redis."""
+        if self._connection.family != "redis":
+            return None
+        return RedisLook(self._connection.ask, fetched_within_s=self._lease_s)
+
+    def dead_list(self) -> int | None:
+        """Count what our transport has given up; None with another transport, or a broker that does not answer."""
+        return self._connection.ask(redis_dead.count) if self._has_dead_list else None
+
+    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
+        """Read a page of our transport's dead list, where the broker has that transport."""
+        if not self._has_dead_list:
+            return place, ()
+        found = self._connection.ask(lambda channel: redis_dead.page(channel, place, doorbell=doorbell.HEADER))
+        return found or (place, ())
+
+    def forget_buried(self, texts: Sequence[bytes]) -> bool:
+        """Remove entries of that list; False if the broker does not answer."""
+        return bool(self._connection.ask(lambda channel: redis_dead.forget(channel, texts)))
+
+    def announce(self, send: Callable[[Producer], Any]) -> None:
+        """Send a monitoring event, if the broker is there."""
+        self._connection.ask(lambda channel: send(self._connection.open()))
+
+    @cached_property
+    def _has_dead_list(self) -> bool:
+        try:
+            if self._connection.family != "redis":
+                return False
+            return redis_dead.has_list(self._app.connection_for_write().transport.Channel)
+        except SettingsError:  # a URL that cannot be read, of which others tell
+            return False
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _send_anew_if_stale(self, message: Publication, ready: Ready | None) -> None:
+        """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
+        reused = self._connection.is_open
+        try:
+            self._send(message, ready)
+        except Exception as error:
+            if not self._connection.is_stale(error, reused):
+                raise
+            self._connection.drop()
+            self._send(message)
+
+    def _made_of(self, messages: Sequence[Message | Doorbell]) -> Ready | None:
+        connection = self._connection
+        producer, pushes = connection.open(), connection.pushes
+        if pushes is None or not all(map(self._is_for_one_list, messages)):
+            return None
+        try:
+            with pushes.made_only() as made:
+                for message in messages:
+                    self._send_call(message, producer)
+        except NotAlone:
+            return None
+        return Ready(pushes, made) if len(made) == len(messages) else None
+
+    def _is_for_one_list(self, message: Message | Doorbell) -> bool:
+        """Tell whether a message has no exchange, which with Redis may lead to many lists, or to none."""
+        if isinstance(message, Doorbell):
+            return not doorbell.address(self._app, message)[0]
+        return message.about is not None and not message.about["exchange"]  # what was read from the store has any
+
+    def _send_together(self, messages: Sequence[Message | Doorbell], ready: Ready | None) -> bool:
+        """Send messages at once, and wait for the answers; False where that cannot be done, and nothing was sent."""
+        connection = self._connection
+        producer = connection.open()
+        if ready is None or ready.pushes is not connection.pushes:
+            ready = self._made_of(messages)
+        if ready is not None:
+            connection.hear()
+            ready.pushes.push(ready.made)
+            ready.pushes.hear()
+        elif not hasattr(producer, "batch"):  # which is of kombu 5.7
+            return False
+        else:
+            with producer.batch(max_size=TOGETHER):
+                for message in messages:
+                    self._send_call(message, producer)
+        for message in messages:
+            if isinstance(message, Message):
+                connection.note_taken(message)
+            else:
+                events.announce_sent(self._app, message, producer)
+        return True
+
+    def _send(self, message: Publication, ready: Ready | None = None) -> None:
+        connection = self._connection
+        producer = connection.open()
+        if isinstance(message, Message):
+            if ready is not None and ready.packed is not None and ready.pushes is connection.pushes:
+                ready.pushes.push_packed(ready.packed)
+            else:
+                self._send_call(message, producer)
+            connection.owe(message)
+            return
+        if isinstance(message, Continuation):
+            continuation.send(self._app, message, producer=producer, retry=False)
+        else:
+            self._send_call(message, producer)
+            events.announce_sent(self._app, message, producer)
+        if connection.pushes is not None:  # these are marked as published at once
+            connection.pushes.hear()
+
+    def _send_call(self, message: Message | Doorbell, producer: Producer) -> None:
+        connection = self._connection
+        if isinstance(message, Doorbell):
+            doorbell.publish(self._app, producer, message, family=connection.family, timeout=ATTEMPT_S)
+            return
+        # A message that RabbitMQ returns is declared for anew.
+        declared = connection.declared if connection.family != "amqp" else set()
+        kept_message.publish(self._app, producer, message, declared=declared, timeout=ATTEMPT_S)
+
+    def _continue_here(self, continuations: Sequence[Continuation]) -> list[Continuation]:
+        """In eager mode: run callbacks and the rest of chains in this process, without a broker."""
+        done: list[Continuation] = []
+        for one in continuations:
+            try:
+                continuation.send(self._app, one)
+            except Exception:
+                log_trouble(logger, one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
+            else:
+                done.append(one)
+        return done

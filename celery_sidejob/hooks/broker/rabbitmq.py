@@ -1,0 +1,228 @@
+"""What RabbitMQ takes beyond kombu: confirmed messages, and what is done when something that was declared is gone."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from amqp.exceptions import AccessRefused, ConsumerCancelled, MessageNacked, NotFound, RecoverableConnectionError
+from kombu import Producer, Queue
+
+from ...model.messages import GONE
+from .carried import check_amqp, check_route
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class UnroutableError(Exception):
+    """RabbitMQ has no queue for a message, not even after it was declared again."""
+
+
+class ConfirmedProducer(Producer):
+    """Returns from `publish` when a queue has the message; its channel's connection is one with `confirm_publish`.
+
+    Without confirms a message is "sent" as soon as a socket has taken it, whatever has become of the broker. Without
+    `mandatory` a message for a queue that was deleted is confirmed and dropped. What is for no queue in particular, a
+    monitoring event for one, may well be for nobody.
+    """
+
+    def __init__(self, channel: Any) -> None:
+        self._came_back: list[str] = []
+        self._connection = channel.connection  # a channel that failed has none any more
+        self._last_tag = 0
+        self._outstanding: set[int] | None = None
+        self._nacked = False
+        super().__init__(channel, on_return=self._note_return)
+        channel.events["basic_ack"].add(self._note_ack)
+        channel.events["basic_nack"].add(self._note_nack)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Publish within the bounds of the connection; raises what its errors are, and MessageNacked, UnroutableError.
+
+        Whoever dies here has published or has not: the message's row is not marked, and goes out once more.
+        """
+        options["mandatory"] = any(isinstance(entity, Queue) for entity in options.get("declare") or ())
+        if self._outstanding is not None:
+            return super().publish(body, **options)
+        published = self._publish_once(body, options)
+        if self._came_back:
+            # kombu declares once for each connection. What it declared is gone.
+            self._connection.client.declared_entities.clear()
+            published = self._publish_once(body, options)
+        if self._came_back:
+            raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
+        return published
+
+    @contextmanager
+    def batch(self, max_size: int = 0) -> Iterator[None]:
+        """Have publishes in the block wait for no confirmation; at its end all must have come.
+
+        Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue.
+        """
+        channel = self.channel
+        if not channel._confirm_selected:  # as py-amqp does at the first message
+            channel._confirm_selected = True
+            channel.confirm_select()
+        confirming, outstanding = channel.basic_publish, set[int]()
+        self._came_back.clear()
+        self._nacked, self._outstanding = False, outstanding
+
+        def send(*args: Any, **options: Any) -> Any:
+            self._last_tag += 1
+            outstanding.add(self._last_tag)
+            return channel._basic_publish(*args, **options)
+
+        channel.basic_publish = send
+        try:
+            yield
+            while outstanding:
+                self._connection.drain_events()  # within the bounds of the connection
+        finally:
+            channel.basic_publish = confirming
+            self._outstanding = None
+        if self._nacked:
+            raise MessageNacked("RabbitMQ did not take one of many messages")
+        if self._came_back:
+            self._connection.client.declared_entities.clear()
+            raise UnroutableError(f"no queue takes it: {self._came_back[0]}")
+
+    def hang_up(self) -> None:
+        """Close the connection without a word: the broker may be silent."""
+        self._connection.collect()
+        self._connection.client.collect()
+
+    def _publish(self, *message: Any, **options: Any) -> Any:
+        """Refuse what RabbitMQ would answer by closing the connection, before a byte of it is written."""
+        _, priority, content_type, content_encoding, headers, properties, routing_key, _, _, exchange, *_ = message
+        around = {"priority": priority, "content_type": content_type, "content_encoding": content_encoding}
+        check_amqp(headers or {}, {**around, **(properties or {})}, frame_bytes=self._connection.frame_max)
+        check_route(exchange, routing_key)
+        return super()._publish(*message, **options)
+
+    def _publish_once(self, body: Any, options: dict[str, Any]) -> Any:
+        self._came_back.clear()
+        return super().publish(body, **options)
+
+    def _note_ack(self, tag: int, multiple: bool) -> None:
+        if self._outstanding is None:
+            self._last_tag = max(self._last_tag, tag)
+        elif multiple:
+            self._outstanding -= {one for one in self._outstanding if one <= tag}
+        else:
+            self._outstanding.discard(tag)
+
+    def _note_nack(self, tag: int, multiple: bool) -> None:
+        self._nacked = True
+        self._note_ack(tag, multiple)
+
+    def _note_return(self, error: Exception, exchange: str, routing_key: str, message: Any) -> None:
+        self._came_back.append(f"{error}, exchange {exchange!r}, routing key {routing_key!r}")
+
+
+class MarkerExchange:
+    """A durable exchange that nobody uses: it is gone when the virtual host was reset."""
+
+    def __init__(self, schema: str) -> None:
+        self._name = f"celery_sidejob.marker.{schema}"
+        self._refused = False
+
+    def is_there(self, connection: Any) -> bool:
+        """Tell whether it is, and make it where it is not; True where we may not know."""
+        if self._refused:
+            return True
+        try:
+            with connection.channel() as channel:
+                channel.exchange_declare(self._name, "fanout", passive=True)
+            return True
+        except NotFound:
+            pass  # RabbitMQ has closed the channel
+        except AccessRefused as error:
+            self._may_not(error)
+            return True
+        try:
+            with connection.channel() as channel:
+                channel.exchange_declare(self._name, "fanout", durable=True, auto_delete=False)
+        except AccessRefused as error:
+            self._may_not(error)
+            return True
+        return False
+
+    def _may_not(self, error: Exception) -> None:
+        self._refused = True
+        logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+
+
+def outliving_deleted_queues(start: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Wrap the start of a worker's consumer: a queue that is deleted meanwhile breaks its connection, not the worker.
+
+    Celery declares its queues, binds them, is busy for a while, and consumes; RabbitMQ's answer to one that is gone by
+    then is no error of the connection, so that it would end the worker. With a new connection all is declared again.
+    What its user declares by himself (`no_declare`) has to be there.
+    """
+
+    def start_again(consumer: Any) -> None:
+        try:
+            start(consumer)
+        except NotFound as error:
+            if any(queue.no_declare for queue in consumer.app.amqp.queues.consume_from.values()):
+                raise
+            raise RecoverableConnectionError(f"a queue of this worker was deleted: {error}") from error
+
+    return start_again
+
+
+def hearing_cancellations(connection: Any) -> None:
+    """Have Celery's event loop hear of a consumer that RabbitMQ cancels in the first moments of consuming.
+
+    RabbitMQ does so when the queue is deleted. What breaks the connection at any other time, so that all is declared
+    again, `_quick_drain` of celery.worker.loops passes over, as every error without a number: the worker would stay
+    connected, and be given nothing any more.
+    """
+    drain = connection.drain_events
+
+    def drain_events(**options: Any) -> Any:
+        try:
+            return drain(**options)
+        except ConsumerCancelled as cancelled:
+            cancelled.errno = errno.ECONNRESET
+            raise
+
+    connection.drain_events = drain_events
+
+
+def noticing_breaks(connection: Any) -> None:
+    """Have Celery's loop for greenlets hear that the connection it consumes from broke, whoever has seen it first.
+
+    Where that is a body's acknowledgement, because the loop waited for a free greenlet, the error is logged and gone.
+    kombu then connects again at the next look, without a word and without consumers: the worker would be given nothing
+    any more.
+    """
+    consuming, drain = connection.connection, connection.drain_events
+
+    def drain_events(**options: Any) -> Any:
+        if not connection.connected or connection.connection is not consuming:
+            raise ConnectionResetError(errno.ECONNRESET, "the connection to consume from is gone")
+        return drain(**options)
+
+    connection.drain_events = drain_events
+
+
+def counts(connection: Any, queue: str) -> tuple[int, int]:
+    """Count a queue's messages that are fetched by nobody, GONE if there is no such queue, and its consumers."""
+    try:
+        with connection.channel() as channel:
+            found = channel.queue_declare(queue, passive=True)
+    except NotFound:
+        return GONE, 0
+    return int(found.message_count), int(found.consumer_count)
+
+
+def bound(connection: Any, seconds: float) -> None:
+    """Let nothing on this connection wait for longer than that.
+
+    py-amqp's own `read_timeout` does not: it reads again after it. Python's timeout of the socket does.
+    """
+    connection.transport.sock.settimeout(seconds)

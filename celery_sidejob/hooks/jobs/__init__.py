@@ -1,0 +1,1 @@
+"""Jobs as Celery sees them: their task, their calls, their deliveries and runs."""

@@ -1,0 +1,322 @@
+"""What is asked about tasks: resolving a call, the ports a task declares, time zones, results."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature
+from celery.utils.time import make_aware
+from kombu.exceptions import EncodeError
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.uuid import uuid
+
+from ...model import values
+from ...model.call import Call
+from ...model.checks import is_number, is_text, nearest, shown
+from ...model.columns import COLUMNS, OPTIONS
+from ...model.errors import InvalidValueError, UnknownTaskError
+from ...model.port import NO_DATA, PortOptions, parse_ports
+from ...store import registry
+from ...store.connection import Connections
+from ..broker.carried import check_headers, check_names
+from ..call_options import check_options, is_expiry
+from .propagation import propagated
+
+KEPT = frozenset(
+    {
+        "link", "link_error", "chain", "chord", "group_id", "group_index", "root_id", "parent_id", "headers",
+        "time_limit", "soft_time_limit", "expires", "shadow", "ignore_result", "reply_to", "stamped_headers",
+        "replaced_task_nesting",
+    }
+)  # fmt: skip
+"""Options that belong to an asking and are kept with it."""
+
+IN_HEADERS = ("shadow", "root_id", "parent_id", "time_limit", "soft_time_limit")
+"""Options that a job's message has among its headers."""
+
+PASSED_OVER = frozenset(
+    {
+        "producer", "publisher", "connection", "router", "add_to_parent", "serializer", "compression", "retry",
+        "retry_policy", "exchange_type", "delivery_mode", "timeout", "confirm_timeout",
+        "task_type", "result_cls", "retries", "origin", "argsrepr", "kwargsrepr", "immutable", "mandatory", "immediate",
+    }
+)  # fmt: skip
+"""Options about how Celery sends a message: a job's message is ours, and goes out until the broker has it."""
+
+ADDRESS = frozenset({"exchange", "routing_key"})
+"""What may be given in place of `queue`; one of the app's queues must be bound so."""
+
+
+class CeleryTasks:
+    """Knows the tasks of one app, and those that workers have registered in the store."""
+
+    def __init__(self, app: Celery, connections: Connections) -> None:
+        self._app = app
+        self._connections = connections
+
+    def call(
+        self,
+        task: Any,
+        args: Any,
+        kwargs: Mapping[str, Any] | None,
+        *,
+        queue: str | None,
+        priority: int | None,
+        options: Mapping[str, Any],
+    ) -> Call:
+        """Resolve a task, a name or a signature, and check the arguments as Celery does."""
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise TypeError(f"kwargs takes a mapping, not {type(kwargs).__name__}.")
+        merged = dict(options)
+        if isinstance(task, Signature):
+            args, kwargs, merged = task._merge(_sequence(args), dict(kwargs or {}), merged)
+            queue = merged.pop("queue", None) if queue is None else queue
+            priority = merged.pop("priority", None) if priority is None else priority
+            task = task["task"]
+        name = task if isinstance(task, str) else getattr(task, "name", None)
+        if not is_text(name):
+            raise UnknownTaskError(f"{shown(task)} is no task: give a sidejob task, its name, or a signature of it.")
+        args = _sequence(args)
+        kwargs = dict(kwargs or {})
+        known = self._app.tasks.get(name)
+        if known is None:
+            return self._served(name, args, kwargs, queue, priority, merged)
+        if not getattr(known, "sidejob", False):
+            raise UnknownTaskError(
+                f"{name!r} is an ordinary task: decorate it with @sidejob_task to make jobs of it, or call its delay()."
+            )
+        known.check_arguments(args, kwargs)
+        queue = self._queue(known, queue, args, kwargs, merged)
+        return Call(
+            task=name,
+            queue=queue,
+            args=args,
+            kwargs=kwargs,
+            inports=known.parsed_inports,
+            outports=known.parsed_outports,
+            priority=_priority(priority if priority is not None else known.priority),
+            columns=known.job_columns,
+            **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
+        )
+
+    def _served(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], queue: str | None, priority: int | None,
+        options: dict[str, Any],
+    ) -> Call:  # fmt: skip
+        row = registry.served(self._connections, name)
+        if row is None:
+            names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
+            near = nearest(name, names)
+            hint = f" Did you mean {near!r}?" if near else " Import its module here, or start a worker that serves it."
+            raise UnknownTaskError(f"No sidejob task {name!r} is registered.{hint}")
+        served = values.decode(row.options)
+        queue = queue if queue is not None else row.queue
+        return Call(
+            task=name,
+            queue=queue,
+            args=args,
+            kwargs=kwargs,
+            inports=parse_ports(served["inports"], where="inports"),
+            outports=parse_ports(served["outports"], where="outports"),
+            priority=_priority(priority),
+            columns={column.name: served[column.name] for column in COLUMNS if column.name in served},
+            **self._traced(name, queue, args, kwargs, self._asking(None, options)),
+        )
+
+    def _traced(
+        self, task: str, queue: str, args: Sequence[Any], kwargs: Mapping[str, Any], asking: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Give the asking its task id, and keep the headers that tracing libraries put on a message of it."""
+        asking["task_id"] = str(asking["task_id"] or uuid())
+        options = asking["options"]
+        check_names(task, task_id=asking["task_id"], queue=queue)
+        check_headers(task, options.get("headers"))
+        headers = propagated(task, asking["task_id"], args, kwargs, queue=queue, options=options)
+        sent = {**(headers or {}), **{name: options.get(name) for name in IN_HEADERS}}
+        self._app.sidejob.runtime.publisher.check_sendable(f"The call of {task}", sent, {})
+        return {**asking, "options": {**options, "headers": headers} if headers else options}
+
+    def _asking(self, task: Any, options: dict[str, Any]) -> dict[str, Any]:
+        """Sort an asking's options into what is kept, and what says when and under which id it runs."""
+        options = dict(options)
+        sorted_out = {"task_id": options.pop("task_id", None), "eta": options.pop("eta", None)}
+        sorted_out["countdown"] = options.pop("countdown", None)
+        check_options(getattr(task, "name", "a job"), options)
+        _check_spelling(task, options)
+        kept = {key: value for key, value in options.items() if key in KEPT and value is not None}
+        for key in ("link", "link_error"):
+            if key in kept and not isinstance(kept[key], list | tuple):
+                kept[key] = [kept[key]]
+        expires = kept.get("expires", getattr(task, "expires", None))
+        if expires is not None:
+            kept["expires"] = self._expiry(expires)
+        try:
+            sorted_out["options"] = json.loads(kombu_dumps(kept))
+            json.dumps(sorted_out["options"], allow_nan=False)
+        except (TypeError, ValueError, EncodeError) as error:
+            raise InvalidValueError(f"The options of an asking must be JSON values: {error}") from error
+        return sorted_out
+
+    def _expiry(self, expires: Any) -> dict[str, Any]:
+        """Return the form in which an asking keeps `expires=`: seconds from when it is asked, or a time."""
+        if not is_expiry(expires):
+            raise InvalidValueError(f"expires is a datetime or a number of seconds, not {shown(expires)}.")
+        if isinstance(expires, int | float):
+            return {"after_s": expires}
+        return {"at": self.localize(expires).isoformat()}
+
+    def _queue(
+        self, task: Any, queue: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> str:
+        """Return the name of the queue by Celery's order: the call's, the task's, the routes', the default."""
+        route: Mapping[str, Any] = options
+        if queue is None and not _is_address(options):
+            queue, route = getattr(task, "queue", None), {key: getattr(task, key, None) for key in ADDRESS}
+        if queue is None and not _is_address(route):
+            route = self._app.amqp.router.route({}, task.name, args, kwargs, task_type=task)
+            queue = route.get("queue")
+        if queue is None and _is_address(route):
+            queue = self._bound(task.name, route.get("exchange"), route.get("routing_key"))
+        if queue is None:
+            queue = self._app.conf.task_default_queue
+        return str(getattr(queue, "name", queue))
+
+    def _bound(self, task: str, exchange: Any, routing_key: Any) -> str:
+        """Return the queue that `exchange` and `routing_key` lead to: a job waits in one queue, which must be known."""
+        exchange = getattr(exchange, "name", exchange)
+        queue = self._queue_at(exchange, routing_key)
+        if queue is None:
+            raise InvalidValueError(
+                f"No queue of this app is bound to exchange {exchange!r} with routing_key {routing_key!r}, so a job of "
+                f"{task!r} would wait nowhere. Name it with queue=, or add it to task_queues."
+            )
+        return queue
+
+    def _queue_at(self, exchange: Any, routing_key: Any) -> str | None:
+        for queue in self._app.amqp.queues.values():
+            if (exchange in (None, queue.exchange.name)) and (routing_key in (None, queue.routing_key)):
+                return str(queue.name)
+        return None
+
+    def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
+        """Return the queue that a message came from, by where it was sent; None if that does not tell one we know.
+
+        A pattern of a topic exchange, for one, does not: then the task's own queue is better than one nobody serves.
+        """
+        exchange, routing_key = delivery_info.get("exchange"), delivery_info.get("routing_key")
+        if not exchange:  # the default exchange leads to the queue of that name
+            return str(routing_key) if routing_key in self._app.amqp.queues else None
+        return self._queue_at(exchange, routing_key)
+
+    def ports(self, task: str) -> tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]:
+        """Return the ports that a task declares, here or where a worker served it last."""
+        known = self._app.tasks.get(task)
+        if known is not None and getattr(known, "sidejob", False):
+            return known.parsed_inports, known.parsed_outports
+        call = self._served(task, (), {}, None, None, {})
+        return call.inports, call.outports
+
+    def served(self) -> list[dict[str, str]]:
+        """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them."""
+        return [
+            {"task": task.name, "queue": self._queue(task, None, (), {}, {}), "options": _shown(task)}
+            for task in self._app.tasks.values()
+            if getattr(task, "sidejob", False)
+        ]
+
+    def localize(self, eta: datetime) -> datetime:
+        """Give a naive `eta` the app's time zone."""
+        try:
+            aware: datetime = make_aware(eta, self._app.timezone) if eta.tzinfo is None else eta
+            aware.astimezone(UTC)
+        except (OverflowError, ValueError):
+            raise InvalidValueError(f"{eta} is no time that every time zone has.") from None
+        return aware
+
+    def result(self, task_id: str) -> Any:
+        """Return the AsyncResult of an asking."""
+        return self._app.AsyncResult(task_id)
+
+
+def _is_address(options: Mapping[str, Any]) -> bool:
+    return any(options.get(key) is not None for key in ADDRESS)
+
+
+_ALL_OPTIONS = sorted(
+    KEPT
+    | ADDRESS
+    | OPTIONS.keys()
+    | {"queue", "parent", "child_name", "eta", "countdown", "inports", "outports", "aliases", "state"}
+    | {"priority", "transaction", "task_id"}
+)
+
+
+def _shown(task: Any) -> str:
+    def options_of(ports: Mapping[str, PortOptions]) -> dict[str, Any]:
+        return {
+            name: {"channels": list(port.channels)} | ({} if port.default is NO_DATA else {"default": port.default})
+            for name, port in ports.items()
+        }
+
+    return values.encode(
+        {
+            "inports": options_of(task.parsed_inports),
+            "outports": options_of(task.parsed_outports),
+            **task.job_columns,
+        }
+    )
+
+
+def _sequence(args: Any) -> tuple[Any, ...]:
+    if args is None:
+        return ()
+    if not isinstance(args, list | tuple):
+        raise TypeError(f"args takes a list or tuple of arguments, not {args!r}: write ({args!r},).")
+    return tuple(args)
+
+
+def _priority(priority: Any) -> int | None:
+    if priority is None or is_number(priority, most=9):
+        return priority
+    raise InvalidValueError(f"priority is a number from 0 to 9, higher is sooner; not {priority!r}.")
+
+
+def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an unknown option, with what was probably meant; `task` is None for one not known here."""
+    unknown = options.keys() - KEPT - ADDRESS - PASSED_OVER - set(options.get("stamped_headers") or ())
+    if not unknown:
+        return
+    meant = [name for name in _parameters(task) if name in unknown]
+    if meant:
+        pairs = ", ".join(f"{name!r}: ..." for name in meant)
+        raise TypeError(
+            f"{', '.join(map(repr, meant))}: no option of enqueue() or apply_async(), but an argument of "
+            f"{task.name}. Give it as kwargs={{{pairs}}}."
+        )
+    name = sorted(unknown)[0]
+    near = nearest(name, _ALL_OPTIONS)
+    hint = f" Did you mean {near!r}?" if near else ""
+    raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{hint}")
+
+
+def _parameters(task: Any) -> list[str]:
+    """Return the names of the arguments that a task's body takes beside the running job; none of one not known here."""
+    return [] if task is None else list(inspect.signature(task.run).parameters)[1:]
+
+
+def check_arguments(run: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError if a task's body, given a running job first, does not take these arguments."""
+    signature = inspect.signature(run)
+    if not signature.parameters:
+        raise TypeError(
+            f"{name}: its body takes no argument, but is given the running job: begin its parameters with `job`."
+        )
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error} (the running job is given by the worker)") from None

@@ -1,0 +1,33 @@
+"""What follows an asking, a callback or the rest of a chain, as the text that is kept of it and as it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from celery.canvas import maybe_signature
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
+
+from ...model.errors import InvalidValueError
+from ...model.messages import FORMAT, Continuation
+
+
+def publication(signature: Any, args: Sequence[Any], options: dict[str, Any]) -> str:
+    """Return a continuation as text: the signature, what is put before its arguments, and its options."""
+    text: str = kombu_dumps({"v": FORMAT, "signature": dict(signature), "args": list(args), "options": options})
+    return text
+
+
+def send(app: Celery, continuation: Continuation, **how: Any) -> None:
+    """Send a callback or the rest of a chain: a message of its own, or for a sidejob task a job.
+
+    Its task id was fixed when the asking ended, so that a repetition is recognised as one.
+    """
+    try:
+        kept = kombu_loads(continuation.publication)
+        signature, args, options = maybe_signature(kept["signature"], app=app), tuple(kept["args"]), kept["options"]
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        raise InvalidValueError(f"it cannot be read: {type(error).__name__}: {error}") from error
+    signature.apply_async(args, task_id=continuation.task_id, **how, **options)

@@ -1,0 +1,162 @@
+"""The decorators that make sidejob tasks.
+
+Importing a decorated module creates no app, reads no configuration and connects to nothing: the task is built when an
+app finalizes, from what was noted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from celery import Celery, _state
+from celery.app import base as celery_app
+from celery.local import PromiseProxy, Proxy
+
+from ...job import Job
+from ...running import RunningJob
+from .. import apps, bodies
+from ..task_options import check_options
+from .task import SideJobTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SENDING_OPTIONS = frozenset({"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"})
+"""Set after Celery has bound the task: it warns of them before, because Celery 6 wants routes instead. Ours stay."""
+
+
+class SharedSideJobTask(Proxy, Generic[P, R]):
+    """What `@sidejob_task` returns: stands for the task of whatever app is current, and notes the job's hooks."""
+
+    def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
+        """Have `function` called before the first run, in its commit."""
+        bodies.check(function, f"{function!r}, given to on_startup,")
+        object.__getattribute__(self, "_noted")["startup"] = staticmethod(function)
+        return function
+
+    def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
+        """Have `function` called when the job is terminated."""
+        bodies.check(function, f"{function!r}, given to on_shutdown,")
+        object.__getattribute__(self, "_noted")["shutdown"] = staticmethod(function)
+        return function
+
+    if TYPE_CHECKING:
+        name: str
+
+        def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R: ...
+        def delay(self, *args: P.args, **kwargs: P.kwargs) -> JobResult[R]: ...
+        def enqueue(self, args: Any = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Job: ...
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> JobResult[R]: ...
+        def s(self, *args: Any, **kwargs: Any) -> Any: ...
+        def si(self, *args: Any, **kwargs: Any) -> Any: ...
+        def signature(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+if TYPE_CHECKING:
+
+    class JobResult(Generic[R]):
+        """Celery's AsyncResult of an asking, with its job."""
+
+        id: str
+        job: Job
+
+        def get(self, timeout: float | None = None, **options: Any) -> R: ...
+        def ready(self) -> bool: ...
+        @property
+        def state(self) -> str: ...
+
+
+@overload
+def sidejob_task(function: Callable[Concatenate[RunningJob, P], R], /) -> SharedSideJobTask[P, R]: ...
+@overload
+def sidejob_task(
+    **options: Any,
+) -> Callable[[Callable[Concatenate[RunningJob, P], R]], SharedSideJobTask[P, R]]: ...
+def sidejob_task(function: Any = None, /, **options: Any) -> Any:
+    """Make a function (or a `SideJobTask` class) the body of durable jobs, for whatever app there is or will be.
+
+    Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `on_lost`,
+    `retention`, and `lease_renewal` with `lease`. The function's first parameter is the running job; with
+    ``bind=True`` the second.
+    """
+    return _shared(options)(function) if function is not None else _shared(options)
+
+
+def task_of(app: Celery, function: Any = None, options: dict[str, Any] | None = None) -> Any:
+    """Make a sidejob task of one app; what `@sidejob.task` does."""
+    options = options or {}
+    if celery_app.USING_EXECV:  # a spawned process of a pool works for a copy of the app: as Celery's own tasks there
+        return _shared(options)(function) if function is not None else _shared(options)
+
+    def decorate(body: Any) -> Any:
+        noted: dict[str, Any] = {}
+        checked = _checked(body, options)
+        name = _name_of(body, checked)
+
+        with app._finalize_mutex:
+            if app.finalized:
+                build(app, body, name, checked, noted)
+            else:  # with the app's other tasks: before any receiver of on_after_finalize, which may look for it
+                app._pending.append(PromiseProxy(build, (app, body, name, checked, noted)))
+        return _proxy(lambda: app.tasks[name or app.gen_task_name(body.__name__, body.__module__)], body, noted)
+
+    return decorate(function) if function is not None else decorate
+
+
+def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
+    def decorate(body: Any) -> Any:
+        if isinstance(body, Proxy):
+            raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
+        noted: dict[str, Any] = {}
+        checked = _checked(body, options)
+        name = _name_of(body, checked)
+        _state.connect_on_app_finalize(lambda app: build(app, body, name, checked, noted))
+        for app in _state._get_active_apps():
+            if app.finalized:
+                with app._finalize_mutex:
+                    build(app, body, name, checked, noted)
+
+        def find() -> Any:
+            app = apps.present()
+            return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
+
+        return _proxy(find, body, noted)
+
+    return decorate
+
+
+def _checked(body: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Refuse wrong options and a body that a call does not run, and return a copy of the options."""
+    if not isinstance(body, type):  # what is a class is looked at once it is a task
+        bodies.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},")
+    return check_options(options)
+
+
+def _proxy(find: Callable[[], Any], body: Any, noted: dict[str, Any]) -> Any:
+    proxy: Any = SharedSideJobTask(find, __doc__=body.__doc__)
+    object.__setattr__(proxy, "_noted", noted)
+    return proxy
+
+
+def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], noted: dict[str, Any]) -> Any:
+    """Build and register the task for one app; `noted` are the hooks, also those that are given after this."""
+    options = dict(options)
+    base = options.pop("base", None) or app.Task
+    sent = {option: options.pop(option) for option in SENDING_OPTIONS & options.keys()}
+    if isinstance(body, type):
+        task_class = type(body.__name__, (body, base), {**options, "__module__": body.__module__, "abstract": False})
+        task = task_class()
+        task.name = name or app.gen_task_name(body.__name__, body.__module__)
+        app.register_task(task)
+    else:
+        marked = base if issubclass(base, SideJobTask) else type("SideJobTask", (SideJobTask, base), {"abstract": True})
+        task = app._task_from_fun(body, name=name, base=marked, **options)
+    for option, value in sent.items():
+        setattr(type(task), option, value)
+    task._hooks = noted
+    return task
+
+
+def _name_of(body: Any, options: dict[str, Any]) -> str | None:
+    return options.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)

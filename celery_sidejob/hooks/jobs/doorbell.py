@@ -1,0 +1,77 @@
+"""The message that rings for a job: its headers say which one, and which of its runs is owed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from ...model.broker_view import Sought
+from ...model.messages import FORMAT, Doorbell
+from ..broker.carried import CELERYS
+from ..tasks.kept_message import Route
+from . import events
+
+HEADER = "sidejob"
+
+
+def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout: float) -> None:
+    """Give a doorbell to a broker of that family."""
+    amqp = app.amqp
+    options = dict(bell.options or {})
+    header = {"v": FORMAT, "job": bell.job_id, "for_run": bell.for_run}
+    headers, properties, body, _ = amqp.as_task_v2(
+        bell.task_id,
+        bell.task,
+        args=(),
+        kwargs={},
+        argsrepr=events.shown_args(bell.job_id),
+        kwargsrepr="{}",
+        ignore_result=True,  # the asking's result is stored by its end, not by Celery's tracer
+        shadow=options.get("shadow"),
+        time_limit=options.get("time_limit"),
+        soft_time_limit=options.get("soft_time_limit"),
+        root_id=options.get("root_id"),
+        parent_id=options.get("parent_id"),
+        origin="celery_sidejob",
+    )
+    users = options.get("headers") or {}
+    headers.update((name, value) for name, value in users.items() if name not in CELERYS)
+    headers[HEADER] = header
+    queue = amqp.queues[bell.queue]
+    exchange, routing_key = address(app, bell)
+    producer.publish(
+        body,
+        exchange=exchange,
+        routing_key=routing_key,
+        declare=[queue],
+        headers=headers,
+        serializer="json",
+        delivery_mode=queue.exchange.delivery_mode or app.conf.task_default_delivery_mode,
+        retry=False,
+        priority=_priority(bell.priority, family),
+        timeout=timeout,
+        **properties,
+    )
+
+
+def address(app: Celery, bell: Doorbell) -> tuple[str, str]:
+    """Return exchange and routing key of a doorbell; the default exchange, and with it one queue, where possible."""
+    queue = app.amqp.queues[bell.queue]
+    if (queue.exchange.type or "direct") == "direct":
+        return "", queue.name
+    return queue.exchange.name, queue.routing_key
+
+
+def route(sought: Sought) -> Route:
+    """Return where a job's message went: into its own queue, also where an exchange gives it to others as well."""
+    return Route([sought.queue], "", sought.queue, _priority(sought.priority, "redis"))
+
+
+def _priority(priority: int | None, family: str) -> int | None:
+    """Translate "higher is sooner": Redis serves 0 first."""
+    if priority is None:
+        return None
+    if family == "redis":
+        return 9 - max(0, min(9, priority))
+    return priority

@@ -1,0 +1,109 @@
+"""Celery's monitoring events of jobs, for Flower and other monitors.
+
+A run's events are those of Celery itself, with the asking's task id as uuid; its arguments stay in the store, so that
+events and log lines name the job instead. Two are ours: `task-suspended` and `task-terminated`.
+
+What is revoked before it runs, Celery tells of in the worker that has received it. A durable task may be in none.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any, NamedTuple
+
+from celery import Celery, signals
+from celery.app.task import Context
+from celery.exceptions import Ignore
+
+from ...model.durable import Message
+from ...model.messages import Doorbell
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class Rested(Ignore):
+    """Tells a worker's parent that a run is over whose asking has no result now; the event that says so is `event`."""
+
+    event: str
+
+
+class Suspended(Rested):
+    """The job is suspended: its asking goes on with the next run."""
+
+    event = "task-suspended"
+
+
+class Terminated(Rested):
+    """The job's shutdown is over: it is terminated."""
+
+    event = "task-terminated"
+
+
+def shown_args(job_id: int) -> str:
+    """Return what stands for a job's arguments where Celery shows those of a message."""
+    return f"(job {job_id})"
+
+
+def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
+    """Send `task-sent` for a doorbell that the broker has, where `task_send_sent_event` asks for it."""
+    if not app.conf.task_send_sent_event:
+        return
+    options = bell.options or {}
+    try:
+        app.amqp._event_dispatcher.publish(
+            "task-sent",
+            {
+                "uuid": bell.task_id, "root_id": options.get("root_id") or bell.task_id,
+                "parent_id": options.get("parent_id"), "name": bell.task, "args": shown_args(bell.job_id),
+                "kwargs": "{}", "retries": 0, "eta": None, "expires": None, "queue": bell.queue, "exchange": "",
+                "routing_key": bell.queue,
+            },
+            producer,
+            retry=False,
+        )  # fmt: skip
+    except Exception as error:  # it is only an event, and the message is with the broker
+        logger.debug("task-sent of %s was not sent: %s", bell.task_id, error)
+
+
+class Listening(NamedTuple):
+    """What a worker listens with, and whether it was started to tell of tasks (`-E`)."""
+
+    consumer: Any
+    task_events: bool
+
+
+_listening: weakref.WeakKeyDictionary[Celery, Listening] = weakref.WeakKeyDictionary()
+"""Of each app's worker in this process."""
+
+
+def know(consumer: Any, task_events: bool) -> None:
+    """Remember this worker's consumer, which need not be connected yet."""
+    _listening[consumer.app] = Listening(consumer, task_events)
+
+
+def announce_revoked(app: Celery, message: Message, request: Context) -> None:
+    """Send `task-revoked`, where events are wanted, and the signal `task_revoked`, for a task that no worker had."""
+    task = app.tasks.get(message.task)
+    if _are_wanted(app) and getattr(task, "send_events", True):
+        listening = _listening.get(app)
+        sending = app.events.Dispatcher(
+            hostname=listening.consumer.hostname if listening else None, enabled=False, buffer_while_offline=False
+        )
+        fields = {"uuid": message.task_id, "terminated": False, "signum": None, "expired": False}
+        app.sidejob.runtime.publisher.announce(
+            lambda producer: sending.publish("task-revoked", fields, producer, retry=False)
+        )
+    signals.task_revoked.send(sender=task, request=request, terminated=False, signum=None, expired=False)
+
+
+def _are_wanted(app: Celery) -> bool:
+    """Whether the app's worker here tells of tasks now; in a process without one, what the configuration says."""
+    listening = _listening.get(app)
+    if listening is None:
+        return bool(app.conf.worker_send_task_events)
+    dispatcher = listening.consumer.event_dispatcher
+    if dispatcher is None:  # before the first connection: the sweeper begins with the worker
+        return listening.task_events
+    # Without -E a dispatcher tells of its worker all the same. The control commands change the groups.
+    return bool(dispatcher.enabled and (not dispatcher.groups or "task" in dispatcher.groups))

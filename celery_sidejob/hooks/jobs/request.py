@@ -1,0 +1,148 @@
+"""A delivery of a job in the worker's parent process: tells the worker what runs here, and decides nothing itself.
+
+The parent's own view of a lost process or a time limit is not the job's outcome: the child's commit or the rescue is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
+from celery.worker.state import active_requests, requests, task_ready
+
+from ...model.messages import is_readable, why_no_doorbell
+from ...services.heartbeat.deliveries import ENDED, Key
+from ...services.stopped_runs import Stop, end_from_outside
+from ..worker.delivered import Delivered
+from .doorbell import HEADER
+from .events import Rested
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class JobRequest(Delivered):
+    """Celery's request, for messages of jobs."""
+
+    _header = (HEADER, why_no_doorbell)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        header = self._request_dict.get(HEADER)
+        self._key: Key | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
+        if self._key is None:  # of a client without this package: it shows the arguments themselves
+            self._argsrepr: str = self._redacted(self._argsrepr)
+            self._kwargsrepr: str = self._redacted(self._kwargsrepr)
+        else:
+            self.expires = None  # the row says when the asking expires, and its run looks there
+        heartbeat = self._heartbeat
+        if heartbeat is not None and self._key is not None:
+            lease_s = getattr(self._task, "lease", None)
+            self._deliveries = ((heartbeat.runs, heartbeat.runs.received(self._key, lease_s, request=self)),)
+
+    @property
+    def _has_row(self) -> bool:
+        return self._key is not None
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A hard limit ends the run as failed, by the worker: its process is about to be killed."""
+        if not soft and self._key is None:
+            return  # `on_failure` has given it back
+        if not soft:
+            self._plan(ENDED)
+            self._end_from_outside(Stop("TimeLimitExceeded", f"The run took longer than {timeout} seconds."))
+        super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Revoked while it runs: the death of its process is then no loss.
+
+        Celery finds one request of this task id; if that is a copy which only waits, the one that runs is meant.
+        Solo and threads cannot stop a body: there the asking ends all the same, and what the body commits is refused.
+        """
+        self._plan(ENDED)
+        if self in active_requests:
+            try:
+                super().terminate(pool, signal)
+            except NotImplementedError:
+                self._announce_revoked("terminated", True, signal, False)
+            return
+        running = self._running_copies()
+        for request in running:
+            request.terminate(pool, signal)
+        if not running:
+            super().terminate(pool, signal)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """A lost process is rescued by the heartbeat; everything else was settled by the process itself."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Rested):
+            self.send_event(error.event)
+        if self._key is None:
+            return self._on_adopted(error, exc_info, send_failed_event, return_ok)
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+            if self._heartbeat is not None and not self._heartbeat.has_processes:
+                self._over()  # no process was lost: Celery calls so whatever is no Exception
+            task_ready(self)
+            self.acknowledge()
+            if any(delivery.pid is None for _, delivery in self._deliveries):
+                self._over()  # its process died before it began: it waits here no longer, and nobody may vouch for it
+            if send_failed_event:
+                self.send_event("task-failed", exception=repr(error), traceback=None)
+            return None
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            if not isinstance(error, TimeLimitExceeded | Terminated):  # those are ended from outside
+                self._over()
+
+    def _on_adopted(self, error: BaseException, exc_info: Any, *how: Any) -> Any:
+        """The message became a job, or cannot; if the process died nobody knows, so it is delivered again.
+
+        A time limit is meant for the body, so one that strikes before there is a job loses nothing either.
+        """
+        if isinstance(error, WorkerLostError | TimeLimitExceeded):
+            logger.warning("Message %s is no job yet and goes back to the broker: %s", self.id, error)
+            task_ready(self)
+            self.reject(requeue=True)
+            return None
+        try:
+            return super().on_failure(exc_info, *how)
+        finally:
+            if not isinstance(error, SystemExit | KeyboardInterrupt | Terminated):
+                self.acknowledge()  # if that is not done yet
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Revoking ends this one asking as failed; later askings of the job run."""
+        if self._key is not None:
+            self._end_from_outside(Stop("TaskRevokedError", f"The asking was revoked ({reason}).", "revoked"))
+        super()._announce_revoked(reason, terminated, signum, expired)
+
+    def _end_from_outside(self, stop: Stop) -> None:
+        heartbeat = self._heartbeat
+        if heartbeat is not None and self._key is not None:
+            key, task = self._key, self._type
+
+            def end() -> None:
+                end_from_outside(heartbeat, key, task, stop)
+                heartbeat.runs.stopped(key)  # a body that goes on, as in a thread, is told once it can no longer commit
+
+            heartbeat.errands.soon(end)
+            if heartbeat.has_processes:
+                heartbeat.runs.stopped(key)
+
+    def _plan(self, plan: str) -> None:
+        if self._heartbeat is not None and self._key is not None:
+            self._heartbeat.runs.planned(self._key, plan)
+
+    def _over(self) -> None:
+        super()._over()
+        for request in self._running_copies():  # Celery has forgotten the task id, and with it the one that still runs
+            requests.setdefault(request.id, request)
+
+    def _running_copies(self) -> list[JobRequest]:
+        """Return other deliveries of this asking that a process of the pool works on."""
+        return [
+            request
+            for request in list(active_requests)
+            if isinstance(request, JobRequest) and request is not self and request.id == self.id
+        ]

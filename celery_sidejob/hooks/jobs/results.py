@@ -1,0 +1,210 @@
+"""Bringing the outcome of an asking to where Celery users look for it: result backend, callbacks, chain, chord."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from billiard.exceptions import WorkerLostError
+from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.canvas import maybe_signature
+from kombu.utils.json import loads as kombu_loads
+from kombu.utils.uuid import uuid
+
+from ...model import values
+from ...model.durable import Message
+from ...model.errors import InvalidValueError
+from ...model.messages import Continuation, Outcome
+from ...model.status import Status
+from ...operations.runtime import Runtime
+from ..broker.publishing import INLINE
+from ..tasks import chords, kept_message
+from . import events
+from .continuation import publication
+from .revocation import TaskRevokedError
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class CeleryResults:
+    """Knows what must be sent at the end of an asking, and sends it."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
+        """Whether the backend, a chord or an errback waits for the outcome."""
+        if options and (options.get("chord") or options.get("link_error") or options.get("chain")):
+            return True
+        known = self._app.tasks.get(task)
+        ignored = (options or {}).get("ignore_result")
+        if ignored is None:
+            ignored = known.ignore_result if known is not None else self._app.conf.task_ignore_result
+        return not ignored and not isinstance(self._app.backend, DisabledBackend)
+
+    def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
+        """Return callbacks and the rest of the chain, each frozen under a task id of its own."""
+        options = _revive(outcome.options)
+        if outcome.outcome != Status.COMPLETED or not options:
+            return []
+        value = values.decode(outcome.result)
+        further = {"parent_id": outcome.task_id, "root_id": options.get("root_id") or outcome.task_id}
+        found = [self._continuation(link, value, further) for link in options.get("link") or ()]
+        chain = options.get("chain")
+        if chain:
+            found.append(self._continuation(chain[-1], value, {**further, "chain": chain[:-1]}))
+        return found
+
+    def _continuation(self, link: Any, value: Any, options: dict[str, Any]) -> Continuation:
+        signature = maybe_signature(link, app=self._app).clone()
+        task_id = signature.options.get("task_id") or uuid()
+        signature.set(task_id=task_id)
+        signature.freeze(task_id)
+        queue = signature.options.get("queue") or self._app.conf.task_default_queue
+        return Continuation(task_id, str(getattr(queue, "name", queue)), publication(signature, [value], options))
+
+    def store(self, outcome: Outcome) -> bool:
+        """Store the result, count the chord's part, call errbacks; False if that failed and is to be repeated."""
+        try:
+            self._store(outcome)
+        except Exception as error:
+            logger.warning("The result of %s could not be stored; it is tried again: %s", outcome.task_id, error)
+            return False
+        return True
+
+    def show(self, outcome: Outcome) -> bool:
+        """Store only the state of an asking and what belongs to it: no callbacks, no chord. Never raises."""
+        backend = self._app.backend
+        options = _revive(outcome.options)
+        if isinstance(backend, DisabledBackend) or not self._stores(outcome.task, options):
+            return False
+        state, value, trace = outcome.outcome.upper(), None, None
+        if outcome.outcome == Status.COMPLETED:
+            state, value = states.SUCCESS, values.decode(outcome.result)
+        elif outcome.outcome == Status.TERMINATED:
+            state, value = states.REVOKED, TaskRevokedError("the job was terminated")
+        elif outcome.result != "null":
+            error = json.loads(outcome.result)
+            value, trace = exception_of(self._app, error), error.get("traceback")
+            if outcome.outcome == Status.FAILED:
+                state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+        try:
+            backend.store_result(
+                outcome.task_id, value, state, traceback=trace, request=self._request(outcome, options)
+            )
+        except Exception as error:
+            logger.warning("%s could not be shown as %s: %s", outcome.task_id, state, error)
+            return False
+        return True
+
+    def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
+        """Store FAILURE or REVOKED for an ordinary durable task, with its errbacks and the chord's part."""
+        try:
+            return self._tell_of_doom(message, reason, error, self._app.sidejob.runtime.stores[place])
+        except Exception as problem:
+            logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
+            return "wait"
+
+    def fail_continuation(self, continuation: Continuation, error: str) -> None:
+        """Store FAILURE for a callback or the rest of a chain that will not be sent, and call its errbacks."""
+        backend, errbacks = self._app.backend, None
+        try:
+            kept = kombu_loads(continuation.publication)
+            errbacks = kept["signature"]["options"].get("link_error")
+        except (ValueError, LookupError, TypeError, AttributeError):
+            pass  # it cannot be read, which may be why it is not sent
+        request = Context({"id": continuation.task_id, "task": continuation.task, "errbacks": errbacks})
+        try:
+            backend.mark_as_failure(
+                continuation.task_id, InvalidValueError(error.partition(": ")[2]), None, request,
+                not isinstance(backend, DisabledBackend),
+            )  # fmt: skip
+        except Exception as problem:
+            logger.warning("The end of %s could not be stored: %s", continuation.task_id, problem)
+
+    def announce_revoked(self, message: Message) -> None:
+        """Send Celery's event and signal of a task that was revoked before it ran; who dies before has told nobody."""
+        try:
+            events.announce_revoked(self._app, message, kept_message.request_of(self._app, message))
+        except Exception as error:
+            logger.warning("That %s was revoked could not be announced: %s", message.task_id, error)
+
+    def _tell_of_doom(self, message: Message, reason: str, error: str, runtime: Runtime) -> str:
+        backend, request = self._app.backend, kept_message.request_of(self._app, message)
+        stores = not isinstance(backend, DisabledBackend) and not request.ignore_result
+        if stores and backend.get_state(message.task_id) == states.SUCCESS:
+            # Its process died after that, before its row was removed. What follows it was not published.
+            value = backend.get_result(message.task_id) if request.chord else None
+            if not chords.count_again(runtime, self._app, backend, request, value):
+                return "wait"
+            return "bury" if request.callbacks or request.chain else "remove"
+        text = error.partition(": ")[2]
+        if reason in ("expired", "revoked"):
+            backend.mark_as_revoked(message.task_id, reason, request, stores)
+        else:
+            failure = InvalidValueError(text) if reason == "unsendable" else WorkerLostError(text)
+            backend.mark_as_failure(message.task_id, failure, None, request, stores)
+        return "bury"
+
+    def _store(self, outcome: Outcome) -> None:
+        backend = self._app.backend
+        options = _revive(outcome.options)
+        request = self._request(outcome, options)
+        store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
+        if outcome.outcome == Status.COMPLETED:
+            backend.mark_as_done(outcome.task_id, values.decode(outcome.result), request, store_result)
+        elif outcome.outcome == Status.TERMINATED:
+            backend.mark_as_revoked(outcome.task_id, "the job was terminated", request, store_result)
+        else:
+            error = json.loads(outcome.result)
+            state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+            backend.mark_as_failure(
+                outcome.task_id, exception_of(self._app, error), error.get("traceback"), request, store_result,
+                state=state,
+            )  # fmt: skip
+
+    def _request(self, outcome: Outcome, options: Mapping[str, Any]) -> Context:
+        """Return the request of an asking, as far as Celery's backends look at it."""
+        return Context(
+            {
+                "id": outcome.task_id,
+                "task": outcome.task,
+                "args": values.decode(outcome.args),
+                "kwargs": values.decode(outcome.kwargs),
+                "chord": maybe_signature(options.get("chord"), app=self._app) if options.get("chord") else None,
+                "group": options.get("group_id"),
+                "group_index": options.get("group_index"),
+                "chain": options.get("chain"),
+                "errbacks": options.get("link_error"),
+                "root_id": options.get("root_id") or outcome.task_id,
+                "parent_id": options.get("parent_id"),
+                "reply_to": options.get("reply_to"),
+                "correlation_id": outcome.task_id,
+                "delivery_info": {"routing_key": outcome.queue},
+            }
+        )
+
+    def _stores(self, task: str, options: Mapping[str, Any]) -> bool:
+        if INLINE.get() is not None and not self._app.conf.task_store_eager_result:
+            return False
+        known = self._app.tasks.get(task)
+        ignored = options.get("ignore_result")
+        return not (ignored if ignored is not None else known.ignore_result if known is not None else False)
+
+
+def exception_of(app: Celery, error: Mapping[str, Any]) -> BaseException:
+    """Make an exception of the kind that a row tells of, as Celery's backends do for results."""
+    made = app.backend.exception_to_python(
+        {"exc_type": error["type"], "exc_message": [error["message"]], "exc_module": error["module"]}
+    )
+    return made if isinstance(made, BaseException) else Exception(error["message"])
+
+
+def _revive(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Turn options from their row back into what Celery's code expects: dates, signatures as dicts."""
+    revived: dict[str, Any] = kombu_loads(json.dumps(dict(options))) if options else {}
+    return revived

@@ -1,0 +1,378 @@
+"""One delivery in a worker, as a pipeline: claim, prepare, body, end. Celery's tracer sees only the outcome."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+import traceback as tracebacks
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
+
+from ...job import enqueue
+from ...model import values
+from ...model.changes import Terminate
+from ...model.durable import WORKER
+from ...model.errors import InvalidValueError, LeaseLostError, SchemaError, StoreUnavailableError, TaskRevokedError
+from ...model.messages import Outcome, is_readable
+from ...model.run_end import RunEnd
+from ...model.status import Status
+from ...open_unit import OpenUnit, outside_of_runs
+from ...operations import endings, recovery, runs
+from ...operations.endings import error_json, storable
+from ...operations.hold import Hold
+from ...operations.job_run_end import Ending
+from ...operations.runs import CameLateError, InputsMovedError, Unit
+from ...operations.runtime import Runtime
+from ...operations.unit_of_work import carry_out
+from ...running import RetryRun, RunningJob, Suspend
+from ...scopes import context
+from ...services.stop_flag import worker_is_stopping
+from ...store import askings, claims
+from ...store.errors import first_line
+from ...store.trouble import is_trouble
+from ..broker.connection import PAUSE_S
+from ..broker.publishing import INLINE
+from ..worker import own_process, recording
+from .doorbell import HEADER
+from .events import Suspended, Terminated
+from .revocation import TaskRevokedError as RevokedError
+
+if TYPE_CHECKING:
+    from .task import SideJobTask
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def run_delivery(task: SideJobTask, request: Context) -> Any:
+    """Run the job that a delivery names, if its run is still owed, and return the body's value.
+
+    Ends as `Ignore` for Celery when there is nothing to tell: a stale delivery, a suspended or a refused run.
+    """
+    header = request.get(HEADER)
+    if not is_readable(header):
+        # The store holds what is owed: it is rung again when the message has not been heard of for a while.
+        logger.warning("A message for a job is of format %s, which this version does not read", header["v"])
+        raise Ignore("a message of a newer format is left to newer workers")
+    runtime = task._runtime
+    recording.begin(task.app)
+    worker_id = request.get(WORKER)
+    if worker_id is None:
+        raise Ignore(f"job {header['job']}: this worker has no identity in the store yet; the sweeper sends it again")
+    hold = runs.claim(runtime, header["job"], task=request.task, for_run=header["for_run"], worker_id=worker_id)
+    if hold is None:
+        _tell_if_forged(runtime, header["job"], request.task)
+        raise Ignore(f"job {header['job']}: stale delivery for run {header['for_run']}")
+    return run_claimed(task, runtime, hold, request)
+
+
+def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
+    """Log a doorbell for a job of another task: forged, or of a schema that had another job of this number."""
+    row = None
+    with suppress(StoreUnavailableError):
+        row = claims.outcome(runtime.connections, job_id)
+    if row is not None and row.task != task:
+        logger.error(
+            "A message for job %d is rejected: it names the task %s, and the job's is %s", job_id, task, row.task,
+            extra={"job_id": job_id, "task": row.task},
+        )  # fmt: skip
+
+
+def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> Any:
+    """Make a job of a message that a client without this package published for a sidejob task.
+
+    The message's task id is the asking's, so that a second delivery of it makes no second job. Until then the message
+    is all there is: `JobRequest` acknowledges it after this, and without a store it goes back to the broker.
+    """
+    try:
+        _adopt(task, request, args, kwargs)
+    except (StoreUnavailableError, SchemaError, SoftTimeLimitExceeded) as error:  # the limit is meant for the body
+        pause_s = random.uniform(*PAUSE_S)  # else it would come and go without end
+        logger.warning("Message %s cannot become a job and goes back to the broker: %s", request.id, error)
+        time.sleep(pause_s)
+        raise Reject(error, requeue=True) from None
+    raise Ignore(f"task {request.id} is a job now")
+
+
+def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
+    runtime = task._runtime
+    if task._repeated(request.id) is None:
+        options = {
+            "link": request.callbacks, "link_error": request.errbacks, "chain": request.chain, "chord": request.chord,
+            "group_id": request.group, "group_index": request.group_index, "root_id": request.root_id,
+            "parent_id": request.parent_id, "reply_to": request.reply_to, "shadow": request.shadow,
+            "ignore_result": request.ignore_result or None,
+        }  # fmt: skip
+        options["time_limit"], options["soft_time_limit"] = request.timelimit or (None, None)
+        given = {key: value for key, value in options.items() if value is not None}
+        queue = runtime.tasks.delivered_from(request.delivery_info or {})
+        try:
+            enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
+        except InvalidValueError:
+            if task._repeated(request.id) is None:  # otherwise the other delivery was quicker
+                raise
+
+
+def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:
+    """Run what was claimed, and end the run whatever happens."""
+    row = hold.row
+    unit = OpenUnit(runtime, hold)
+    unit.stopping = partial(own_process.is_to_stop, task.app, (hold.job_id, hold.run_no))
+    job = RunningJob(unit, row)
+    unit.job = job
+    if hold.kind == "run":
+        runtime.observer.status_changed(
+            row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id
+        )  # fmt: skip
+    try:
+        with _inside(task, unit, job, row, request):
+            if hold.kind == "shutdown":
+                _shut_down(task, unit, job)
+            return _run(task, runtime, unit, job, row)
+    except InputsMovedError as error:
+        logger.warning("%s The run begins again, and takes its packets first.", error)
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=True)
+        raise Ignore(str(error)) from None
+    except CameLateError as error:
+        logger.info("%s It is terminated too.", error)
+        # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
+        carry_out(runtime, "terminate", [Terminate(hold.job_id, tree=True)])
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+        raise Ignore(str(error)) from None
+    except LeaseLostError as error:
+        logger.warning("%s", error)
+        runtime.observer.counted("leases_lost")
+        raise Ignore(str(error)) from None
+    except StoreUnavailableError as error:
+        # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's
+        # failure: nothing of the uncommitted unit was applied, and the run begins again.
+        logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
+        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        raise Ignore(str(error)) from None
+    except BaseException as error:
+        if not own_process.is_left(task.app, (hold.job_id, hold.run_no), error):
+            raise
+        logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
+        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        raise Ignore(f"job {hold.job_id}: its body left") from None
+
+
+@contextmanager
+def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, request: Context) -> Iterator[None]:
+    """Make the run what `current_job` and `self.request` show, and its packets tell who wrote them."""
+    shown = Context(dict(request.__dict__))
+    options = json.loads(row.options) if row.options else {}
+    shown.update(
+        id=row.task_id or request.id, args=job.args, kwargs=job.kwargs, retries=row.retries,
+        group=options.get("group_id"), chord=options.get("chord"), chain=options.get("chain"),
+        callbacks=options.get("link"), errbacks=options.get("link_error"), called_directly=False,
+    )  # fmt: skip
+    job.request = shown
+    task.push_request(**shown.__dict__)
+    try:
+        with unit.active(), context(job=job.id):
+            yield
+    finally:
+        task.pop_request()
+        unit.end()
+        unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
+
+
+def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:
+    options = json.loads(row.options) if row.options else {}
+    if _expired(options, row):
+        return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
+    if own_process.is_revoked(task.app, row.task_id):
+        return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
+    unit.children.look()
+    try:
+        value = _value(task, unit, job)
+        result = values.encode(value, what="result") if _wants_result(runtime, task, options) else "null"
+        ending = Ending(RunEnd.COMPLETED, result=result)
+    except Suspend:
+        ending, value = Ending(RunEnd.SUSPENDED), None
+    except RetryRun as again:
+        return _retry(task, runtime, unit, row, again)
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except BaseException as error:
+        _raise_if_not_its_own(unit, error)
+        return _fail(unit, error, own_process.limit(error, task.app, task, job.request))
+    try:
+        ended = _end(unit, unit.unit, ending)
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
+        return _fail(unit, error)
+    if ending.how == RunEnd.SUSPENDED:
+        if ended == Status.SUSPENDED:
+            _show(runtime, task, row, Status.SUSPENDED)
+            raise Suspended(f"job {job.id} is suspended")
+        raise Ignore(f"job {job.id} was asked again before it was suspended")
+    return value
+
+
+def _value(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> Any:
+    """Run the startup, unless it is committed already, and the body; settle their last blocks, also if one suspends."""
+    try:
+        if not unit.hold.started:
+            task.run_hook("startup", job)
+            unit.finish()
+        value = task.run_body(job, job.args, job.kwargs)
+    except Suspend:
+        unit.finish()
+        raise
+    unit.finish()
+    return value
+
+
+def _raise_if_not_its_own(unit: OpenUnit, error: BaseException) -> None:
+    """Raise what a body raised if that is no failure of the job: its process is to end, or the store has failed."""
+    if isinstance(error, SystemExit | KeyboardInterrupt) or own_process.is_kill(error):
+        raise error  # what this process held is rescued or given back; who kills a greenlet ends its run
+    if worker_is_stopping():
+        _let_process_end(error)
+    if unit.is_trouble_of_store(error):
+        raise _lost_store(error) from error
+
+
+def _let_process_end(error: BaseException) -> None:
+    """Raise the SystemExit by which a stopping worker ends this process, if it is behind what the body raised.
+
+    It strikes anywhere in the body, and a `with` block that then cannot roll back puts an error of its own before it.
+    """
+    behind = error.__context__
+    while behind is not None:
+        if isinstance(behind, SystemExit):
+            raise behind
+        behind = behind.__context__
+
+
+def _lost_store(error: BaseException) -> StoreUnavailableError:
+    """Return the error for which a run is given up when its body's own connection has seen the store fail."""
+    return StoreUnavailableError(f"The store failed, as the body's own connection has seen: {first_line(error)}")
+
+
+def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
+    try:
+        task.run_hook("shutdown", job)
+        unit.finish()
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except (Exception, Suspend, RetryRun) as error:
+        # A unit of its own begins the count of losses anew: after one, trouble with another server would repeat it for
+        # ever.
+        if unit.is_trouble_of_store(error) or (is_trouble(error) and unit.hold.unit_no == 0):
+            raise _lost_store(error) from error
+        logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
+        unit.discard()
+    try:
+        ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
+    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+        raise
+    except Exception:
+        logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
+        unit.discard()
+        ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
+    if ended == Status.TERMINATED:
+        raise Terminated(f"job {job.id} is terminated")
+    raise Ignore(f"job {job.id} was terminated, and asked again")
+
+
+def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
+    """End the run with its `last` unit; what follows its commit (callbacks, signals) is no part of that.
+
+    A soft time limit that strikes now comes too late: it was raised in the middle of our statement, so that is
+    repeated. If the first one was committed after all, the second finds the run over (LeaseLostError).
+    """
+    unit.end()
+    if last is None:
+        ending = replace(ending, asked=unit.unit.changes)  # it was discarded: this is what is left of it
+    with outside_of_runs():
+        try:
+            return endings.end(unit.runtime, unit.hold, last, ending)
+        except SoftTimeLimitExceeded:
+            return endings.end(unit.runtime, unit.hold, last, ending)
+
+
+def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:
+    """Show in the result backend that the asking is still open, and how it stands.
+
+    It may have ended elsewhere by now; whoever ended it may have stored that before us, so what counts is stored again.
+    """
+    options = json.loads(row.options) if row.options else None
+    asking = Outcome(row.task_id, row.id, task.name, row.queue, state, error or "null", options, row.args, row.kwargs)
+    with outside_of_runs():
+        if row.task_id is None or not runtime.results.show(asking):
+            return
+        now = askings.outcome(runtime.connections, row.task_id)
+        if now is not None and now.outcome is not None:
+            runtime.results.show(replace(asking, outcome=now.outcome, result=now.result))
+
+
+def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
+    """Discard the unit and have the run tried again, or fail when the retries are used up."""
+    unit.discard()
+    if not task.retries_left(row.retries, again.max_retries):
+        return _fail(unit, task.out_of_retries(again.exc))
+    countdown = again.countdown if again.countdown is not None else task.default_retry_delay
+    cause = again.exc
+    error = _error_json(cause, _trace(cause)) if cause is not None else None
+    wait_s = float(countdown) if INLINE.get() is None else 0.0
+    ended = _end(unit, None, Ending(RunEnd.RETRIED, retry_in_s=wait_s, error=error))
+    if ended == Status.QUEUED:
+        _show(runtime, task, row, "retry", error)
+    raise Retry(exc=cause, when=countdown)
+
+
+def _fail(unit: OpenUnit, error: BaseException, shown: BaseException | None = None) -> NoReturn:
+    """End the run as failed: its unit is discarded, its inputs are as they were, the asking ends with the error.
+
+    With `shown` it ends with that, and Celery is told of `error` all the same.
+    """
+    unit.discard()
+    reason = "revoked" if isinstance(error, TaskRevokedError | CeleryTaskRevokedError) else "failed"
+    _end(unit, None, failed(shown or error, reason))
+    raise error
+
+
+def failed(error: BaseException, reason: str = "failed") -> Ending:
+    """Return the ending of a run that raised `error`."""
+    trace = _trace(error)
+    text = _error_json(error, trace)
+    return Ending(RunEnd.FAILED, result=text, error=text, traceback=trace, reason=reason)
+
+
+def _trace(error: BaseException) -> str:
+    return storable("".join(tracebacks.format_exception(error)))
+
+
+def _error_json(error: BaseException, trace: str) -> str:
+    try:
+        message = str(error)
+    except Exception:
+        message = f"<{type(error).__name__} whose str() raises>"
+    return error_json(type(error).__name__, message, type(error).__module__, trace)
+
+
+def _wants_result(runtime: Runtime, task: SideJobTask, options: dict[str, Any]) -> bool:
+    return bool(runtime.results.wanted(task.name, options) or options.get("link") or options.get("chain"))
+
+
+def _expired(options: dict[str, Any], row: Any) -> bool:
+    """Tell whether the asking's `expires` passed before its first run; once begun an asking does not expire."""
+    expires = options.get("expires")
+    if not expires or row.run_no > 1 or row.started:
+        return False
+    if "at" in expires:
+        return datetime.now(UTC) > datetime.fromisoformat(expires["at"])
+    return bool(datetime.now(UTC).timestamp() > row.created_at.timestamp() + float(expires["after_s"]))

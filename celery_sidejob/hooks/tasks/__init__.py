@@ -1,0 +1,1 @@
+"""Ordinary durable tasks as Celery sees them: their calls, their deliveries and runs."""

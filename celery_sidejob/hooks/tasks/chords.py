@@ -1,0 +1,243 @@
+"""Parts of chords whose process died around their being counted: the body must be published, and only once.
+
+Celery counts a part after it has stored its result, and whoever counts the last one publishes the body. Its Redis
+backend counts a part once, however often it is told of it, and gives up the claim to publish when whoever has it is
+silent. So telling it again is safe as long as nobody knows of the body, and as long as it has not forgotten the chord,
+which it does once the body was published. For a durable body that is when it is kept: until then whoever has counted
+the last part holds the claim, and whoever comes after its death finds all as it was. Celery before 5.7 has no such
+claim; there the body is kept while the backend waits. Databases are asked by a task that waits for all results, which
+needs none of this; backends that only count cannot be told again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.redis import RedisBackend
+
+from ...model.durable import Message
+from ...model.errors import StoreUnavailableError
+from ...operations import keeping
+from ...operations.durable_runs import ClaimedElsewhereError, Run
+from ...operations.runtime import Runtime
+from .keeping import keeping_together, present_run
+
+logger = logging.getLogger("celery_sidejob")
+
+LONGEST_CLAIM_S = 60.0
+LOOK_S = 0.2
+CLAIM_S = 10
+"""How long the claim to a body lasts, each time that it is held."""
+FRESH_S = 3.0
+"""For how long a claim needs no look."""
+DONE = (b"done", "done")
+"""What Celery's backend leaves in place of a claim when it forgets a chord."""
+
+
+@dataclass(eq=False, slots=True)
+class ChordClaim:
+    """The claim to the body of one chord; see `operations.durable_runs.Claim`."""
+
+    runtime: Runtime
+    backend: RedisBackend
+    request: Context
+    messages: Sequence[Message]
+    token: str
+    forget: Callable[[], Any]
+    """Celery's own cleanup, which was put off."""
+    held_at: float = field(default_factory=time.monotonic)
+
+    def hold(self) -> bool:
+        """Renew the claim, or find out who has it now; False if the body is known."""
+        if time.monotonic() - self.held_at < FRESH_S:
+            return True
+        try:
+            if self.renew():
+                return True
+            found = self.backend.client.get(self._key(".c"))
+            if found is None:
+                return True  # the backend was emptied, or has forgotten the chord for its age
+            if found in DONE or _body_is_known(self.runtime, self.backend, self.request):
+                return False
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            raise ClaimedElsewhereError(f"The claim to the body of a chord could not be renewed: {error}") from error
+        raise ClaimedElsewhereError(f"The body of chord {self.request.group} is somebody else's to publish")
+
+    def renew(self) -> bool:
+        """Extend the claim, or take it again if it has expired; False if it is somebody else's, or nothing is left."""
+        began = time.monotonic()
+        extended = self.backend._chord_claim_extend_script(
+            keys=[self._key(".c"), self._key(".s")], args=[self.token, CLAIM_S], client=self.backend.client
+        )
+        self.held_at = began if extended else -math.inf
+        return bool(extended)
+
+    def settle(self) -> None:
+        """Have the backend forget the chord."""
+        try:
+            self.forget()
+        except Exception as error:
+            logger.warning("Chord %s is left to expire in the result backend: %s", self.request.group, error)
+
+    def _key(self, end: str) -> Any:
+        return self.backend.get_key_for_group(self.request.group, end)
+
+
+@dataclass(eq=False, slots=True)
+class _Counting:
+    """A part that is being counted."""
+
+    runtime: Runtime
+    request: Context
+    kept_later: list[Message]
+    """What is to be kept once it was counted; the body is what comes to it meanwhile."""
+    first: int
+    claim: ChordClaim | None = None
+
+
+_counting: ContextVar[_Counting | None] = ContextVar("celery_sidejob_counting", default=None)
+
+
+def mind(app: Celery, backend: Any) -> None:
+    """Have the backend forget a chord only when its body is kept; twice does no harm."""
+    if not isinstance(backend, RedisBackend) or not hasattr(RedisBackend, "_chord_cleanup_script"):
+        return
+    if not isinstance(backend._chord_cleanup_script, _Forgetting):
+        backend._chord_cleanup_script = _Forgetting(backend, backend._chord_cleanup_script)
+        backend.on_chord_part_return = partial(_count, app, backend.on_chord_part_return)
+
+
+def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
+    """Count a part that ended well; False while the body is owed by somebody who may have died.
+
+    `runtime` is that of the store which has the part; the body may be in any. What a run finds owed follows it; outside
+    of one the body is kept before this returns.
+    """
+    if not request.chord or not request.group or not isinstance(backend, RedisBackend):
+        return True
+    if _body_is_known(runtime, backend, request):
+        return True
+    mind(app, backend)
+    run = present_run(app)
+    if run is not None:
+        backend.on_chord_part_return(request, states.SUCCESS, value)
+        return run.claim is not None or _is_settled(runtime, backend, request)
+    with keeping_together() as together, _being_counted(runtime, request, together.messages) as counting:
+        backend.on_chord_part_return(request, states.SUCCESS, value)
+    if together.messages:
+        keeping.keep_many(runtime, together.messages)
+    if counting.claim is not None:
+        counting.claim.settle()
+    return _is_settled(runtime, backend, request)
+
+
+def wait_for_body(run: Run, backend: Any, request: Context, value: Any) -> None:
+    """Return once nothing is owed for a part that was just counted, but by this run itself: it keeps its row so long.
+
+    Mostly at once. Otherwise another part was the last, or the same in a run that was lost, and whoever publishes the
+    body is about to, or died with it.
+    """
+    if not request.chord or not request.group or not isinstance(backend, RedisBackend):
+        return
+    deadline = time.monotonic() + LONGEST_CLAIM_S
+    while run.claim is None and _is_complete(backend, request.group) and _is_owed(run, backend, request, value):
+        if time.monotonic() > deadline:
+            logger.error("The body of chord %s was not published by whoever has counted its last part", request.group)
+            return
+        time.sleep(LOOK_S)
+
+
+def _is_owed(run: Run, backend: RedisBackend, request: Context, value: Any) -> bool:
+    try:
+        return not count_again(run.runtime, backend.app, backend, request, value)
+    except StoreUnavailableError:  # nobody can have kept it just now
+        return True
+
+
+def _count(app: Celery, count: Callable[..., Any], request: Context, *args: Any, **options: Any) -> Any:
+    """Count a part; if it was the last one, its run has the body among what follows it, and the claim to it."""
+    run = present_run(app)
+    if run is None or not request.chord:
+        return count(request, *args, **options)
+    with _being_counted(run.runtime, request, run.follows) as counting:
+        counted = count(request, *args, **options)
+    run.claim = counting.claim or run.claim
+    return counted
+
+
+@contextmanager
+def _being_counted(runtime: Runtime, request: Context, kept_later: list[Message]) -> Iterator[_Counting]:
+    counting = _Counting(runtime, request, kept_later, len(kept_later))
+    token = _counting.set(counting)
+    try:
+        yield counting
+    finally:
+        _counting.reset(token)
+
+
+class _Forgetting:
+    """Stands for the script by which Celery's backend forgets a chord: puts that off while the body is not kept."""
+
+    def __init__(self, backend: RedisBackend, script: Callable[..., Any]) -> None:
+        self._backend = backend
+        self._script = script
+
+    def __call__(self, keys: Sequence[Any], args: Sequence[Any], client: Any) -> Any:
+        forget = partial(self._script, keys=keys, args=args, client=client)
+        counting = _counting.get()
+        if counting is None or len(counting.kept_later) == counting.first:
+            return forget()  # the body is not durable, or could not be made
+        claim = counting.claim = ChordClaim(
+            counting.runtime, self._backend, counting.request, counting.kept_later[counting.first :], args[0], forget
+        )
+        try:
+            claim.renew()  # Celery's own lasts for as long as a broker may be tried: so long nobody could help
+        except Exception as error:
+            logger.warning("The claim to the body of chord %s is as Celery has made it: %s", claim.request.group, error)
+        return True
+
+
+def _is_settled(runtime: Runtime, backend: RedisBackend, request: Context) -> bool:
+    return not _is_complete(backend, request.group) or _body_is_known(runtime, backend, request)
+
+
+def _is_complete(backend: RedisBackend, group: str) -> bool:
+    """Tell whether all parts are counted; it is forgotten when the body was published."""
+    counted, more, size = (backend.get_key_for_group(group, end) for end in (".j", ".t", ".s"))
+    with backend.client.pipeline(transaction=False) as pipe:
+        (pipe.zcard if backend._chord_zset else pipe.llen)(counted)
+        found, added, wanted = pipe.get(more).get(size).execute()
+    return wanted is not None and found >= int(wanted) + int(added or 0)
+
+
+def _body_is_known(runtime: Runtime, backend: RedisBackend, request: Context) -> bool:
+    """Tell whether the body was published: some store keeps it, or the backend knows how it stands.
+
+    Raises StoreUnavailableError if that is not known, as a store does not answer.
+    """
+    task_id = request.chord["options"].get("task_id")
+    if task_id is None:
+        return False
+    silent: StoreUnavailableError | None = None
+    try:
+        if keeping.is_kept_somewhere(runtime, task_id):
+            return True
+    except StoreUnavailableError as error:
+        silent = error
+    if backend.get_state(task_id) != states.PENDING:
+        return True
+    if silent is not None:
+        raise silent
+    return False

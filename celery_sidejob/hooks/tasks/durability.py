@@ -1,0 +1,40 @@
+"""Which ordinary tasks are durable, and what becomes of a run of theirs that is lost."""
+
+from __future__ import annotations
+
+import fnmatch
+from typing import Any
+
+from celery import Celery
+
+
+def is_durable(app: Celery, name: str) -> bool:
+    """Tell whether the messages of a task are kept: its option `durable`, or `sidejob_durable_tasks`."""
+    if not app.finalized and app.autofinalize:
+        # Else a task that is sent by its name may not be known yet, though its module is imported.
+        app.finalize(auto=True)
+    task = app._tasks.get(name)
+    if task is not None and getattr(task, "sidejob", False):
+        return False  # its jobs are
+    own = getattr(task, "durable", None)
+    if own is not None:
+        return bool(own)
+    sidejob = getattr(app, "sidejob", None)
+    return sidejob is not None and any(matches(name, glob) for glob in sidejob.durable_globs)
+
+
+def lost_policy(task: Any) -> str:
+    """Return what becomes of a run whose worker died, as the task's options say."""
+    chosen: str | None = getattr(task, "on_lost", None)
+    return chosen or ("requeue" if task.acks_late and task.reject_on_worker_lost else "dead")
+
+
+def matches(name: str, glob: str) -> bool:
+    """Tell whether a pattern of `sidejob_durable_tasks` means this task.
+
+    Celery's own tasks and ours are meant only by a pattern that begins as they do.
+    """
+    for own in ("celery.", "celery_sidejob."):
+        if name.startswith(own) and not glob.startswith(own):
+            return False
+    return fnmatch.fnmatchcase(name, glob)

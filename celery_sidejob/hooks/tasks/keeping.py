@@ -1,0 +1,311 @@
+"""Has messages of durable tasks kept in the store before they are published, by every path.
+
+`delay`, `send_task`, canvas, retries and beat all end in ``app.amqp.send_task_message``, after the receivers of
+`before_task_publish` have had their say. There a message of a durable task is given a producer that keeps instead of
+sending: what it was about to send, to the byte, becomes a row; then our own publisher gives it to the broker.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property, partial
+from typing import Any
+
+from celery import Celery
+from celery.app import amqp as celery_amqp
+from celery.app.amqp import AMQP
+from kombu import Queue
+from kombu.compression import compress
+from kombu.serialization import dumps
+from kombu.utils.functional import maybe_list
+from kombu.utils.imports import symbol_by_name
+
+from ...model.durable import ADOPTED, CALL, DEATHS, DIGEST, HEADER, REPUBLISHED, WAITS, WORKER, Message
+from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
+from ...operations import durable_ends, keeping
+from ...operations.durable_runs import Run
+from ...operations.runtime import Runtime
+from ..broker.carried import check_names
+from ..call_options import check_call
+from . import chord_transaction, result_subscription
+from .durability import is_durable
+from .kept_message import RESERVED, as_bytes, publication_of, time_of
+from .lazy_producer import LaterProducer
+
+logger = logging.getLogger("celery_sidejob")
+
+PRODUCER_PLACE = 5
+"""Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
+
+REPR_PLACE = 21
+"""The same for how arguments are shown, among as_task_v2's after the arguments themselves."""
+
+_in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
+"""Celery's own note that it publishes the callbacks and the rest of the chain of a task that has ended well."""
+
+
+def install(app: Celery) -> None:
+    """Have messages of durable tasks kept, whoever publishes them; reads no configuration."""
+    found = app.__dict__.get("amqp")
+    if found is not None:  # it was used before
+        found.__class__ = _keeping(type(found))
+        found.__dict__.pop("send_task_message", None)
+    else:
+        kept = _keeping(symbol_by_name(app.amqp_cls))
+        # By its name where it has one: processes that are spawned are sent the app.
+        app.amqp_cls = f"{__name__}:KeepingAMQP" if kept is KeepingAMQP else kept
+    app.send_task = partial(_send_task, app, app.send_task)
+
+
+def present_run(app: Celery) -> Run | None:
+    """Return the run of a durable task whose body, or whose end, this thread is in."""
+    parent = app.current_worker_task
+    found: Run | None = getattr(parent.request, "sidejob_run", None) if parent is not None else None
+    return found
+
+
+def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+    """Send a task; to be told of its result is asked for after the message of a durable one was kept, and may fail.
+
+    Celery asks before, and then a Redis that is away fails the call after twenty seconds.
+    """
+    if chord_transaction.is_lending():
+        with chord_transaction.handed_over(options):
+            return _send_task(app, send, name, *args, **options)
+    if not is_durable(app, name):
+        if options.get("transaction") is not None and not getattr(app._tasks.get(name), "sidejob", False):
+            raise InvalidValueError(
+                f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True "
+                "or sidejob_durable_tasks, or leave transaction= out."
+            )
+        return send(name, *args, **options)
+    check_call(name, options)
+    together = _together.get()
+    wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
+    later = None
+    if len(args) <= PRODUCER_PLACE and not any(options.get(name) for name in ("producer", "publisher", "connection")):
+        later = options["producer"] = LaterProducer(app)
+    try:
+        with result_subscription.write_behind(app.backend, wanted):
+            result = send(name, *args, **options)
+    finally:
+        if later is not None:
+            later.close()
+    if together is None:
+        for want in wanted:
+            result_subscription.ask_quietly(app, want)
+    return result
+
+
+@dataclass
+class Together:
+    """Messages of one call that are kept together, and what is done once they are."""
+
+    messages: list[Message] = field(default_factory=list)
+    without_rows: list[Callable[[], Any]] = field(default_factory=list)
+    """How each is sent where the store is away and `sidejob_on_store_down` says so."""
+    events: list[Callable[[], Any]] = field(default_factory=list)
+    wanted: list[Callable[[], Any]] = field(default_factory=list)
+
+
+_together: ContextVar[Together | None] = ContextVar("celery_sidejob_together", default=None)
+
+
+@contextmanager
+def keeping_together() -> Iterator[Together]:
+    """Have what is sent within the block only collected: whoever asks for it keeps it."""
+    together = Together()
+    token = _together.set(together)
+    try:
+        yield together
+    finally:
+        _together.reset(token)
+
+
+class KeepingAMQP(AMQP):
+    """Celery's AMQP, with a sender that has messages of durable tasks kept."""
+
+    def as_task_v2(
+        self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
+    ) -> Any:
+        """Make a message; how it shows no arguments is found out once: for Celery that is a tenth of the whole call."""
+        if len(more) <= REPR_PLACE:
+            for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
+                if not given and options.get(key) is None:
+                    options[key] = self._how_nothing_looks[key]
+        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
+        if made.sent_event and is_durable(self.app, name):  # that of a job says nothing of its arguments
+            hide = self.app.sidejob.settings.redacted
+            made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})
+        return made
+
+    @cached_property
+    def _how_nothing_looks(self) -> dict[str, str]:
+        headers = super().as_task_v2("", "", (), {}).headers
+        return {key: headers[key] for key in ("argsrepr", "kwargsrepr")}
+
+    def _create_task_sender(self) -> Any:
+        send = super()._create_task_sender()
+        app = self.app
+
+        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
+            if not is_durable(app, name):
+                return send(producer, name, message, **options)
+            return send(KeepingProducer(producer, app, name, options.get("queue")), name, message, **options)
+
+        return send_task_message
+
+
+def _keeping(base: type[AMQP]) -> type[AMQP]:
+    """Return the same for a project's own AMQP class."""
+    if issubclass(base, KeepingAMQP):
+        return base
+    return KeepingAMQP if base is AMQP else type(base.__name__, (KeepingAMQP, base), {"__module__": base.__module__})
+
+
+class KeepingProducer:
+    """Stands for a producer while one message of a durable task is published: keeps what it is to send."""
+
+    def __init__(self, producer: Any, app: Celery, task: str, queue: Any) -> None:
+        self._producer = producer
+        self._app = app
+        self._task = task
+        self._queue = queue
+        self._kept = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, body: Any, **options: Any) -> Any:
+        """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
+        together = _together.get()
+        if self._kept:
+            if together is not None:
+                together.events.append(partial(self._producer.publish, body, **options))
+            elif self._runtime.publisher.ready:
+                with suppress(Exception):
+                    return self._producer.publish(body, **options)
+            return None
+        self._kept = True
+        headers = options["headers"]
+        for ours in (HEADER, REPUBLISHED, WORKER, ADOPTED, CALL, DIGEST):
+            headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
+        deaths = headers.pop(DEATHS, None)
+        transaction = options.pop("transaction", None)
+        if together is not None:
+            message = self._message(body, deaths, self._new_call(headers), **options)
+            together.messages.append(message)
+            if self._runtime.settings.on_store_down == "publish":
+                together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
+            return None
+        run = present_run(self._app)
+        if transaction is not None:
+            keeping.lend(self._runtime, self._message(body, deaths, **options), transaction)
+        elif run is not None and (not run.moved if run.key[0] == headers.get("id") else run.body_is_over):
+            self._keep_of(run, self._message(body, deaths, **options))
+        else:
+            return self._keep_anywhere(body, deaths, options)
+        return None
+
+    def _keep_of(self, run: Run, message: Message) -> None:
+        """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
+        if run.key[0] == message.task_id:
+            durable_ends.go_on(run.runtime, run, message)
+        elif _in_callbacks is not None and _in_callbacks.get():
+            run.follows.append(message)  # the end of the run keeps it
+        else:
+            keeping.keep_again(run.runtime, message)
+
+    def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
+        message = self._message(body, deaths, self._new_call(options["headers"]), **options)
+        try:
+            keeping.keep(self._runtime, message)
+        except StoreUnavailableError as error:
+            if self._runtime.settings.on_store_down != "publish":
+                raise
+            logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
+            return self._producer.publish(body, **_without_row(message, options))
+        return None
+
+    def _new_call(self, headers: Mapping[str, Any]) -> str | None:
+        """Name this call, where two stores may come to have a copy of its message."""
+        if not self._runtime.stores.several:
+            return None
+        eta = time_of(headers.get("eta"))
+        horizon = timedelta(seconds=self._runtime.settings.timer_horizon)
+        waits = eta is not None and eta - datetime.now(UTC) > horizon
+        return (WAITS if waits else "") + secrets.token_hex(8)
+
+    def _message(
+        self, body: Any, deaths: Any, call: str | None = None, /, *, headers: dict[str, Any], exchange: Any = "",
+        routing_key: Any = None, serializer: Any = None, compression: Any = None, delivery_mode: Any = None,
+        declare: Any = None, retry: Any = None, retry_policy: Any = None, timeout: Any = None,
+        confirm_timeout: Any = None, **properties: Any,
+    ) -> Message:  # fmt: skip
+        """Return the message as the broker would get it; what only says how to send it is left out."""
+        task_id = headers.get("id")
+        if task_id is None:
+            raise SettingsError(f"{self._task} is durable, and that needs messages of task_protocol 2.")
+        check_names(self._task, task_id=task_id)
+        if task_id.startswith(RESERVED):
+            raise InvalidValueError(f"task_id={task_id!r} begins with {RESERVED!r}, which names rows of another kind.")
+        content_type, content_encoding, data = dumps(body, serializer=serializer)
+        data = as_bytes(data, content_encoding)
+        if compression:
+            data, headers["compression"] = compress(data, compression)
+        exchange = getattr(exchange, "name", exchange)
+        queue = getattr(self._queue, "name", self._queue) or routing_key or self._app.conf.task_default_queue
+        declare = [one.name for one in maybe_list(declare) or () if isinstance(one, Queue)]
+        bound = self._bound_queue(str(queue), exchange, routing_key)
+        if bound is not None:
+            queue, declare = bound, [bound]
+        about = {
+            "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
+            "properties": properties, "exchange": exchange, "routing_key": routing_key, "delivery_mode": delivery_mode,
+            "declare": declare,
+        }  # fmt: skip
+        check_names(self._task, queue=str(queue), routing_key=routing_key or None, exchange=exchange or None)
+        self._runtime.publisher.check_sendable(f"The call of {self._task}", headers, properties)
+        return Message(
+            task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
+            expires_at=time_of(headers.get("expires")), about={**about, "deaths": deaths}, call=call,
+        )  # fmt: skip
+
+    def _bound_queue(self, named: str, exchange: str | None, routing_key: Any) -> str | None:
+        """Return the app's queue that gets a message which names an exchange alone, None if that is not known.
+
+        Celery names the default queue then: it would be counted there, and looked for where it cannot be.
+        """
+        if not exchange or named != self._app.conf.task_default_queue:
+            return None
+        queues = self._app.amqp.queues
+        ours = queues.get(named)
+        if ours is not None and ours.exchange.name == exchange and ours.routing_key == routing_key:
+            return None
+        for queue in queues.values():
+            if queue.exchange.name == exchange and (
+                queue.exchange.type == "fanout" or queue.routing_key == routing_key
+            ):
+                return str(queue.name)
+        return None
+
+    @property
+    def _runtime(self) -> Runtime:
+        sidejob = getattr(self._app, "sidejob", None)
+        if sidejob is None:
+            raise SettingsError(f"{self._task} is durable, but its app has no SideJob: call SideJob(app).")
+        runtime: Runtime = sidejob.runtime
+        return runtime
+
+
+def _without_row(message: Message, options: dict[str, Any]) -> dict[str, Any]:
+    """Return how a message is published without a row: with its call, as a store may have taken it after all."""
+    if message.call is None:
+        return options
+    return {**options, "headers": {**options["headers"], CALL: message.call}}

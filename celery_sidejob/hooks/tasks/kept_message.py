@@ -1,0 +1,216 @@
+"""The message of an ordinary durable task as it is kept: the body's bytes, and as text what goes around it.
+
+`keeping.py` has messages kept; who publishes one, runs it, or looks for it in the broker reads it here.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Context
+from celery.canvas import maybe_signature
+from celery.utils.time import maybe_iso8601
+from kombu.compression import decompress
+from kombu.serialization import dumps, loads, prepare_accept_content, registry
+from kombu.utils.json import dumps as kombu_dumps
+from kombu.utils.json import loads as kombu_loads
+
+from ...model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Content, Message, digest_of, header_of
+from ...model.errors import InvalidValueError
+from ..broker.carried import NewerFormatError
+
+logger = logging.getLogger("celery_sidejob")
+
+PROPERTIES = frozenset({"correlation_id", "reply_to", "priority", "expiration", "type", "app_id", "message_id"})
+"""Properties of a delivery that its publisher has set."""
+
+ABOUT = frozenset(
+    {"content_type", "content_encoding", "headers", "properties", "exchange", "routing_key", "delivery_mode", "declare"}
+)
+"""What goes around a body."""
+
+PROTOCOL_2 = (
+    "task", "id", "root_id", "parent_id", "group", "group_index", "shadow", "eta", "expires", "retries", "timelimit",
+    "argsrepr", "kwargsrepr", "origin", "ignore_result",
+)  # fmt: skip
+"""Headers of a message of task protocol 2 that one of protocol 1 has in its body."""
+
+RESERVED = "continuation:"
+"""How keys of rows begin that are no messages of tasks."""
+
+
+def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:
+    """Give a message to the broker, the bytes and headers that it was kept with; no signal is sent.
+
+    `declared` are queues that its connection has declared, and grows with those of this message. Raises
+    NewerFormatError, and InvalidValueError for a row that nobody can read.
+    """
+    about = message.about or _about(message)
+    headers = {**about["headers"], HEADER: header_of(message)}
+    if about.get("deaths"):
+        headers[DEATHS] = about["deaths"]
+    properties = dict(about["properties"])
+    if message.again:
+        headers[REPUBLISHED] = True
+        if message.expires_at is None:  # a person has taken it out of the dead set
+            headers["expires"] = None
+            properties.pop("expiration", None)
+    producer.publish(
+        message.body,
+        exchange=about["exchange"],
+        routing_key=about["routing_key"],
+        content_type=about["content_type"],
+        content_encoding=about["content_encoding"],
+        delivery_mode=about["delivery_mode"],
+        declare=[app.amqp.queues[name] for name in about["declare"] if name not in declared],
+        headers=headers,
+        retry=False,
+        timeout=timeout,
+        **properties,
+    )
+    declared.update(about["declare"])
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where a kept message went: to `queues`, where they are known, else where its exchange has sent it."""
+
+    queues: Sequence[str]
+    exchange: str
+    routing_key: str
+    priority: Any
+
+
+def route_of(publication: str) -> Route | None:
+    """Return where a message went; None for a row of a newer format."""
+    kept = json.loads(publication)
+    if kept["v"] != FORMAT:
+        return None
+    about = kombu_loads(kept["about"])
+    return Route(
+        about["declare"], about["exchange"] or "", about["routing_key"] or "", about["properties"].get("priority")
+    )
+
+
+def request_of(app: Celery, message: Message) -> Context:
+    """Return the request of a kept message, as far as it can be read here: backends look at it."""
+    try:
+        about = _about(message)
+    except InvalidValueError as error:
+        logger.warning("%s", error)
+        about = {"headers": {"id": message.task_id}, "properties": {}, "content_type": None, "content_encoding": None}
+    headers = about["headers"]
+    body = message.body
+    embed: Mapping[str, Any] = {}
+    try:
+        if headers.get("compression"):
+            body = decompress(body, headers["compression"])
+        accept = prepare_accept_content(app.conf.accept_content)
+        _, _, embed = loads(body, about["content_type"], about["content_encoding"], accept=accept)
+    except Exception as error:
+        logger.warning("The body of %s cannot be read here: %s", message.task_id, error)
+    request = Context({**headers, **embed, "task": message.task, "delivery_info": {"routing_key": message.queue}})
+    request.correlation_id = about["properties"].get("correlation_id")
+    request.reply_to = about["properties"].get("reply_to")
+    if request.chord:
+        request.chord = maybe_signature(request.chord, app=app)
+    return request
+
+
+def received(app: Celery, task: str, message: Any, converted: tuple[Mapping[str, Any], Any] | None = None) -> Message:
+    """Return the message of a delivery whose publisher had no extension, as it would have been kept.
+
+    `converted` is what Celery has made of one of task protocol 1, as of protocol 2: headers, and what the body says.
+    """
+    about = message.delivery_info
+    body, content_type, content_encoding = message.body, message.content_type, message.content_encoding
+    if converted is None:
+        headers = {key: value for key, value in message.headers.items() if key != "compression"}  # kombu has undone it
+    else:
+        headers = {"lang": "py", **{key: converted[0][key] for key in PROTOCOL_2 if key in converted[0]}}
+        serializer = registry.type_to_name.get(content_type, "json")
+        content_type, content_encoding, body = dumps(converted[1], serializer=serializer)
+    properties = {key: value for key, value in message.properties.items() if key in PROPERTIES}
+    kept = {
+        "content_type": content_type, "content_encoding": content_encoding, "headers": headers,
+        "properties": properties, "exchange": about.get("exchange") or "", "routing_key": about.get("routing_key"),
+        "delivery_mode": None, "declare": [],
+    }  # fmt: skip
+    return Message(
+        task_id=headers["id"],
+        task=task,
+        queue=str(about.get("routing_key") or app.conf.task_default_queue),
+        publication=publication_of(kept),
+        body=as_bytes(body or b"", content_encoding),
+        expires_at=time_of(headers.get("expires")),
+        call=headers.get(CALL),
+    )  # fmt: skip
+
+
+def content_of(message: Any) -> Content:
+    """Return what a delivery, with the header of a kept message, would run; kombu has undone its compression."""
+    headers = message.headers or {}
+    return Content(str(headers.get("task")), digest_of(body_of(message)), unpacker(headers.get("compression")))
+
+
+def body_of(message: Any) -> bytes:
+    """Return the body of a delivery as bytes."""
+    return as_bytes(message.body or b"", message.content_encoding)
+
+
+def unpacker(compression: Any) -> Callable[[bytes], bytes] | None:
+    """Return what undoes a compression that the headers of a message tell of; None if it has none."""
+    return partial(decompress, content_type=compression) if compression else None
+
+
+def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | None = None) -> str:
+    """Return what goes around a body as the text that is kept; InvalidValueError if it is not JSON."""
+    try:
+        text = kombu_dumps(about)
+        if not deaths and call is None:  # nearly always, and to encode one text takes a fifth as long as a dict
+            return f'{{"v": {FORMAT}, "about": {json.dumps(text)}}}'
+        kept = {"v": FORMAT, "about": text}
+        if deaths:
+            kept["deaths"] = deaths
+        if call is not None:
+            kept["call"] = call
+        return json.dumps(kept)
+    except TypeError as error:
+        raise InvalidValueError(f"The headers and options of a durable task must be JSON values: {error}") from error
+
+
+def _about(message: Message) -> dict[str, Any]:
+    """Return what goes around the body: content type, headers, properties, routing."""
+    try:
+        kept = json.loads(message.publication)
+        if kept["v"] != FORMAT:
+            raise NewerFormatError(
+                f"message {message.task_id} is of format {kept['v']}, which this version does not read"
+            )
+        about: dict[str, Any] = {**kombu_loads(kept["about"]), "deaths": kept.get("deaths")}
+        missing = ABOUT - about.keys()
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
+    if missing:
+        raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")
+    return about
+
+
+def as_bytes(data: Any, encoding: str | None = None) -> bytes:
+    """Return a body as the bytes that go over the wire."""
+    if isinstance(data, str):
+        return data.encode(encoding if encoding and encoding != "binary" else "utf-8")
+    return bytes(data)
+
+
+def time_of(text: Any) -> datetime | None:
+    """Return the time that a header gives, in UTC if it does not say where."""
+    found: datetime | None = maybe_iso8601(text)
+    return found if found is None or found.tzinfo is not None else found.replace(tzinfo=UTC)

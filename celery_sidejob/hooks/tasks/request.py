@@ -1,0 +1,254 @@
+"""A delivery of an ordinary durable task in the worker's parent process.
+
+Unlike for a job, Celery's own view of a failed task counts here, but for a lost process: that is rescued by the
+heartbeat, and judged once by its row.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry
+from celery.worker.state import task_ready
+
+from ...model.durable import (
+    ADOPTED,
+    AHEAD,
+    DIGEST,
+    HEADER,
+    LATE,
+    WORKER,
+    Address,
+    Content,
+    Death,
+    Digest,
+    Key,
+    is_first,
+    key_of,
+    why_no_header,
+)
+from ...operations import durable_locks
+from ...services.heartbeat.deliveries import ENDED
+from ..worker.delivered import Delivered
+from ..worker.holders import bury, holders, keep_revocations, revoke
+from ..worker.pool_kind import not_begun
+from . import task as durable_task
+from .kept_message import content_of, received
+from .not_begun import Copy, Forged, Left, SentBack
+
+
+def install() -> None:
+    """Listen to what Celery tells of messages that it drops; twice does no harm."""
+    signals.task_unknown.connect(_unknown, weak=False, dispatch_uid="celery_sidejob.durable")
+    signals.task_received.connect(_received, weak=False, dispatch_uid="celery_sidejob.durable")
+
+
+def _unknown(sender: Any = None, message: Any = None, exc: BaseException | None = None, **_: Any) -> None:
+    """Nobody here knows the task: Celery fails it and drops its message, so it is buried."""
+    headers = message.headers or {}
+    header = headers.get(HEADER)
+    key = key_of(str(headers.get("id")), header)
+    if key is not None:
+        error = f"NotRegistered: no worker of this queue knows {headers.get('task')!r}; import its module there"
+        found = holders(sender.app, header)
+        bury(found, key, Death("failed", error), address=Address.of(header), content=content_of(message))
+
+
+def _received(request: Any = None, **_: Any) -> None:
+    """Note what a task that is not durable here runs of a message whose publisher has made a row."""
+    given = request.request_dict
+    if HEADER in given and not isinstance(request, DurableRequest):
+        given[DIGEST] = Digest(content_of(request.message).digest)
+
+
+class DurableRequest(Delivered):
+    """Celery's request, for messages of durable tasks."""
+
+    _header = (HEADER, why_no_header)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        header = self._request_dict.get(HEADER)
+        self._kept: Key | None = key_of(self.id, header)
+        self._key: Key = self._kept or (self.id, 1)
+        self._address = Address.of(header)
+        # Shown by `inspect`, in events and in logs.
+        self._argsrepr: str = self._redacted(self._argsrepr)
+        self._kwargsrepr: str = self._redacted(self._kwargsrepr)
+        self._failed = False
+        self._holders = holders(self._app, header)
+        self._deliveries = [
+            (heartbeat.tasks.runs, heartbeat.tasks.runs.received(self._key, request=self))
+            for heartbeat in self._holders
+        ]
+
+    @property
+    def _has_row(self) -> bool:
+        return self._kept is not None
+
+    @cached_property
+    def _content(self) -> Content:
+        return content_of(self._message)
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
+        given = super().request_dict
+        heartbeats = self._app.sidejob.heartbeats
+        if len(heartbeats) > 1:
+            given[WORKER] = {
+                heartbeat.store: (heartbeat.runtime.place, heartbeat.worker_id)
+                for heartbeat in heartbeats
+                if heartbeat.may_claim
+            }
+        if self._kept is not None:
+            given[DIGEST] = Digest(self._content.digest)
+        elif given.get(HEADER) is None:
+            own = (given, self._payload) if self._decoded else None
+            given[ADOPTED] = received(self._app, self.task_name, self._message, own)
+        if self.task.locks_late and is_first(given) and self._content.unpack is None:
+            given[LATE] = True
+            for _, delivery in self._deliveries:
+                delivery.locks_late = True
+        return given
+
+    def maybe_expire(self) -> bool:
+        """Tell whether it has expired.
+
+        Celery would also note that its id is revoked, and a forged delivery has the id of a task that has not expired.
+        """
+        expires = self.expires
+        return expires is not None and bool(datetime.now(UTC if expires.tzinfo else None) > expires)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
+        if not self._has_begun and not self.begins():
+            raise not_begun()
+        heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
+        here = heartbeat is not None and not heartbeat.has_processes
+        if here and self._kept is not None and isinstance(worker_id, int) and LATE not in self._request_dict:
+            self._request_dict[AHEAD] = durable_task.begin_ahead(
+                self.task, self._kept, self._content, self._address, worker_id
+            )
+        try:
+            super().on_accepted(pid, time_accepted)
+        except BaseException:  # the worker ends, or has lost its broker: nothing runs
+            self._begin_not()
+            raise
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
+        if soft:
+            super().on_timeout(soft, timeout)
+            return
+        self._stopped("failed", f"TimeLimitExceeded: the run took longer than {timeout} seconds")
+        if not self._failed:
+            self._failed = True
+            super().on_timeout(soft, timeout)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Revoked while it runs: the death of its process is then no loss."""
+        self._plan(ENDED)
+        try:
+            super().terminate(pool, signal)
+        except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
+            run = durable_task.RUNS.get(self.id)
+            if run is not None and run.key == self._key:
+                run.is_revoked = True
+            self._announce_revoked("terminated", True, signal, False)
+            for runs, _ in self._deliveries:
+                runs.stopped(self._key)
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """A lost process is rescued by the heartbeat; what else failed was buried by the process, or is now."""
+        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        if isinstance(error, Copy | Left | SentBack):
+            self._not_begun(is_copy=isinstance(error, Copy), sent_back=isinstance(error, SentBack))
+        if isinstance(error, Forged):
+            return self._reject_forged()
+        if isinstance(error, WorkerLostError | SystemExit | KeyboardInterrupt):
+            return self._lost(error)
+        if isinstance(error, TimeLimitExceeded):
+            if self._failed:
+                self.acknowledge()
+                return None
+            self._failed = True
+            self._stopped("failed", f"TimeLimitExceeded: {error}")
+        elif (
+            not isinstance(error, Ignore | Reject | Retry) and not self._already_revoked and not self._already_cancelled
+        ):
+            # If the process could not even decode the message, nobody but this worker can bury it.
+            self._bury("failed", f"{type(error).__name__}: {error}", str(exc_info.traceback))
+        try:
+            return super().on_failure(exc_info, send_failed_event, return_ok)
+        finally:
+            self._over()
+
+    def _reject_forged(self) -> None:
+        """Reject it unless it is acknowledged: RabbitMQ may have a dead letter exchange for what is rejected."""
+        self._not_begun(is_copy=True, sent_back=False)
+        task_ready(self)
+        if self.acknowledged:
+            self.send_event("task-rejected", requeue=False)
+        else:
+            self.reject(requeue=False)
+        self._over()
+
+    def _not_begun(self, *, is_copy: bool, sent_back: bool) -> None:
+        """It runs nothing here. A store that did not answer may yet lock the row for it, when nobody waits any more."""
+        for runs, delivery in self._deliveries:
+            runs.idle(delivery)
+            if not is_copy:
+                runs.left(delivery, again=self.acknowledged or not sent_back)
+
+    def _lost(self, error: BaseException) -> None:
+        """The row says what becomes of it; without one the message is all there is, and goes back."""
+        task_ready(self)
+        if self._kept is None:
+            self.reject(requeue=True)
+        else:
+            self.acknowledge()
+        self.send_event("task-failed", exception=repr(error), traceback=None)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Revoked or expired: it does not run (any more), and the dead set says why."""
+        kind = "expired" if expired else "revoked"
+        error = f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else "")
+        if expired or terminated or self._kept is None or not keep_revocations(self._holders):
+            self._stopped(kind, error)
+            super()._announce_revoked(reason, terminated, signum, expired)
+            return
+        # Who revoked it has most likely doomed its row, and then the sweeper tells of it. To have one teller, it does
+        # so in any case.
+        self._plan(ENDED)
+        revoke(self._holders, self._key, self._address, error=error)
+        task_ready(self)
+        self.acknowledge()
+        self._already_revoked = True
+
+    def _stopped(self, reason: str, error: str) -> None:
+        self._plan(ENDED)
+        self._bury(reason, error, None)
+
+    def _bury(self, reason: str, error: str, traceback: str | None) -> None:
+        death = Death(reason, error, traceback, self._request_dict.get("retries") or 0)
+        bury(self._holders, self._key, death, address=self._address, content=self._content)
+
+    def _plan(self, plan: str) -> None:
+        for runs, _ in self._deliveries:
+            runs.planned(self._key, plan)
+
+    def _begin_not(self) -> None:
+        ahead = self._request_dict.get(AHEAD)
+        if ahead is not None and not durable_locks.begin_not(self._app.sidejob.runtime, self._key, ahead):
+            self._not_begun(is_copy=False, sent_back=not self.acknowledged)
+
+    def _over(self) -> None:
+        self._begin_not()
+        super()._over()
+        if self._kept is None and not self.acknowledged:
+            self.acknowledge()

@@ -1,0 +1,55 @@
+"""What the result backend is to do for who calls a durable task: it is asked once the message is kept, and may fail.
+
+Celery asks before, and then a Redis that is away fails the call after twenty seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.backends.rpc import RPCBackend
+
+logger = logging.getLogger("celery_sidejob")
+
+_wanted: ContextVar[list[Callable[[], Any]] | None] = ContextVar("celery_sidejob_wanted", default=None)
+"""While a durable task is sent: what the result backend is to do for the caller."""
+
+
+@contextmanager
+def write_behind(backend: Any, wanted: list[Callable[[], Any]]) -> Iterator[None]:
+    """Have what the backend is asked for a task that is sent within the block only added to `wanted`."""
+    if "on_task_call" not in vars(backend):
+        backend.on_task_call = partial(_on_task_call, backend.on_task_call)
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
+    """Ask the backend, where the broker does not seem to be away; whoever waits for the result asks again."""
+    if not app.sidejob.runtime.publisher.ready:
+        return
+    try:
+        want()
+    except Exception as error:
+        logger.warning("The result backend does not answer; the task is kept all the same: %s", error)
+
+
+def _on_task_call(ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
+    wanted = _wanted.get()
+    if wanted is None:
+        return ask(producer, task_id)
+    backend = ask.__self__  # type: ignore[attr-defined]
+    if isinstance(backend, RPCBackend):  # its queue must be there before the answer
+        ask_quietly(backend.app, partial(ask, producer, task_id))
+    else:
+        wanted.append(partial(ask, producer, task_id))
+    return {}

@@ -1,0 +1,122 @@
+"""Many durable tasks in one call: one commit for all their rows, one pipeline of the broker for a page of messages.
+
+Celery makes each message as it always does, signals and all; what it hands to its producer is collected. Then all are
+kept or none, and given to the broker together.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from celery import Celery
+from celery.canvas import Signature, chord, group
+from celery.canvas import _chain as chain
+from kombu.exceptions import EncodeError
+
+from ...model.errors import InvalidValueError, StoreUnavailableError
+from ...operations import keeping
+from .durability import is_durable
+from .keeping import Together, keeping_together, present_run
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) -> list[Any]:
+    """Keep what the signatures ask for, all or nothing; returns their results in order.
+
+    As inside kombu's `Producer.batch`, `after_task_publish` is sent when a message is complete, before it is out.
+    """
+    if isinstance(signatures, Signature):
+        raise InvalidValueError(
+            "send_many() takes several signatures, not one: put it into a list, or call its apply_async()."
+        )
+    wanted = [_checked(app, place, item) for place, item in enumerate(signatures)]
+    if not wanted:
+        return []
+    if app.conf.task_always_eager:
+        return [signature.apply_async() for signature in wanted]
+    with ExitStack() as stack:
+        with keeping_together() as together:
+            # One of Celery's producers for all; it connects only if something is published that is no durable task.
+            producer = stack.enter_context(app.producer_pool.acquire(block=True))
+            results = [_collected(place, signature, producer) for place, signature in enumerate(wanted)]
+        _keep(app, together, transaction)
+        if transaction is None:
+            _tell(app, together.events)
+    _tell(app, together.wanted)
+    return results
+
+
+def _collected(place: int, signature: Signature, producer: Any) -> Any:
+    """Have Celery make one message; what it cannot take is told with the place of the signature."""
+    try:
+        return signature.apply_async(producer=producer)
+    except (TypeError, EncodeError) as error:
+        kind = EncodeError if isinstance(error, EncodeError) else TypeError
+        raise kind(f"signatures[{place}] of send_many(), of {signature.task}: {error}") from error
+    except InvalidValueError as error:
+        raise InvalidValueError(f"signatures[{place}] of send_many(): {error}") from error
+
+
+def _keep(app: Celery, together: Together, transaction: Any) -> None:
+    runtime = app.sidejob.runtime
+    if transaction is not None:
+        keeping.lend_many(runtime, together.messages, transaction)
+        return
+    run = present_run(app)
+    try:
+        if run is not None and run.body_is_over:
+            keeping.keep_many(run.runtime, together.messages, of_run=True)
+        else:
+            keeping.keep_many(runtime, together.messages)
+    except StoreUnavailableError as error:
+        if runtime.settings.on_store_down != "publish":
+            raise
+        count = len(together.messages)
+        logger.warning("%d tasks are published without rows, as sidejob_on_store_down says: %s", count, error)
+        for publish in together.without_rows:
+            publish()
+
+
+def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
+    """Send events, ask the result backend: what must not fail the call. The first that fails is the last tried."""
+    if not app.sidejob.runtime.publisher.ready:
+        return
+    try:
+        for call in calls:
+            call()
+    except Exception as error:
+        logger.warning("The tasks are kept; what else was to be told of them failed: %s", error)
+
+
+def _checked(app: Celery, place: int, item: Any) -> Signature:
+    """Return one signature as it can be sent; InvalidValueError says what is wrong with it, before anything is sent."""
+    what = f"signatures[{place}] of send_many()"
+    if not isinstance(item, Signature):
+        raise InvalidValueError(f"{what} is no signature: {item!r}. Give task.s(...) or app.signature(...).")
+    first = item
+    while isinstance(first, chain) and first.tasks:
+        first = first.tasks[0]
+    if isinstance(first, group | chord | chain) or "chord" in item.options:
+        raise InvalidValueError(
+            f"{what} is or begins with a group or a chord, which is not one message: call its apply_async(), or give "
+            "the signatures of a group's tasks."
+        )
+    if item._app is not None and item._app is not app:
+        raise InvalidValueError(f"{what} belongs to another app: {item!r}.")
+    task = app._tasks.get(first.task)
+    if getattr(task, "sidejob", False):
+        raise InvalidValueError(f"{what} is of {first.task}, whose calls are jobs: use enqueue_many().")
+    if not is_durable(app, first.task):
+        raise InvalidValueError(
+            f"{what} is of {first.task}, which is not durable: make it so with durable=True or sidejob_durable_tasks."
+        )
+    if "transaction" in item.options:
+        raise InvalidValueError(f"{what} has a transaction of its own: give transaction= to send_many().")
+    if item._app is None:
+        item = item.clone()
+        item._app = app
+    return item

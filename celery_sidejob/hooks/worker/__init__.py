@@ -1,0 +1,1 @@
+"""What a worker does for us beside its runs: steps, pools, fetching."""

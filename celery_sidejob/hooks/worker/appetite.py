@@ -1,0 +1,190 @@
+"""How much a worker fetches: what it can begin within about a second. What it cannot begin it gives back.
+
+Celery fetches `worker_prefetch_multiplier` messages ahead for each process. A message that is fetched so, behind runs
+that take hours, would wait for their end while other workers have nothing to do. So how many messages a worker fetches
+ahead follows from how many runs ended here in the last second: with short runs that is all that Celery allows, with
+long ones nothing. What was fetched before the runs became long goes back to the head of its queue, and the worker
+fetches again when a place of its pool is free: among workers that are all busy no message goes to and fro.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from celery.concurrency.solo import TaskPool as Solo
+from celery.worker import state
+
+from .bell import Bell
+from .delivered import Delivered
+
+logger = logging.getLogger("celery_sidejob")
+
+LOOK_S = 0.25
+LONG_S = 1.0
+"""How long a message waits here, at most, while the pool begins nothing."""
+
+
+class Fetcher(Protocol):
+    """How a worker fetches from one kind of broker (`fetching.py`), for as long as one connection lasts."""
+
+    is_shut: bool
+    """Whether it fetches nothing for now, because there was no room."""
+
+    def before(self, request: Any) -> None:
+        """Stop fetching if this message, which is about to be handed over, fills the pool."""
+        ...
+
+    def hold(self) -> None:
+        """Stop fetching if the pool is full; waits for nothing."""
+        ...
+
+    def mind(self) -> None:
+        """Fetch as much as there is room for now; called by the thread that fetches."""
+        ...
+
+    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
+        """Return messages, the first fetched first, in the order in which they are to be given back."""
+        ...
+
+    def may_return(self, request: Any) -> bool:
+        """Tell whether another worker can have a message that is given back."""
+        ...
+
+    def shut(self) -> None:
+        """Fetch no more, and receive what is on its way already: the worker stops."""
+        ...
+
+
+class Appetite:
+    """How much one worker fetches: counts what waits for its pool, and what has ended in it lately."""
+
+    name = "appetite"
+
+    def __init__(self, c: Any) -> None:
+        self._c = c
+        self._is_solo = isinstance(c.pool, Solo)
+        self._process: Callable[[Any], Any] = c.on_task_request
+        c.on_task_request = self._handle
+        self._waiting: dict[Delivered, float] = {}
+        self._ended = deque([(monotonic(), _ended())])
+        self._bell = Bell()
+        self._fetcher: Fetcher | None = None
+        self._stops = False
+        self.tell: Callable[[], object] = self._bell.ring
+        """Wakes the thread that fetches; from any thread."""
+
+    # -- the rule --------------------------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> int:
+        """How many runs the pool takes at a time, or will when it has grown."""
+        return getattr(self._c.controller, "max_concurrency", None) or self._c.pool.num_processes or 1
+
+    @property
+    def ahead(self) -> int:
+        """How many messages may wait here: as many as runs ended in the last second, beyond one for each place.
+
+        One for each place says nothing: they may have taken hours. With solo none may wait, since nobody can give back
+        anything while its one thread is in a body.
+        """
+        return 0 if self._is_solo else max(0, _ended() - self._ended[0][1] - self.places)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be fetched."""
+        return 0 if self._stops else max(0, self.places + self.ahead - len(state.reserved_requests))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more message would have to wait for a run that may take long."""
+        return self._stops or not (self.room or self.ahead)
+
+    # -- what becomes of messages ----------------------------------------------------------------------------------
+
+    def _handle(self, request: Any) -> None:
+        """Replaces handing a message to the pool at once, whatever the pool is doing."""
+        if isinstance(request, Delivered):
+            if self._stops:
+                request.give_back()
+                return
+            if self._fetcher is not None and self._fetcher.may_return(request):
+                self._waiting[request] = monotonic()
+        if self._fetcher is not None:
+            self._fetcher.before(request)
+        self._process(request)
+
+    def run_once(self) -> None:
+        """Give back what has waited for too long; in the thread that fetches, or a greenlet beside it."""
+        now = monotonic()
+        self._ended.append((now, _ended()))
+        while now - self._ended[1][0] >= LONG_S:
+            self._ended.popleft()
+        self._waiting = {one: since for one, since in self._waiting.items() if one.waits}
+        beyond = list(self._waiting)[self.ahead :]
+        if any(now - self._waiting[one] >= LONG_S for one in beyond):
+            if self._fetcher is not None:
+                self._fetcher.hold()  # else they might come back at once
+            self._give_back(beyond)  # all together, so that they keep their order
+        self.over()
+
+    def wait_s(self) -> float:
+        """Return how long to wait between two looks."""
+        return LOOK_S
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def over(self) -> None:
+        """Note that a place may be free; from any thread."""
+        if self._fetcher is not None and self._fetcher.is_shut:
+            self.tell()
+
+    # -- one connection --------------------------------------------------------------------------------------------
+
+    def start(self, fetcher: Fetcher | None) -> None:
+        """Fetch over a new connection: what had waited is gone with the old one, what runs runs on."""
+        self._fetcher = fetcher
+        self._waiting.clear()
+        Delivered.over_here = self.over
+        semaphore = self._c.controller.semaphore
+        if semaphore is not None:  # Celery has taken its places for free
+            semaphore.value = max(0, semaphore.initial_value - len(state.active_requests))
+
+    def register(self, hub: Any) -> None:
+        """Look again and again in this event loop, and after each of its rounds whether there is room."""
+        self._bell.register(hub, self._mind)
+        hub.on_tick.add(self._mind)
+        hub.call_repeatedly(LOOK_S, self._look)
+
+    def _mind(self) -> None:
+        if self._fetcher is not None and self._fetcher.is_shut:
+            self._fetcher.mind()
+
+    def _look(self) -> None:
+        self.run_once()
+        if self._fetcher is not None:
+            self._fetcher.mind()
+
+    def stop(self) -> None:
+        """Give back all that has not begun: a warm stop waits for what runs, which may be hours."""
+        self._stops = True
+        if self._fetcher is not None:
+            self._fetcher.shut()
+        self._give_back(list(self._waiting))
+        self._waiting.clear()
+
+    def _give_back(self, waiting: list[Delivered]) -> None:
+        if self._fetcher is not None:
+            waiting = self._fetcher.in_order(waiting)
+        given_back = sum(one.give_back() for one in waiting)
+        if given_back:
+            logger.info("Gave back %d messages that could not begin here: this worker is busy, or stops", given_back)
+
+
+def _ended() -> int:
+    """Return how many runs have ended in this worker since it began."""
+    return int(state.all_total_count[0]) - len(state.active_requests)

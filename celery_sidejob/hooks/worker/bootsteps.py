@@ -1,0 +1,186 @@
+"""The worker's part: identity and heartbeat before the first task, sweeping, and giving everything back at the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from celery import bootsteps, signals
+from celery.worker.state import active_requests
+
+from ...model.errors import StoreUnavailableError
+from ...model.settings import Settings
+from ...operations import deferred_locks
+from ...operations.runtime import Runtime
+from ...services import stop_flag
+from ...services.heartbeat.heartbeat import Heartbeat
+from ...services.heartbeat.heartbeat_file import HeartbeatFile
+from ...services.heartbeat.pool_processes import PoolProcesses
+from ...services.loop import Loop
+from ...services.sweep.sweeper import Sweeper
+from .. import configuration, task_check
+from ..broker.rabbitmq_watchdog import Hearing
+from ..tasks import task as durable_task
+from . import greenlets, pool_kind
+from .bell import Bell
+
+logger = logging.getLogger("celery_sidejob")
+
+START_S = 10.0
+"""How long a worker that starts waits for a store."""
+AGAIN_S = 0.5
+
+
+class SideJobStep(bootsteps.StartStopStep):
+    """Starts with the worker's blueprint, once; its threads outlive every reconnection to the broker."""
+
+    # After the pool has made its processes, which would inherit whatever lock a thread of ours holds just then (of an
+    # import, for one) and wait for it for ever; before the consumer, which is always the last.
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self._sidejob = worker.app.sidejob
+        self._loops: list[Loop] = []
+        self._heartbeats: list[Heartbeat] = []
+        self._bell = PoolBell()
+        stop_flag.share()  # before the pool forks
+        durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
+
+    def include_if(self, worker: Any) -> bool:
+        """Only where there is a store; an app that merely imports us may run workers for its other tasks."""
+        if worker.app.sidejob.settings.database_url is None:
+            return False
+        pool_kind.check(worker.pool_cls)
+        return True
+
+    def start(self, worker: Any) -> None:
+        """Check the schemas, register this worker, begin to beat and to sweep."""
+        sidejob = self._sidejob
+        task_check.warn(worker.app)
+        file = _heartbeat_file(sidejob.settings)
+        self._heartbeats = [
+            self._heartbeat_of(worker, store, file if store.place == 0 else None) for store in sidejob.runtime.stores
+        ]
+        self._register()
+        sidejob.heartbeats = self._heartbeats
+        self._loops = [Loop(heartbeat, unpatched=True) for heartbeat in self._heartbeats]
+        for heartbeat in self._heartbeats:
+            self._loops.append(Loop(heartbeat.errands))
+            if sidejob.settings.worker_services:
+                self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
+        if configuration.broker_family(worker.app) == "amqp":
+            self._loops.append(Loop(Hearing(worker, sidejob.runtime.publisher, sidejob.runtime.connections)))
+        for loop in self._loops:
+            loop.start()
+        signals.worker_shutting_down.connect(self._stopping, weak=False)
+        self._tell_of_soft_stops(worker)
+        greenlets.mind(worker.pool)
+        pool_kind.end_quietly(worker.pool)
+        signals.worker_shutdown.connect(self._leave, weak=False)
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Have the event loop listen to the bell."""
+        self._bell.register(worker, hub)
+
+    def terminate(self, worker: Any) -> None:
+        """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
+        self._leave()
+        pool_kind.leave_threads_behind(worker)
+
+    def _stopping(self, **_: Any) -> None:
+        stop_flag.announce()
+
+    def _tell_of_soft_stops(self, worker: Any) -> None:
+        """Celery tells of a cold stop only after `worker_soft_shutdown_timeout`, the time that runs have to end in."""
+        wait = worker.wait_for_soft_shutdown
+
+        def announce_and_wait() -> None:
+            stop_flag.announce()
+            wait()
+
+        worker.wait_for_soft_shutdown = announce_and_wait
+
+    def _heartbeat_of(self, worker: Any, store: Runtime, file: HeartbeatFile | None) -> Heartbeat:
+        processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
+
+        def check() -> None:
+            self._sidejob.check_store(store)
+            if store.place == 0:
+                self._sidejob.register_tasks()
+
+        return Heartbeat(
+            store, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
+            is_busy=lambda: bool(active_requests),
+        )  # fmt: skip
+
+    def _register(self) -> None:
+        """Enter this worker in all stores; in one that is away its heartbeat does so later, if another is there.
+
+        While none is there it is tried again for a while: a Postgres that restarts ends connections, and is back soon.
+        """
+        until = time.monotonic() + START_S
+        while len(away := self._try_to_register()) == len(self._heartbeats):
+            error = next(iter(away.values()))
+            if time.monotonic() >= until:
+                raise error
+            logger.warning("This worker cannot start yet, and tries again: %s", error)
+            time.sleep(AGAIN_S)
+        for heartbeat, error in away.items():
+            logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.where, error)
+
+    def _try_to_register(self) -> dict[Heartbeat, StoreUnavailableError]:
+        away: dict[Heartbeat, StoreUnavailableError] = {}
+        for heartbeat in self._heartbeats:
+            try:
+                heartbeat.register()
+            except StoreUnavailableError as error:
+                away[heartbeat] = error
+        return away
+
+    def _leave(self, **_: Any) -> None:
+        """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""
+        heartbeats, self._heartbeats = self._heartbeats, []
+        if not heartbeats:
+            return
+        for loop in self._loops[len(heartbeats) :]:
+            loop.stop()
+        for heartbeat in heartbeats:  # else what has ended well would be given back with the rest
+            deferred_locks.write_now(heartbeat.runtime)
+        released = sum(heartbeat.leave() for heartbeat in heartbeats)
+        for loop in self._loops[: len(heartbeats)]:
+            loop.stop()
+        if released:
+            logger.info("Gave back %d runs that this stop had cut off", released)
+
+
+class PoolBell:
+    """Has the worker's event loop look after its pool now.
+
+    Celery replaces a process that was killed at its next maintenance, up to five seconds later; until then a message
+    that this worker has fetched already waits for nobody. The pool may only be touched by the loop's own thread.
+    """
+
+    def __init__(self) -> None:
+        self._bell = Bell()
+        self.ring = self._bell.ring
+        """Wakes the loop; from any thread."""
+
+    def register(self, worker: Any, hub: Any) -> None:
+        """Listen in this loop; called again after every reconnection."""
+
+        def maintain() -> None:
+            if worker.pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
+                worker.pool._pool.maintain_pool()
+
+        if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
+            self._bell.register(hub, maintain)
+
+
+def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:
+    if settings.heartbeat_file is None:
+        return None
+    file = HeartbeatFile(settings.heartbeat_file, every_s=settings.heartbeat_interval)
+    file.clear()
+    return file

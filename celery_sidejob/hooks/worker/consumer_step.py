@@ -1,0 +1,82 @@
+"""The worker's connection to the broker: how it is spoken on, what is lost with it, and a deleted queue breaks it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.solo import TaskPool as Solo
+
+from ...services.loop import Loop
+from ..broker import rabbitmq
+from ..broker.redis_client import keep_client
+from ..jobs import events
+from ..masking import masked
+from . import delivered, greenlets
+from .appetite import Appetite
+from .fetching import fetching
+
+STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
+
+
+class DisconnectionStep(bootsteps.StartStopStep):
+    """Part of Celery's consumer, which is stopped and started again with every connection."""
+
+    # After what Celery itself drops then: it has cleared its queues before any step is stopped.
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
+        super().__init__(c, **kwargs)
+        events.know(c, task_events)
+        c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
+        c.on_connection_error_after_connected = delivered.knowing_of_lost_connections(
+            c.on_connection_error_after_connected
+        )
+        self._looks: Loop | None = None
+        self._appetite: Appetite | None = None
+        if c.app.sidejob.settings.database_url is not None:
+            self._appetite = Appetite(c)
+
+    def start(self, c: Any) -> None:
+        """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
+        broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
+        if broker == "amqp":
+            rabbitmq.hearing_cancellations(c.connection)
+            rabbitmq.noticing_breaks(c.connection)
+            if is_green and c.event_dispatcher:
+                greenlets.look_without_waiting(c.event_dispatcher)
+        if broker == "redis" and is_green:
+            tell = greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
+            if self._appetite is not None:
+                self._appetite.tell = tell
+        # With solo an acknowledgement brings the next message, which nobody could give back while a body runs.
+        delivered.Delivered.acks_at_end = broker == "amqp" and isinstance(c.pool, Solo)
+        if self._appetite is not None:
+            self._appetite.start(fetching(c, self._appetite))
+            if is_green:
+                self._looks = Loop(self._appetite)  # a greenlet
+                self._looks.start()
+        keep_client(c.task_consumer.channel)
+
+    def info(self, c: Any) -> dict[str, Any]:
+        """Return what `inspect stats` shows of the broker, in place of what Celery's own step does."""
+        broker = c.connection.info() if c.connection else {}
+        broker.pop("password", None)
+        return {"broker": masked(broker)} if broker else {}
+
+    def register_with_event_loop(self, c: Any, hub: Any) -> None:
+        """Have the event loop see to what is fetched."""
+        if self._appetite is not None:
+            self._appetite.register(hub)
+
+    def stop(self, c: Any) -> None:
+        """Give back what was not begun, if the worker stops; vouch for it no longer, if the connection broke."""
+        if self._looks is not None:
+            self._looks.stop()
+            self._looks = None
+        # Celery before 5.7 leaves a connection that broke where it was.
+        if self._appetite is not None and c.connection is not None and c.blueprint.state in STOPS:
+            self._appetite.stop()
+        for heartbeat in c.app.sidejob.heartbeats:  # none without a store
+            heartbeat.runs.disconnected()
+            heartbeat.tasks.runs.disconnected()

@@ -1,0 +1,224 @@
+"""A delivery in the worker's parent process, of a job or of a durable task: what both tell the worker of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as Solo
+from celery.concurrency.thread import TaskPool as Threads
+from celery.exceptions import InvalidTaskError, TaskRevokedError, WorkerTerminate
+from celery.platforms import EX_OK
+from celery.worker.request import Request
+from celery.worker.state import active_requests, task_ready
+from kombu.transport import redis, virtual
+
+from ...model import native
+from ...model.durable import WORKER
+from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
+from .pool_kind import not_begun
+from .received import MALFORMED, OF_THE_PARENT, check_request
+
+logger = logging.getLogger("celery_sidejob")
+
+_deciding = native.lock()
+"""Held for a moment by who begins a run, perhaps a thread of the pool, and by who gives its message back."""
+
+
+class Delivered(Request):
+    """Celery's request, with a row behind it (`_has_row`), or none yet: then the message is all there is."""
+
+    _header: tuple[str, Callable[[object], str | None]]
+    """The header by which our publishers tell of a row, and the function that says what is wrong with one."""
+    _solo_is_busy = False
+    """Whether the one process of a solo worker is running a body."""
+
+    _deliveries: Sequence[tuple[Deliveries[Any], Delivery[Any]]] = ()
+    """What the worker knows of it: of each store in which its row may be."""
+    over_here: Callable[[], object] = staticmethod(lambda: None)
+    """Called when a delivery is over: its place in the pool may be free."""
+    acks_at_end = False
+    """Whether this worker acknowledges messages after their run, also where it might do so before."""
+    _is_being_accepted = False
+    _has_begun = False
+    _was_given_back = False
+    _connection_is_lost = False
+    """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Raise InvalidTaskError for what is no message of a task."""
+        try:
+            super().__init__(*args, **kwargs)
+            check_request(self._request_dict, self._payload, *self._header)
+        except MALFORMED as error:
+            raise InvalidTaskError(f"the message cannot be read: {type(error).__name__}: {error}") from error
+        for ours in OF_THE_PARENT:
+            self._request_dict.pop(ours, None)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""
+        super().__init_subclass__(**kwargs)
+        if "execute_using_pool" in cls.__dict__:
+            cls.execute_using_pool = _one_at_a_time(cls.__dict__["execute_using_pool"])
+        if "on_success" in cls.__dict__:
+            cls.on_success = _then_over(cls.__dict__["on_success"])
+
+    @property
+    def _has_row(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def request_dict(self) -> dict[str, Any]:
+        """What the pool's process is given: with the identity under which this worker claims just now."""
+        heartbeat = self._heartbeat
+        if heartbeat is not None and heartbeat.may_claim:
+            self._request_dict[WORKER] = heartbeat.worker_id
+        given: dict[str, Any] = self._request_dict
+        return given
+
+    def send_event(self, type: str, **fields: Any) -> None:
+        """Send a monitoring event, without what is not to be shown."""
+        shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
+        super().send_event(type, **{**fields, **shown})
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was neither begun here nor given back, nor ended before it was begun."""
+        return not (self._has_begun or self._was_given_back or self.acknowledged)
+
+    def begins(self) -> bool:
+        """Note that it begins here, and return True; False if its message was given back."""
+        with _deciding:
+            self._has_begun = not self._was_given_back
+            return self._has_begun
+
+    def give_back(self) -> bool:
+        """Return its message to the head of its queue, unless it begins here; in the thread that fetches."""
+        with _deciding:
+            if not self.waits:
+                return False
+            self._was_given_back = True
+        task_ready(self)
+        return_to_head(self._message, self._connection_errors)
+        self.acknowledged = True
+        self.send_event("task-rejected", requeue=True)
+        self._over()
+        return True
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Note which process runs it."""
+        if not self._has_begun and not self.begins():
+            raise not_begun()  # its place in a pool of threads or greenlets is another's
+        for runs, delivery in self._deliveries:
+            # gevent gives the greenlet's number, which is no process
+            runs.accepted(delivery, pid if self._heartbeat.has_processes else os.getpid())
+        self._is_being_accepted = True
+        try:
+            super().on_accepted(pid, time_accepted)
+        finally:
+            self._is_being_accepted = False
+
+    def acknowledge(self) -> None:
+        """Acknowledge early only what has a row: of another message it is all there is, until it is over."""
+        if not self._is_being_accepted or (self._has_row and not self.acks_at_end):
+            super().acknowledge()
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """Cut off by a cold stop: the death of its process is then no loss.
+
+        Where bodies run in the worker's own process, the whole worker ends now, and gives back what it holds. Solo and
+        threads cannot stop a task; with gevent Celery would wait for bodies that do not heed it. Or cut off because
+        the connection broke (`worker_cancel_long_running_tasks_on_connection_loss`): there the worker goes on, and so
+        does the body, where nobody can stop it.
+        """
+        if Delivered._connection_is_lost and isinstance(pool, Solo | Threads):
+            raise NotImplementedError(f"a body in {type(pool).__module__} cannot be stopped")
+        self._plan(RELEASED)
+        if Delivered._connection_is_lost or self._heartbeat is None or self._heartbeat.has_processes:
+            super().cancel(pool, *args, **options)
+            return
+        with suppress(NotImplementedError):
+            for request in list(active_requests):
+                pool.terminate_job(request.worker_pid)
+        raise WorkerTerminate(EX_OK)
+
+    def _plan(self, plan: str) -> None:
+        raise NotImplementedError
+
+    def _over(self) -> None:
+        for runs, delivery in self._deliveries:
+            runs.over(delivery)
+        if self.acks_at_end and self._has_row:
+            self.acknowledge()
+        self.over_here()
+
+    def _redacted(self, value: Any) -> Any:
+        sidejob = getattr(self._app, "sidejob", None)
+        return value if sidejob is None else sidejob.settings.redacted(value)
+
+    @property
+    def _heartbeat(self) -> Any:
+        return getattr(getattr(self._app, "sidejob", None), "heartbeat", None)
+
+
+def return_to_head(message: Any, connection_errors: tuple[type[BaseException], ...]) -> None:
+    """Give a message that has not begun back to the broker, to be served next.
+
+    kombu's Redis transport would serve it last, and ours would count it among those that had begun.
+    """
+    channel, tag = message.channel, message.delivery_tag
+    if not isinstance(channel, redis.Channel):
+        message.reject_log_error(logger, connection_errors, requeue=True)
+        return
+    with suppress(*connection_errors):  # then the sweeper finds that nobody has it
+        if hasattr(channel, "give_back"):  # transport/broker_channel.py
+            channel.give_back(tag)
+        else:
+            channel.qos.restore_by_tag(tag)
+            virtual.QoS.ack(channel.qos, tag)
+        message._state = "REQUEUED"
+
+
+def knowing_of_lost_connections(handle: Callable[[Exception], Any]) -> Callable[[Exception], Any]:
+    """Wrap what Celery's consumer does when its connection broke: what it cancels there is not cut off by a stop."""
+
+    def handle_knowing(error: Exception) -> Any:
+        Delivered._connection_is_lost = True
+        try:
+            return handle(error)
+        finally:
+            Delivered._connection_is_lost = False
+
+    return handle_knowing
+
+
+def _one_at_a_time(execute: Any) -> Any:
+    def execute_one_at_a_time(self: Delivered, pool: Any, **options: Any) -> Any:
+        if pool.uses_semaphore and not self.begins():
+            raise TaskRevokedError("given back")  # Celery's worker then passes its place in the pool on
+        if not isinstance(pool, Solo):
+            return execute(self, pool, **options)
+        if Delivered._solo_is_busy:
+            # A cold stop asks RabbitMQ, in the midst of a run, to send nothing more. What it has sent already is
+            # received while Celery waits for the answer, and would run to its end within the other run.
+            return self.give_back()
+        Delivered._solo_is_busy = True
+        try:
+            return execute(self, pool, **options)
+        finally:
+            Delivered._solo_is_busy = False
+
+    return execute_one_at_a_time
+
+
+def _then_over(on_success: Any) -> Any:
+    def on_success_then_over(self: Delivered, *args: Any, **options: Any) -> Any:
+        try:
+            return on_success(self, *args, **options)
+        finally:
+            self._over()
+
+    return on_success_then_over

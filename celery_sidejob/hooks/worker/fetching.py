@@ -1,0 +1,207 @@
+"""How a worker is kept from fetching more than it has appetite for: on Redis it does not ask, RabbitMQ must be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from amqp.exceptions import ChannelError, RecoverableConnectionError
+from celery.concurrency.solo import TaskPool as Solo
+from celery.worker import state
+
+from .appetite import LOOK_S, Appetite
+from .delivered import Delivered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNLIMITED = 65535
+"""What RabbitMQ takes for a prefetch, at most."""
+
+
+class FromRedis:
+    """From Redis, by kombu's transport or by ours: each asks its QoS before it fetches."""
+
+    def __init__(self, c: Any, appetite: Appetite) -> None:
+        self._channel = channel = c.task_consumer.channel
+        self._errors = c.connection_errors
+        self.is_shut = False
+        qos = channel.qos
+        may, estimate = qos.can_consume, qos.can_consume_max_estimate
+
+        def can_consume() -> bool:
+            # What was asked for is read: an answer that nobody reads would be a message that nobody has.
+            self.is_shut = not appetite.room
+            return bool(may() and (channel._in_poll or not self.is_shut))
+
+        def can_consume_max_estimate() -> int:
+            free = estimate()
+            return appetite.room if free is None else min(free, appetite.room)
+
+        qos.can_consume, qos.can_consume_max_estimate = can_consume, can_consume_max_estimate
+
+    def before(self, request: Any) -> None:
+        """Nothing comes that was not asked for."""
+
+    def hold(self) -> None:
+        """As `before`."""
+
+    def mind(self) -> None:
+        """kombu's loop asks by itself."""
+
+    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
+        """Each goes to the head of its list, so the first one goes last."""
+        return waiting[::-1]
+
+    def may_return(self, request: Any) -> bool:
+        """It is fetched again only when there is room."""
+        return True
+
+    def shut(self) -> None:
+        """Read the answer to what kombu's transport has asked for already: it may be a message."""
+        asked = getattr(self._channel, "_asked", None)
+        if self._channel._in_poll and state.active_requests and (asked is None or asked.name == "FETCH"):
+            with suppress(Empty, *self._errors):  # what is lost with its connection is found by the sweeper
+                self._channel._brpop_read()
+
+
+class FromRabbitMQ:
+    """From RabbitMQ, which sends by itself: as many unacknowledged messages as the prefetch allows.
+
+    A job's message is acknowledged when its run begins. So when the pool is full the consumers are cancelled, before
+    the acknowledgement that would bring the next message. Nobody waits for the answer, as a delivery is in progress.
+    """
+
+    def __init__(self, c: Any, appetite: Appetite) -> None:
+        self._c = c
+        self._appetite = appetite
+        self._is_solo = isinstance(c.pool, Solo)
+        self._consumer = c.task_consumer
+        self._consume: Callable[[], None] = self._consumer.consume
+        self._consumer.consume = self._open
+        self._set_window: Callable[..., Any] = c.qos.callback
+        c.qos.callback = self._note_most
+        self._most = UNLIMITED
+        self._note_most(prefetch_count=c.initial_prefetch_count)
+        self._window = 0
+        self.is_shut = False
+        self._cancelled: list[str] = []
+        if getattr(c.pool, "is_green", False):
+            self._mind_between_events()
+
+    def before(self, request: Any) -> None:
+        """With solo what holds back the next message is this one, unless it is acknowledged before its run."""
+        if self._is_solo and (isinstance(request, Delivered) or request.task.acks_late):
+            return
+        self.hold()
+
+    def hold(self) -> None:
+        """Cancel, if the pool is full."""
+        if self._appetite.is_full:
+            self._close()
+
+    def mind(self) -> None:
+        """Consume what there is room for."""
+        if self._appetite.is_full:
+            self._close()
+        elif self.is_shut:
+            self._open()
+        elif self._wanted() != self._window:
+            self._close()  # a prefetch of one consumer, as quorum queues want it, is that of new ones
+            self._open()
+
+    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
+        """RabbitMQ knows each one's place, or puts it behind what was given back before (`docs/rabbitmq.md`)."""
+        return waiting
+
+    def may_return(self, request: Any) -> bool:
+        """Not what came by a queue that only this worker serves: there it would come back at once."""
+        tag = request.message.delivery_info["consumer_tag"]
+        return all(self._consumer._active_tags.get(queue.name) != tag for queue in self._temporary())
+
+    def shut(self) -> None:
+        """Cancel, and wait for an answer: what was sent before that is received, and goes back."""
+        with suppress(*self._c.connection_errors):
+            self._close()
+            self._set_window(prefetch_count=1)
+
+    def _note_most(self, *, prefetch_count: int) -> None:
+        """Replaces telling RabbitMQ: Celery's prefetch is a limit to ours."""
+        self._most = prefetch_count or UNLIMITED
+
+    def _wanted(self) -> int:
+        """Return how many unacknowledged messages this worker wants: what it holds anyway, and what it may begin."""
+        c = self._c
+        held = max(0, c.qos.value - c.initial_prefetch_count)  # until their time
+        held += sum(not request.acknowledged for request in list(state.active_requests))
+        held += sum(len(bucket.contents) for bucket in c.task_buckets.values() if bucket)  # for their rate limit
+        places, ahead = self._appetite.places, self._appetite.ahead
+        # In steps, so that RabbitMQ is not told at each look.
+        room = -(-ahead // places) * places if ahead else 0
+        wanted: int = max(1, min(self._most, held + room + max(0, places - len(state.active_requests))))
+        return wanted
+
+    def _open(self) -> None:
+        """Consume from all queues that are not consumed from; a queue that is gone breaks the connection."""
+        if self._appetite.is_full:
+            self.is_shut = True
+            return
+        with _breaking_if_gone():
+            window = self._wanted()
+            if window != self._window:
+                self._set_window(prefetch_count=window)
+                self._window = window
+            self._consume()
+        self.is_shut = False
+        for tag in self._cancelled:  # the answer says that all that came by them has arrived
+            self._consumer.channel.callbacks.pop(tag, None)
+        self._cancelled.clear()
+
+    def _close(self) -> None:
+        """Cancel all consumers but those whose queue would go with its last one; only writes."""
+        temporary = {queue.name for queue in self._temporary()}
+        tags = self._consumer._active_tags
+        for queue in [queue for queue in tags if queue not in temporary]:
+            tag = tags.pop(queue)
+            self._cancelled.append(tag)
+            self._consumer.channel.basic_cancel(tag, nowait=True)
+        self.is_shut = True
+
+    def _temporary(self) -> list[Any]:
+        return [
+            queue
+            for queue in self._consumer.queues
+            if queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in (queue.queue_arguments or {})
+        ]
+
+    def _mind_between_events(self) -> None:
+        """With gevent only the greenlet that reads may wait for an answer."""
+        drain = self._c.connection.drain_events
+
+        def drain_events(timeout: float | None = None, **options: Any) -> Any:
+            self.mind()
+            if self.is_shut:
+                timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
+            return drain(timeout=timeout, **options)
+
+        self._c.connection.drain_events = drain_events
+
+
+@contextmanager
+def _breaking_if_gone() -> Iterator[None]:
+    try:
+        yield
+    except ChannelError as error:
+        raise RecoverableConnectionError(f"RabbitMQ lets this worker consume no more: {error}") from error
+
+
+def fetching(c: Any, appetite: Appetite) -> FromRedis | FromRabbitMQ | None:
+    """Return how a worker fetches over its connection; None where kombu's transport has no such means."""
+    match c.connection.transport.driver_type:
+        case "redis":
+            return FromRedis(c, appetite)
+        case "amqp":
+            return FromRabbitMQ(c, appetite)
+    return None

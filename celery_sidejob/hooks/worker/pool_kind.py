@@ -1,0 +1,106 @@
+"""What Celery's pools have in common for us, and where they differ: processes, threads, greenlets, or nothing."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+from celery.worker import state
+
+from ...model import native
+from ...model.errors import SettingsError
+
+logger = logging.getLogger("celery_sidejob")
+
+THREADS_END_S = 0.5
+"""How long threads of a pool that was told to end may take for it, if no body keeps them."""
+
+
+def check(pool_cls: Any) -> None:
+    """Refuse a pool in which a worker could not keep what it promises: SettingsError says which to take."""
+    module = getattr(pool_cls, "__module__", "")
+    if module == "celery.concurrency.eventlet":
+        raise SettingsError(
+            "The pool eventlet is not supported: eventlet is no longer maintained, and psycopg does not know it: a "
+            "statement would stop all its green threads. Use --pool=gevent or --pool=threads."
+        )
+    if module == "celery.concurrency.gevent" and not native.is_patched():
+        raise SettingsError(
+            "The pool gevent was chosen after Python's threads and sockets had been imported: each statement would "
+            "stop all greenlets. Choose it on the command line, with celery -A <app> worker --pool=gevent, and not by "
+            "worker_pool."
+        )
+
+
+def has_processes(pool: Any) -> bool:
+    """Whether bodies run in processes of their own, which may die alone."""
+    return hasattr(getattr(pool, "_pool", None), "_pool")
+
+
+def pids(pool: Any) -> list[int]:
+    """Return the process ids of a prefork pool; other pools have no processes of their own."""
+    processes = getattr(getattr(pool, "_pool", None), "_pool", None)
+    return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
+
+
+def not_begun() -> BaseException:
+    """Return what a thread or a greenlet of the pool is to raise when there is nothing for it to do after all."""
+    if native.is_patched():
+        from gevent import GreenletExit
+
+        silent: BaseException = GreenletExit()  # about which gevent says nothing
+        return silent
+    return RuntimeError("its message was given back")  # which nobody asks the thread's future about
+
+
+def end_quietly(pool: Any) -> None:
+    """Have a cold stop not fail on a message that is just being received, when it has closed the pool's threads.
+
+    Celery's handler of the signal does so wherever it finds the worker. The message has not been acknowledged: it is
+    the broker's, as what waits for a thread is.
+    """
+    if getattr(pool, "executor", None) is None:
+        return
+    apply = pool.on_apply
+
+    def apply_unless_over(*args: Any, **options: Any) -> Any:
+        try:
+            return apply(*args, **options)
+        except RuntimeError:  # "cannot schedule new futures after shutdown"
+            if not state.should_terminate:
+                raise
+            return None
+
+    pool.on_apply = apply_unless_over
+
+
+def leave_threads_behind(worker: Any) -> None:
+    """Have this process end after a cold stop though bodies go on in threads of its pool: nobody can stop those.
+
+    Python waits for all threads at its end. What these bodies held was given back, and their commits are refused.
+    """
+    executor = getattr(worker.pool, "executor", None)
+    if executor is None:
+        return
+    executor.shutdown(wait=False, cancel_futures=True)
+    threads = list(executor._threads)
+    # Before concurrent.futures and threading wait for them; there is no public way to come first.
+    threading._register_atexit(lambda: _end_without(threads, worker.exitcode or 0))  # type: ignore[attr-defined]
+
+
+def _end_without(threads: list[threading.Thread], exitcode: int) -> None:
+    deadline = time.monotonic() + THREADS_END_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if not any(thread.is_alive() for thread in threads):
+        return
+    logger.warning("This worker ends in the middle of bodies, whose runs were given back: threads cannot be stopped.")
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(exitcode)

@@ -1,0 +1,115 @@
+"""A message as a worker has received it: what no publisher could have meant is Celery's InvalidTaskError.
+
+Anything else that is raised while Celery takes a message ends the worker, or looks as if its broker had gone: then the
+message comes again at once. Whoever can write into a queue could keep all its workers from working.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery.exceptions import InvalidTaskError
+
+from ...model.checks import is_number
+from ...model.durable import ADOPTED, AHEAD, CALL, DIGEST, LATE, WORKER
+from ...model.names import why_not_name, why_not_storable
+from ..broker.carried import CELERYS
+
+OF_THE_PARENT = (WORKER, ADOPTED, AHEAD, LATE, DIGEST)
+"""What the worker's parent process tells the pool's. Headers of a message come with it, and may have such names."""
+TEXTS = (
+    "shadow",
+    "root_id",
+    "parent_id",
+    "group",
+    "argsrepr",
+    "kwargsrepr",
+    "lang",
+    "origin",
+    "reply_to",
+    "compression",
+)
+OURS = "sidejob"
+"""How names of ours begin."""
+NO_OPTIONS = CELERYS | {
+    "args",
+    "kwargs",
+    "hostname",
+    "is_eager",
+    "called_directly",
+    "headers",
+    "properties",
+    "delivery_info",
+    "reply_to",
+    "correlation_id",
+}
+"""What a body's options may not say. In a pool's process they replace what headers and the worker's parent say."""
+MOST_OF_ID = 2000
+"""Characters of a task id that the store can index; calls of ours are held to fewer."""
+MOST_RETRIES = 2**31 - 1
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""Errors that Celery raises over a malformed message."""
+
+
+def checked(take: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what takes a task's messages: Celery looks into a payload before it makes a request of it."""
+
+    def take_checked(message: Any, body: Any, *args: Any, **options: Any) -> Any:
+        payload = message.payload if body is None else body
+        if not isinstance(payload, Mapping | list | tuple):
+            raise InvalidTaskError(f"the payload is a {type(payload).__name__}, and no task's")
+        return take(message, body, *args, **options)
+
+    return take_checked
+
+
+def check_request(
+    request: Mapping[str, Any], payload: Any, header: str, why_not: Callable[[object], str | None]
+) -> None:
+    """Raise InvalidTaskError for a request that cannot be run; `header` is what our publishers say in it."""
+    _check(_why_no_id(request.get("id")), "id")
+    if request.get(header) is not None:
+        _check(why_not(request[header]), header)
+    _check(_why_no_limits(request.get("timelimit")), "timelimit")
+    retries = request.get("retries")
+    _check(None if retries is None or is_number(retries, most=MOST_RETRIES) else "it is no number", "retries")
+    _check(None if request.get(CALL) is None else why_not_name(request[CALL]), CALL)
+    for name in TEXTS:
+        _check(None if isinstance(request.get(name), str | None) else "it is no text", name)
+    stamped = request.get("stamped_headers") or ()
+    texts = isinstance(stamped, list | tuple) and all(isinstance(name, str) for name in stamped)
+    _check(None if texts else "it is no list of texts", "stamped_headers")
+    for name in ("stamps", "headers"):
+        _check(None if isinstance(request.get(name), Mapping | None) else "it is no mapping", name)
+    args, kwargs, embed = payload
+    _check(None if isinstance(args, list | tuple) else "they are no list", "arguments")
+    _check(None if isinstance(kwargs, Mapping) else "they are no mapping", "keyword arguments")
+    _check(_why_no_options(embed), "options")
+
+
+def _check(problem: str | None, what: str) -> None:
+    if problem is not None:
+        raise InvalidTaskError(f"{what} of the message: {problem}")
+
+
+def _why_no_id(task_id: Any) -> str | None:
+    if not isinstance(task_id, str) or not task_id:
+        return "it is no text"
+    return why_not_storable(task_id, max_length=MOST_OF_ID)
+
+
+def _why_no_options(options: Any) -> str | None:
+    if not isinstance(options, Mapping | None):
+        return "they are no mapping"
+    wrong = [name for name in options or () if not isinstance(name, str) or name in NO_OPTIONS or name.startswith(OURS)]
+    return f"they may not say {str(wrong[0])[:60]!a}" if wrong else None
+
+
+def _why_no_limits(limits: Any) -> str | None:
+    if not limits:
+        return None
+    if not isinstance(limits, list | tuple) or len(limits) != 2:
+        return "it is no pair"
+    fits = all(limit is None or (isinstance(limit, int | float) and 0 <= limit < 2**31) for limit in limits)
+    return None if fits else "it holds what is no time"

@@ -1,0 +1,104 @@
+"""Checks of given values: arguments of calls, options of tasks, settings, what a message says.
+
+They come before anything is asked of the store: Postgres' own errors name no argument. The rules for names are in
+`names`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, TypeGuard
+
+from .errors import InvalidValueError
+from .names import MAX_LENGTH, why_not_storable
+
+MOST = 2**63 - 1
+"""The largest number that Postgres takes for a bigint."""
+LONGEST_S = 10_000_000_000.0
+"""Three hundred years; Postgres and Python have an end of their own not far beyond."""
+SLIP = 0.85
+"""How like a name must be to count as a misspelling of it: one letter is wrong, or two have changed places."""
+
+Form = tuple[str, Callable[[Any], bool]]
+"""The values that an option may have: in words for the error, and as a check."""
+
+
+def is_number(value: object, *, least: int = 0, most: int = MOST) -> TypeGuard[int]:
+    """Tell whether this is a whole number from `least` to `most`."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def is_seconds(value: Any, *, least: float = 0.0) -> bool:
+    """Tell whether this is a number of seconds, from `least` to `LONGEST_S`."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LONGEST_S
+
+
+def in_seconds(value: Any) -> Any:
+    """Return a timedelta as seconds, and any other value as it is."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def is_keepable(text: str) -> bool:
+    """Tell whether a row can hold this text: no row is found by any other."""
+    return why_not_storable(text, max_length=len(text)) is None
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Tell whether this is a text that a row can hold."""
+    return isinstance(value, str) and is_keepable(value)
+
+
+def check_number(name: str, number: Any, *, of: str, least: int = 0) -> None:
+    """Raise InvalidValueError for an argument that is no whole number from `least` on; `of` says what it counts."""
+    if not is_number(number, least=least):
+        raise InvalidValueError(f"{name} is a number of {of}, at least {least}, not {shown(number)}.")
+
+
+def check_texts(**texts: Any) -> None:
+    """Raise InvalidValueError for an argument that is neither None nor a text which a row can hold."""
+    for name, text in texts.items():
+        _check_text(name, text, max_length=len(text) if isinstance(text, str) else 0)
+
+
+def check_label(name: str, label: Any) -> Any:
+    """Return a short text by which jobs can be found, or None; raise InvalidValueError for anything else."""
+    if label == "":
+        raise InvalidValueError(f"'' cannot be {name}=: it is empty")
+    _check_text(name, label, max_length=MAX_LENGTH)
+    return label
+
+
+def _check_text(name: str, text: Any, *, max_length: int) -> None:
+    if text is None:
+        return
+    problem = why_not_storable(text, max_length=max_length) if isinstance(text, str) else "it is not a string"
+    if problem:
+        raise InvalidValueError(f"{shown(text)} cannot be {name}=: {problem}")
+
+
+def misfit(options: Mapping[str, Any], forms: Mapping[str, Form]) -> str | None:
+    """Say which option has a value that it cannot have: "on_lost is 'requeue' or 'dead', not 'ded'".
+
+    None counts as an option that is not given.
+    """
+    for name, (form, fits) in forms.items():
+        value = options.get(name)
+        if value is not None and not fits(value):
+            return f"{name} is {form}, not {shown(value)}"
+    return None
+
+
+def nearest(name: str, known: Iterable[str], *, like: float = 0.6) -> str | None:
+    """Return the known name that is most like this one; None if none is so much like it, of 1.0 for the same name."""
+    return next(iter(get_close_matches(name, list(known), 1, like)), None)
+
+
+def shown(value: Any, *, most: int = 100) -> str:
+    """Return a value as an error shows it: in ASCII, and no more than so many characters."""
+    try:
+        text = ascii(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -1,0 +1,58 @@
+"""The columns of `jobs` that are given when a job is made. Each is declared here, and in no other list.
+
+From the declarations come the columns of the INSERT and those that handles and runs read (`store/jobs.py`), the keys of
+`Job.info`, and the options of `enqueue` that go straight into a column. The migrations add the column itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .checks import check_label
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One of these columns."""
+
+    name: str
+    sql: str
+    """Its type. JSON is text in Python; `Job.info` decodes it, and shows it through `sidejob_redact`."""
+    shown: str | None
+    """Its key in `Job.info`. A column without one is read by no handle and no run."""
+    check: Callable[[str, Any], Any] | None
+    """Makes the column an option of `enqueue`, of the same name: returns the row's value, or refuses a wrong one."""
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it holds JSON."""
+        return self.sql == "json"
+
+
+def _column(sql: str, *, shown: str | None = None, check: Callable[[str, Any], Any] | None = None) -> dict[str, Any]:
+    return {"sql": sql, "shown": shown, "check": check}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobColumns:
+    """What a new job's row holds in them."""
+
+    task: str = field(metadata=_column("text", shown="task"))
+    queue: str = field(metadata=_column("text", shown="queue"))
+    priority: int | None = field(default=None, metadata=_column("smallint", shown="priority"))
+    args: str = field(default="[]", metadata=_column("json", shown="args"))
+    kwargs: str = field(default="{}", metadata=_column("json", shown="kwargs"))
+    parent_id: int | None = field(default=None, metadata=_column("bigint", shown="parent"))
+    name: str | None = field(default=None, metadata=_column("text", shown="child_name"))
+    created_by: str | None = field(default=None, metadata=_column("text", shown="created_by", check=check_label))
+    max_losses: int | None = field(default=None, metadata=_column("int"))
+    retention_s: float | None = field(default=None, metadata=_column("double precision"))
+
+
+COLUMNS = tuple(Column(each.name, **each.metadata) for each in fields(JobColumns))
+SHOWN = {column.shown: column for column in COLUMNS if column.shown is not None}
+"""By their keys in `Job.info`."""
+OPTIONS = {column.name: column.check for column in COLUMNS if column.check is not None}
+"""The options of `enqueue` that go into a column as they are given, each with its check."""

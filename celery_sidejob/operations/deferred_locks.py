@@ -1,0 +1,392 @@
+"""Locks of durable tasks that are written late: a run begins in memory, and is locked if it still runs at a flush.
+
+For tasks that may be repeated (`locks_late`), and only for what is plainly the first delivery of a message. One thread
+of each process, there while there is something to write, locks what still runs after `EVERY_S` and removes what has
+ended by then, a statement for all of each. What is not plainly first locks at once, as everybody else does, so of two
+deliveries one gets the row; the other finds that out at its flush, and does not count.
+
+A process that dies before its flush leaves rows that nobody holds: they are published again, as copies, which lock at
+once. `tests/protocol_model/late_locks.py` walks all interleavings, and shows what comes of simpler rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..model import native
+from ..model.durable import Key
+from ..model.errors import SchemaError, StoreUnavailableError
+from ..model.protocols import Observer
+from ..store import write_behind
+from ..store.errors import OutcomeUnknown
+from ..store.outbox import latecomers
+from ..store.outbox.latecomers import Late
+from ..store.own_executor import OwnExecutor
+from ..store.statement import Executor
+from .contents import is_forged
+from .runtime import Aftermath, Runtime
+from .task_run_end import end_task_runs
+
+if TYPE_CHECKING:
+    from .durable_runs import Run
+
+logger = logging.getLogger("celery_sidejob")
+
+EVERY_S = 0.02
+"""How often this process writes, and how long a run may go on without a lock, but for one flush more."""
+BEHIND_S = 0.25
+"""After how long an unanswered flush keeps further runs from beginning without a lock."""
+RETRY_S = 0.2
+AT_REST_S = 0.2
+"""How long the thread goes on looking while there is nothing to write: to wake it would cost each run more."""
+LINGER_S = 5.0
+"""How long it then waits to be woken, before it ends."""
+POLL_S = 0.002
+PAGE = 1000
+NAME = "late locks"
+
+WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
+
+
+@dataclass(eq=False, slots=True)
+class LateLock:
+    """How it stands with the lock of one run."""
+
+    run: Run
+    max_losses: int
+    began_at: float
+    state: str = WAITS
+    """Not written yet; being written; held; refused, as another one has the row or it is gone or doomed; the run has
+    ended well, and its row is to be removed; over: nothing is to be written any more."""
+    then: str | None = None
+    """What became of the run while its lock was being written: ended, or over."""
+    is_unknown: bool = False
+    """An end whose answer was lost may have been applied."""
+
+
+class LateLocks:
+    """What one process has still to lock or to remove in one store."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.forget()
+        write_behind.register(self)
+
+    def forget(self) -> None:
+        """After a fork: what there is is the parent's."""
+        self._lock = native.lock()
+        self._runs: dict[Key, LateLock] = {}
+        self._thread: threading.Thread | native.Thread | None = None
+        self._bell = native.Bell()
+        self._rests = False
+        self._writing_since: float | None = None
+        self._fails = False
+        self._executor: OwnExecutor | None = None
+        self._thread_id: int | None = None
+
+    # -- what runs ask -------------------------------------------------------------------------------------------
+
+    def begin(self, run: Run, *, max_losses: int) -> bool:
+        """Let a run begin whose lock is written later; False if it has to lock now, as earlier ones are not written."""
+        now = time.monotonic()
+        with self._lock:
+            since = self._writing_since
+            if self._fails or (since is not None and now - since > BEHIND_S) or run.key in self._runs:
+                return False
+            self._runs[run.key] = run.late = LateLock(run, max_losses, now)
+            thread = self._thread_wanted()
+        if thread is not None:
+            thread.start()  # not under the lock: with gevent the start may wait
+        return True
+
+    def has(self, key: Key) -> bool:
+        """Tell whether this process runs such a task, or has not removed it yet: it needs no copy."""
+        return key in self._runs
+
+    def is_written(self, run: Run) -> bool:
+        """Tell whether it is known already who has the row."""
+        return self._of(run).state in (HELD, REFUSED)
+
+    def end(self, run: Run) -> None:
+        """Have the row of a run removed that has ended well, with nothing that follows it.
+
+        Dying before the next flush only means that it is found again, and repeated.
+        """
+        with self._lock:
+            late = self._of(run)
+            if late.state == WRITING:
+                late.then = ENDED
+            else:
+                late.state = ENDED
+            thread = self._thread_wanted()
+        if thread is not None:
+            thread.start()
+
+    def drop(self, run: Run) -> None:
+        """Write nothing more of a run that is over, unless its row is to be removed."""
+        with self._lock:
+            late = self._of(run)
+            if late.state == WRITING:
+                late.then = late.then or OVER
+            elif late.state != ENDED:
+                self._forget(late)
+
+    def take(self, run: Run) -> bool:
+        """Have the lock now; False if another run has the row, or it is gone or doomed: then this one does not count.
+
+        Raises StoreUnavailableError if the store does not answer; then it is written later.
+        """
+        late = self._of(run)
+        while True:
+            ours = False
+            try:
+                with self._lock:
+                    if late.state == WAITS:
+                        ours = True
+                        late.state = WRITING
+                    elif late.state != WRITING:
+                        return late.state == HELD
+                if ours:
+                    self._write_locks([late])
+                    break
+            finally:
+                if ours:  # whatever strikes: it would be being written for ever
+                    with self._lock:
+                        self._go_on_with([late])
+            time.sleep(POLL_S)  # and not on a lock, with which greenlets would wait for the flush
+        return late.state == HELD
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def write_now(self) -> None:
+        """Write all there is, or say why not: this process ends, or its worker gives back what it holds."""
+        deadline = time.monotonic() + self._runtime.stores.wait_s
+        while self._writing_since is not None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        try:
+            while self._write(older_than_s=0.0):
+                pass
+        except (StoreUnavailableError, SchemaError) as error:
+            logger.warning("What has run without a lock is found by the sweeper, and runs again: %s", error)
+
+    def _write(self, *, older_than_s: float) -> bool:
+        """Lock what has run for so long and remove what has ended; False if there was nothing."""
+        now = time.monotonic()
+        with self._lock:
+            known = self._runs.values()
+            running = [late for late in known if late.state == WAITS and now - late.began_at >= older_than_s][:PAGE]
+            ended = [late for late in known if late.state == ENDED][:PAGE]
+            if not running and not ended:
+                self._fails = False
+                return False
+            for late in (*running, *ended):
+                late.state, late.then = WRITING, None if late.state == WAITS else ENDED
+            self._writing_since = now
+        fails = True
+        try:
+            self._write_apart(self._write_ends, ended)
+            self._write_apart(self._write_locks, running)
+            fails = False
+        finally:
+            with self._lock:
+                self._go_on_with((*running, *ended))
+                self._writing_since, self._fails = None, fails
+        return True
+
+    def _write_apart(self, write: Callable[[Sequence[LateLock]], None], lates: Sequence[LateLock]) -> None:
+        """Write these, each by itself if they cannot be written together; the sweeper finds what cannot be at all."""
+        try:
+            write(lates)
+        except (StoreUnavailableError, SchemaError):
+            raise
+        except Exception:
+            if len(lates) > 1:
+                for late in lates:
+                    if late.then != OVER:
+                        self._write_apart(write, [late])
+                return
+            logger.exception("What task %s has run without a lock cannot be written", lates[0].run.key[0])
+            lates[0].then = OVER
+
+    def _is_idle(self) -> bool:
+        return all(late.state in (HELD, REFUSED) for late in self._runs.values())
+
+    def _go_on_with(self, written: Sequence[LateLock]) -> None:
+        """See to what became of runs while there was written of them, and to what could not be written."""
+        for late in written:
+            then, late.then = late.then, None
+            if then == ENDED:
+                late.state = ENDED
+            elif then == OVER or late.state == OVER:
+                self._forget(late)
+            elif late.state == WRITING:
+                late.state = WAITS
+
+    def _forget(self, late: LateLock) -> None:
+        late.state = OVER
+        if self._runs.get(late.run.key) is late:
+            del self._runs[late.run.key]
+
+    def _write_locks(self, running: Sequence[LateLock]) -> None:
+        for of_worker in _by_worker(running):
+            worker_id = of_worker[0].run.worker_id
+            lock = partial(latecomers.lock_late, worker_id=worker_id, pid=os.getpid())
+            held = self._transact("durable-late-lock", lock, of_worker)
+            with self._lock:
+                for late in of_worker:
+                    late.state = HELD if late.run.key[0] in held else REFUSED
+
+    def _write_ends(self, ended: Sequence[LateLock]) -> None:
+        for of_worker in _by_worker(ended):
+            worker_id = of_worker[0].run.worker_id
+            remove = partial(_remove, worker_id=worker_id)
+            try:
+                gone = self._transact("durable-late-end", remove, of_worker)
+                for late in of_worker:
+                    if late.run.key[0] in gone or late.run.is_revoked:
+                        late.then = OVER  # at once: whoever tries the rest again does not find it
+                self._take_back([late for late in of_worker if late.then != OVER])
+            except OutcomeUnknown:
+                for late in of_worker:
+                    late.is_unknown = True
+                raise
+
+    def _take_back(self, left: Sequence[LateLock]) -> None:
+        """Take out of the dead set what was revoked or expired before its run had a lock, and has ended well."""
+        if not left:
+            return
+        taken = self._transact("durable-late-end", latecomers.take_back_late, left)
+        for late in left:
+            late.then = OVER
+            task_id, task = late.run.key[0], late.run.task
+            if task_id in taken:
+                self._runtime.follow(Aftermath(calls=[partial(_tell_of_recovery, task_id=task_id, task=task)]))
+            elif not late.is_unknown and not is_forged(self._runtime, late.run.key, late.run.content):
+                logger.warning(
+                    "Task %s has run without a lock, and that run does not count: a copy of it does", task_id
+                )
+
+    def _transact(
+        self, name: str, write: Callable[[Executor, list[Late]], set[str]], lates: Sequence[LateLock]
+    ) -> set[str]:
+        """Write what belongs together, and return the ids of which it was written."""
+
+        def work(executor: Executor) -> set[str]:
+            now = time.monotonic()
+            return write(
+                executor,
+                [Late(late.run.key[0], late.run.content, now - late.began_at, late.max_losses) for late in lates],
+            )
+
+        with self._over_own():
+            return self._runtime.connections.transact(name, work, single=True, within_s=self._runtime.stores.wait_s)
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _thread_wanted(self) -> threading.Thread | native.Thread | None:
+        """Wake the thread, or return a new one to be started. With gevent a real one: bodies may keep all greenlets."""
+        if self._thread is None:
+            name = self._runtime.called("sidejob-late-locks")
+            if native.is_patched():
+                self._thread = native.Thread(self._run, name=name)
+            else:
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            return self._thread
+        if self._rests:
+            self._rests = False
+            self._bell.ring()
+        return None
+
+    def _run(self) -> None:
+        """Write every `EVERY_S`; rest when there is nothing, and end when nothing comes."""
+        fails, wrote_at = 0, time.monotonic()
+        self._thread_id = native.thread_id()
+        while True:
+            native.sleep(EVERY_S if not fails else RETRY_S)
+            try:
+                if self._write(older_than_s=EVERY_S):
+                    wrote_at = time.monotonic()
+                fails = 0
+            except Exception as error:
+                fails += 1
+                if fails == 1:
+                    known = isinstance(error, StoreUnavailableError)
+                    logger.warning("Late locks are not written, tried again: %s", error, exc_info=not known)
+            if time.monotonic() - wrote_at > AT_REST_S:
+                if not self._rest():
+                    return
+                wrote_at = time.monotonic()
+
+    def _rest(self) -> bool:
+        """Wait to be woken; False if nobody did, and this thread is no longer the one that writes."""
+        with self._lock:
+            if not self._is_idle():
+                return True
+            self._rests = True
+        woken = self._bell.wait(LINGER_S)
+        with self._lock:
+            self._rests = False
+            if woken or not self._is_idle():
+                return True
+            self._thread = None
+            executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
+        return False
+
+    def _over_own(self) -> AbstractContextManager[None]:
+        """With gevent the thread has a connection of its own; those of greenlets are none for it."""
+        if not native.is_patched() or native.thread_id() != self._thread_id:
+            return nullcontext()
+        if self._executor is None or self._executor.broken:
+            self._executor = self._runtime.connections.connect()
+        return self._runtime.connections.over(self._executor)
+
+    def _of(self, run: Run) -> LateLock:
+        assert run.late is not None
+        return run.late
+
+
+def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
+    """Yield those of each identity that their worker had, sorted, so that two processes do not wait for each other."""
+    for worker_id in {late.run.worker_id for late in lates}:
+        yield sorted((late for late in lates if late.run.worker_id == worker_id), key=_by_key)
+
+
+def _remove(executor: Executor, runs: list[Late], *, worker_id: int) -> set[str]:
+    ended = end_task_runs(executor, latecomers.remove_late(runs, worker_id=worker_id, pid=os.getpid()))
+    return {row.task_id for row in ended}
+
+
+def _by_key(late: LateLock) -> Key:
+    return late.run.key
+
+
+def _tell_of_recovery(observer: Observer, *, task_id: str, task: str) -> None:
+    observer.task_recovered(task_id, task)
+
+
+def of(runtime: Runtime) -> LateLocks:
+    """Return those of this process in a store."""
+    return runtime.connections.write_behind(NAME, lambda: LateLocks(runtime))
+
+
+def is_here(runtime: Runtime, key: Key) -> bool:
+    """Tell whether this process runs a task without a lock, or has not removed it yet."""
+    found = runtime.connections.if_write_behind(NAME)
+    return isinstance(found, LateLocks) and found.has(key)
+
+
+def write_now(runtime: Runtime) -> None:
+    """Write what this process has not written yet."""
+    found = runtime.connections.if_write_behind(NAME)
+    if found is not None:
+        found.write_now()

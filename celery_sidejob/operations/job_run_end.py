@@ -1,0 +1,153 @@
+"""The one place where a run of a job ends, whoever ends it: the run itself, the worker that stopped it, or a rescue.
+
+Code that belongs to every end goes into `end_job_run`: it knows the run, how it ended and the job's new status, in the
+transaction that ends it. A termination ends no run: it asks for a shutdown, which is a run and ends here. A deletion
+ends no run either: only jobs at rest are deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..model.changes import Change
+from ..model.messages import Outcome
+from ..model.run_end import RunEnd
+from ..model.status import Status
+from ..store import askings, asks, claims, dead, packets
+from ..store.outbox import arming, continuations
+from ..store.statement import Executor
+from .hold import Hold
+from .runs import Unit
+from .runtime import Aftermath, Runtime
+
+TAKEN = (RunEnd.LOST, RunEnd.GIVEN_BACK)
+"""Ends that the run did not decide: it was taken from its worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended; `result` is the asking's result as JSON text."""
+
+    how: RunEnd
+    result: str = "null"
+    error: str | None = None
+    traceback: str | None = None
+    retry_in_s: float = 0.0
+    reason: str = "failed"
+    asked: Sequence[Change] = ()
+    """What is applied of the unit of a run that raised: the termination of its own job."""
+    gives_up: Status | None = None
+    """The status in which the job rests because this run was one loss too many."""
+    moved: bool = False
+    """Another reader had packets that this run had read: the next run takes its packets before it uses them."""
+
+    @property
+    def outcome(self) -> Status | None:
+        """The status in which the job would rest; None if it is to run again."""
+        if self.how in TAKEN:
+            return self.gives_up
+        return Status.FAILED if self.how == RunEnd.RETRIED else Status(self.how)
+
+
+def end_job_run(
+    runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, aftermath: Aftermath, *,
+    by_worker: bool = False, quiet: bool = False,
+) -> Any | None:  # fmt: skip
+    """End a run; leave the asking, the message and the dead set as the job's new status requires.
+
+    `unit` is the run's last unit, applied already; None if the run's unit was discarded. `by_worker`: the worker ends
+    its own run, whatever units that run committed. `quiet`: see `claims.end`. Returns the job's new row; None if the
+    run was no longer current: then nothing was written.
+    """
+    row = _write(runtime, executor, hold, unit, ending, by_worker=by_worker, quiet=quiet)
+    if row is None:
+        return None
+    # Readers may have found nothing while the run held the packets. A rescue has not locked the parent: note its ask.
+    to_ask = packets.release(executor, hold.job_id, hold.run_no) if unit is None or unit.took else set()
+    if ending.gives_up and row.parent_id is not None:
+        to_ask.add(row.parent_id)
+    if to_ask:
+        asks.note(executor, to_ask, "run")
+        aftermath.noted += to_ask
+    if row.task_id is not None:
+        _follow_closing(runtime, executor, hold, row, ending, aftermath)
+    if row.goes_on:
+        _arm_next_run(runtime, executor, hold, row, ending, aftermath)
+    if row.status == Status.TERMINATED:
+        asks.drop_runs(executor, hold.job_id)
+    if row.status in (Status.FAILED, ending.gives_up):
+        _bury(executor, hold, row, ending, aftermath)
+    return row
+
+
+def _write(
+    runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool, quiet: bool
+) -> Any | None:
+    unwanted = not runtime.results.wanted(hold.row.task, None)
+    run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id}
+    if ending.how in TAKEN:
+        return claims.release(
+            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, outcome=ending.gives_up,
+            error=ending.error, unwanted=unwanted,
+        )  # fmt: skip
+    return claims.end(
+        executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
+        result=ending.result, unwanted=unwanted, applied=unit is not None, retry=ending.how == RunEnd.RETRIED,
+        error=ending.error, seen=hold.seen_wakes if unit is not None else None, quiet=quiet,
+    )  # fmt: skip
+
+
+def _follow_closing(
+    runtime: Runtime, executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+) -> None:
+    """Write the continuations of the asking that was just closed, and have its result stored in the backend."""
+    job, options = hold.row, json.loads(row.options) if row.options else None
+    ended = Outcome(
+        row.task_id, job.id, job.task, job.queue, str(ending.outcome), ending.result, options, job.args, job.kwargs
+    )
+    for continuation in runtime.results.continuations(ended):
+        continuations.add(
+            executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
+            look_after_s=runtime.settings.lost_after,
+        )  # fmt: skip
+        aftermath.continuations.append(continuation)
+    if runtime.results.wanted(ended.task, options):
+        aftermath.outcomes.append(ended)
+    elif options:
+        askings.mark_stored(executor, [row.task_id])
+
+
+def _arm_next_run(
+    runtime: Runtime, executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+) -> None:
+    """Turn the run's message into the next run's; the sweeper publishes that of a retry when its backoff is over."""
+    is_queued = row.status == Status.QUEUED
+    task_id = None
+    if is_queued and (row.task_id or ending.outcome == Status.TERMINATED):
+        task_id = askings.open_next(executor, hold.job_id)
+    elif row.task_id:
+        task_id = str(uuid.uuid4())
+    wait_s = ending.retry_in_s if is_queued else 0.0
+    armed = arming.rearm(
+        executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,
+        look_after_s=runtime.settings.lost_after,
+    )  # fmt: skip
+    if not wait_s:
+        aftermath.ring(hold.row, armed)
+
+
+def _bury(executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath) -> None:
+    """Enter the job in the dead set, with the wake that was pending when its last run was lost."""
+    job, reason = hold.row, ending.reason
+    shown = json.loads(ending.error) if ending.error else {}
+    entry = dead.bury(
+        executor, job.id, task_id=row.task_id, reason=reason, traceback=ending.traceback,
+        error=f"{shown.get('type', '')}: {shown.get('message', '')}",
+        retries=0 if ending.gives_up else job.retries,
+        wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
+    )  # fmt: skip
+    aftermath.calls.append(lambda observer: observer.buried(entry, job.id, job.task, reason))

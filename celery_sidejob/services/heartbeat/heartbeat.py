@@ -1,0 +1,209 @@
+"""The life of a worker: its identity, its beat, its liveness lock, and its duties for what it holds.
+
+A native thread with a connection of its own, because a hub's timers die on reconnect and green threads starve. It
+beats every `sidejob_heartbeat_interval`; it watches the processes of its pool every quarter of a second, because
+Celery itself takes five seconds to notice that one was killed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from ...model.errors import StoreUnavailableError
+from ...operations import recovery
+from ...operations.runtime import Runtime
+from ...store import workers
+from ...store.errors import unavailable_during
+from ...store.outbox import checks, holds, revocation
+from ...store.outbox.kinds import JOBS, TASKS
+from ..duty import Duties, Duty, Report
+from .heartbeat_file import HeartbeatFile
+from .held_tasks import HeldTasks
+from .liveness_lock import LivenessLock
+from .orphans import Orphans
+from .overdue import Overdue
+from .pool_processes import PoolProcesses
+from .prefetched import Prefetched
+from .strays import Strays
+from .worker import Worker
+
+logger = logging.getLogger("celery_sidejob")
+
+WATCH_S = 0.25
+"""How often the processes of the pool are looked at."""
+
+
+class Heartbeat(Worker):
+    """Keeps one worker alive in the store, and has what it holds and does not run rescued."""
+
+    def __init__(
+        self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None, *,
+        is_busy: Callable[[], bool] = lambda: True, check: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`check` raises what keeps a worker from serving the store: a schema that does not fit, for one."""
+        super().__init__(runtime, is_busy)
+        self.name = runtime.called("heartbeat")
+        self._check = check
+        self.has_processes = processes is not None
+        """Whether bodies run in processes of a pool, and not in this one."""
+        self._processes = processes or PoolProcesses()
+        self._file = file
+        self._settings = runtime.settings
+        self.store: str | None = None
+        """The store's name, where there are several."""
+        self._lock = LivenessLock(runtime.settings, runtime.connections.setting)
+        self._beat_at = float("-inf")
+        self._sweep_at = float("-inf")
+        self._leaves = False
+        self.tasks = HeldTasks(self)
+        self._strays = Strays(self)
+        self._orphans = Orphans(self, self._strays)
+        self._duties = Duties(
+            Beat(self),
+            self._orphans,
+            self.tasks,
+            self._strays,
+            Overdue(self),
+            Prefetched(self, self.runs, JOBS),
+            Prefetched(self, self.tasks.runs, TASKS, fits=self.tasks.fits),
+        )
+
+    # -- identity ------------------------------------------------------------------------------------------------
+
+    def register(self) -> int:
+        """Enter this process under a new identity, with its liveness lock where the connection allows one."""
+        self._check()
+        if self.runtime.stores.several:
+            self.store = self.runtime.stores.name_of(self.runtime)
+        with unavailable_during("register"):
+            executor = self.executor()
+            worker_id = workers.register(executor, workers.new_ident())
+            self.tasks.keeps_revocations = revocation.fits(executor)
+            self._lock.take(worker_id, executor)
+        # Not before: what broke off above is begun anew. An identity of which nobody knows is found by its silence.
+        self._beat_at = time.monotonic()
+        self.worker_id = worker_id
+        return worker_id
+
+    @property
+    def may_claim(self) -> bool:
+        """Whether this worker has beaten within its lease, by its own clock."""
+        return time.monotonic() - self._beat_at < self._settings.lease
+
+    @property
+    def lock_lost_at(self) -> float:
+        """When this worker's own liveness lock fell last, by the monotonic clock."""
+        return self._lock.lost_at
+
+    def sweep_is_due(self) -> bool:
+        """Tell, once, that nobody seems to sweep the schema; asked by the service that then does."""
+        if time.monotonic() < self._sweep_at:
+            return False
+        self._sweep_at = float("inf")  # until a beat says so again
+        return True
+
+    def leave(self) -> int:
+        """Give back everything this worker holds, without counting a loss, and declare it gone."""
+        released = 0
+        if not self.worker_id:
+            return released
+        try:
+            for row in holds.held_by(self.runtime.connections, JOBS, self.worker_id):
+                released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
+            released += self.tasks.leave()
+            self._leaves = True  # the loop may be in the midst of a beat, which then finds no row
+            workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
+            workers.leave(self.runtime.connections, self.worker_id)
+        except StoreUnavailableError as error:
+            logger.warning("Could not give back what this worker held; it is found by its silence: %s", error)
+        return released
+
+    # -- one look ------------------------------------------------------------------------------------------------
+
+    def run_once(self) -> Report:
+        """Beat if it is time, and rescue what is held and not run, by pool processes that died or at all.
+
+        Reports `beaten`, the `orphans` rescued from processes that died, and what else was `rescued`.
+        """
+        if self._file is not None:
+            self._file.touch()  # first: what follows raises while there is no store
+        if not self.worker_id:
+            self.register()  # the store was away when the worker started
+        if not self.errands.waiting:  # they end runs, whose plans must be known until then
+            self.runs.sweep()
+        died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # tells of each only once
+        self._orphans.died.update(died)
+        self.tasks.died.update(died)
+        report = Report()
+        self._duties.do(report)
+        return report
+
+    def wait_s(self) -> float:
+        """Return how long to wait; a liveness lock that drops ends the wait."""
+        if not self._lock.held:
+            return WATCH_S
+        self._lock.dropped_within(WATCH_S)
+        return 0.0
+
+    def close(self) -> None:
+        """Close both connections; the lock falls with its own."""
+        self._lock.close()
+        self.disconnect()
+        if self._file is not None:
+            self._file.remove()
+
+    # -- beating -------------------------------------------------------------------------------------------------
+
+    @property
+    def beat_is_due(self) -> bool:
+        """Whether it is time to beat, or the liveness lock fell."""
+        return self._lock.lost or time.monotonic() - self._beat_at >= self._settings.heartbeat_interval
+
+    def beat(self) -> None:
+        """Beat, and take the liveness lock again if it fell."""
+        if self._is_alive() and self._lock.is_due:
+            # Before the lock was lost its absence was no proof, now it is announced anew: the beat clears a suspicion.
+            self._lock.take(self.worker_id, self.executor())
+            self._is_alive()
+
+    def _is_alive(self) -> bool:
+        """Beat; False if this worker was declared dead meanwhile, and has begun anew."""
+        beat = workers.beat(self.executor(), self.worker_id, schema=self._settings.schema)
+        if beat is None:
+            self._declared_dead()
+            return False
+        self._beat_at = time.monotonic()
+        self._sweep_at = self._beat_at + beat.sweep_in_s if beat.sweep_in_s is not None else float("inf")
+        return True
+
+    def _declared_dead(self) -> None:
+        """Drop everything and begin anew: what still runs here will be refused by its fence."""
+        if self._leaves:
+            return
+        logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
+        received = self.runs.clear()
+        tasks = self.tasks.runs.clear()
+        self.register()
+        for key in received:
+            # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
+            checks.hasten(self.executor(), JOBS, [key])
+        if tasks:
+            checks.hasten(self.executor(), TASKS, tasks)
+
+
+class Beat(Duty):
+    """Beats, as often as `sidejob_heartbeat_interval` says; one that failed is tried again at once."""
+
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        super().__init__()
+        self._heartbeat = heartbeat
+
+    def is_due(self) -> bool:
+        """Tell whether it is time."""
+        return self._heartbeat.beat_is_due
+
+    def _do(self, report: Report) -> None:
+        self._heartbeat.beat()
+        report["beaten"] += 1

@@ -1,0 +1,63 @@
+"""The file by which something outside, such as a probe of Kubernetes, sees that a worker's heartbeat goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ...model.errors import SettingsError
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class HeartbeatFile:
+    """Touches `sidejob_heartbeat_file` while the heartbeat's loop goes round, whether or not the store answers.
+
+    So the file grows old when the heartbeat has stopped, and not when the store is down: a worker that waits for its
+    store is not helped by being killed. A worker that is killed leaves it, and it grows old.
+    """
+
+    def __init__(self, path: str, *, every_s: float) -> None:
+        self._path = Path(path)
+        self._every_s = every_s
+        self._touched_at = float("-inf")
+        self._failing = False
+
+    def clear(self) -> None:
+        """Remove what an earlier worker has left; SettingsError if the file could not be made.
+
+        Without that error the worker would work, and its probe have it killed again and again.
+        """
+        try:
+            self._path.touch()
+            self._path.unlink()
+        except OSError as error:
+            raise SettingsError(
+                f"sidejob_heartbeat_file {str(self._path)!r} cannot be written ({error.strerror}): name a file in a "
+                "directory that exists and that the worker may write to."
+            ) from error
+
+    def touch(self) -> None:
+        """Make the file new if it is time; never raises."""
+        now = time.monotonic()
+        if now - self._touched_at < self._every_s:
+            return
+        try:
+            try:
+                os.utime(self._path)  # needs no space on the disk
+            except FileNotFoundError:
+                self._path.touch()
+        except OSError as error:
+            if not self._failing:
+                logger.warning("sidejob_heartbeat_file cannot be touched: %s", error)
+            self._failing = True
+        else:
+            self._touched_at, self._failing = now, False
+
+    def remove(self) -> None:
+        """Remove it: this worker has stopped."""
+        with suppress(OSError):
+            self._path.unlink()

@@ -1,0 +1,119 @@
+"""What a worker holds of ordinary durable tasks and does not run, or no longer: it runs again, or is buried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from ...model.crash_points import reach
+from ...model.durable import NOWHERE, Address, Content, Death, Key
+from ...operations import burials, durable_locks, revocation
+from ...store.outbox import checks, holds
+from ...store.outbox.kinds import TASKS
+from ..durable_schema import DurableSchema
+from ..duty import Report
+from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
+from .worker import Worker, WorkerDuty
+
+PAGE = 1000
+"""How many messages one look has sent again."""
+
+
+class HeldTasks(WorkerDuty):
+    """Takes the runs of processes that died, but for those that the parent stopped and ends itself.
+
+    Once per lease it takes what is held and not run, and at once it has messages sent again that were forgotten here
+    while the store was away.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self.runs: Deliveries[Key] = Deliveries()
+        self.keeps_revocations = False
+        """Whether the store does: it may be one revision behind."""
+        self.died: set[int] = set()
+        """Processes that died and whose runs are not all taken yet."""
+        self._missed: set[Key] = set()
+        self.fits = DurableSchema(self._connections).fits
+        self._reconciled_at = time.monotonic()
+
+    def fail(self, key: Key, death: Death, *, address: Address = NOWHERE, content: Content | None = None) -> None:
+        """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
+        burials.fail(
+            self._runtime, key, death, by="worker", worker_id=self._worker.worker_id, address=address, content=content
+        )
+
+    def revoke(self, key: Key, *, address: Address, error: str) -> None:
+        """Have a task buried that this worker knows to be revoked, by whoever sweeps: who waits is told once."""
+        if revocation.revoke(self._runtime, [key[0]]) is None:
+            self.fail(key, Death("revoked", error), address=address)
+
+    def leave(self) -> int:
+        """Give back all that is held: this worker stops."""
+        if not self.fits():
+            return 0
+        self._send_unlocked_again(self.runs.unlocked())
+        return self._give_back((row, False) for row in self._held())
+
+    def _do(self, report: Report) -> None:
+        self._send_again()
+        if self.died and self.fits():
+            report["orphans"] += self._take_orphans()
+            return
+        self.died.clear()
+        if time.monotonic() - self._reconciled_at > self._runtime.settings.lease:
+            report["orphans"] += self._take_strays()
+
+    def _take_orphans(self) -> int:
+        reach("rescue:before")
+        held = [row for row in self._held() if row.pid in self.died]
+        taken = self._take(held)
+        if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
+            return taken  # somebody has one of the rows locked just now: tried again at the next look
+        # What had begun without a lock has left no trace, and its message may be acknowledged: sent again now, it
+        # locks at once. So this death is not counted, further ones are.
+        self._send_unlocked_again([key for pid in self.died for key in self.runs.unlocked(pid)])
+        for pid in self.died:
+            self.runs.of_process(pid)
+        self.died.clear()
+        return taken
+
+    def _send_again(self) -> None:
+        self._missed.update(self.runs.missed())
+        if self._missed and self.fits():
+            page = list(islice(self._missed, PAGE))
+            checks.hasten(self._connections, TASKS, page)
+            self._missed.difference_update(page)
+
+    def _send_unlocked_again(self, keys: Sequence[Key]) -> None:
+        if keys:
+            checks.hasten(self._connections, TASKS, keys, begun=True)
+
+    def _take(self, rows: Iterable[Any]) -> int:
+        plans = ((row, self.runs.plan_of((row.task_id, row.generation))) for row in rows)
+        return self._give_back((row, plan != RELEASED) for row, plan in plans if plan != ENDED)
+
+    def _give_back(self, rows: Iterable[tuple[Any, bool]]) -> int:
+        """Give rows back, each as a loss or not. What was locked too late, for nobody, is none: it was not begun."""
+        fates: dict[tuple[bool, bool], list[str]] = {}
+        for row, loss in rows:
+            begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
+            fates.setdefault((loss and begun, begun), []).append(row.task_id)
+        return sum(
+            durable_locks.give_back(self._runtime, ids, worker_id=self._worker.worker_id, loss=loss, begun=begun)
+            for (loss, begun), ids in fates.items()
+        )
+
+    def _take_strays(self) -> int:
+        """Take what this worker holds and has not been running for a while."""
+        self._reconciled_at = time.monotonic()
+        self.runs.sweep()
+        if not self.fits():
+            return 0
+        rows = [row for row in self._held(GRACE_S) if row.old]
+        return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
+
+    def _held(self, older_than_s: float = 0) -> Sequence[Any]:
+        return holds.held_by(self._connections, TASKS, self._worker.worker_id, older_than_s=older_than_s)

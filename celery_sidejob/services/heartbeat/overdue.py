@@ -1,0 +1,31 @@
+"""Rescues runs whose body should have renewed their lease by itself, and ends their process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import suppress
+
+from ...store.outbox import holds
+from ..duty import Report
+from .worker import WorkerDuty
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class Overdue(WorkerDuty):
+    """Looks at the runs that renew their own lease, where there are such."""
+
+    def _do(self, report: Report) -> None:
+        runs = self._worker.runs
+        leases = runs.own_leases()
+        if not leases:
+            return
+        for row in holds.overdue(self._connections, leases, worker_id=self._worker.worker_id):
+            logger.warning("Run %d of job %d did not renew its lease in time", row.run_no, row.job_id)
+            report["rescued"] += self._rescue(row)
+            runs.stopped((row.job_id, row.run_no))
+            if row.pid != os.getpid():  # a thread cannot be ended; its commit will be refused
+                with suppress(ProcessLookupError):
+                    os.kill(row.pid, signal.SIGKILL)

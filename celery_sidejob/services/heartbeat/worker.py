@@ -1,0 +1,74 @@
+"""What the duties of one heartbeat share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from ...model import native
+from ...operations import recovery
+from ...operations.runtime import Runtime
+from ...store.own_executor import OwnExecutor
+from ..duty import Duty, Report
+from ..set_aside import SetAside
+from .deliveries import Deliveries, Key
+from .errands import Errands
+
+
+class Worker:
+    """A worker in one store: its identity there, the connection that its thread uses, and what runs in it.
+
+    `is_busy`: whether anything runs here, of whatever kind.
+    """
+
+    def __init__(self, runtime: Runtime, is_busy: Callable[[], bool] = lambda: True) -> None:
+        self.runtime = runtime
+        self.worker_id = 0
+        """Under which it is entered in the store; 0: not yet."""
+        self.is_busy = is_busy
+        self.runs: Deliveries[Key] = Deliveries()
+        self.errands = Errands(runtime.called("errands"))
+        # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
+        self.own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
+        """The runtime for what this worker's thread does."""
+        self.aside = SetAside()
+        self._executor: OwnExecutor | None = None
+
+    def executor(self) -> OwnExecutor:
+        """Return this worker's own connection: all that its thread does in the store goes over it."""
+        if self._executor is not None and (self._executor.broken or self._executor.dropped_within(0)):
+            self.disconnect()
+        if self._executor is None:
+            self._executor = self.runtime.connections.connect()
+        return self._executor
+
+    def disconnect(self) -> None:
+        """Close that connection, if it is open."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
+
+
+class WorkerDuty(Duty):
+    """A duty of the heartbeat, done over the worker's own connection."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._runtime = worker.own
+        self._connections = worker.runtime.connections
+
+    def run_once(self, report: Report | None = None) -> Report:
+        """Do it now, and count what that was."""
+        with self._connections.over(self._worker.executor()):
+            return super().run_once(report)
+
+    def _rescue(self, row: Any) -> bool:
+        """Rescue a run that this worker holds; False if its job is locked just now, or it has ended after all."""
+        taken = False
+        with self._worker.aside.by_itself("rescue", row.job_id) as may:
+            taken = may and recovery.rescue(
+                self._runtime, row.job_id, run_no=row.run_no, worker_id=self._worker.worker_id, own=True
+            )
+        return taken

@@ -1,0 +1,147 @@
+"""What waits in the broker and is therefore not missing, however long the backlog is.
+
+A copy of a message is harmless, but copies of a backlog are a second one. Before a message that was not heard of counts
+as missing, the broker is looked into, outside any transaction: in Redis for each message
+(`hooks/broker/redis_look.py`), in RabbitMQ, which shows no messages, by counting. If the broker cannot answer, only the
+time since the publication decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from ...model.broker_view import Look, Sight, Sought
+from ...operations.runtime import Runtime
+from ...store.outbox import checks
+from ...store.outbox.checks import LOOK_PAGE, OVERTAKEN_S
+from ...store.outbox.kinds import Kind
+from ...store.statement import Executor
+
+FRONT_S = 300.0
+REST_S = 3600.0
+"""When a message that waits is looked at again, at the latest: one of those that are served next, and any other."""
+UNREAD_S = 5.0
+BORDER = 50
+"""How many of those that were read last say when their part of the queue was published: the earliest of them does."""
+
+
+class Backlog:
+    """Tells what waits from what is missing; each queue is looked into once in a turn of the sweeper."""
+
+    def __init__(self, runtime: Runtime, may_go_on: Callable[[], bool]) -> None:
+        self._runtime = runtime
+        self._may_go_on = may_go_on
+        self._counted = False
+        self._look: Look | None = None
+        self._borders: dict[str, datetime | None] = {}
+        self._whole: dict[str, bool] = {}
+
+    def begin_turn(self) -> None:
+        """Forget what was seen last time."""
+        self._counted = False
+        self._look = self._runtime.publisher.look()
+        self._borders.clear()
+        self._whole.clear()
+
+    def pass_over_counted(self) -> bool:
+        """Look later at messages of queues in which as many are ready as are overdue; tells whether there are such.
+
+        One that is lost while others wait is called missing once it is overtaken.
+        """
+        if self._counted or not self._runtime.publisher.knows_queues:
+            return False
+        self._counted = True
+        passed_over = 0
+        for queue, number in checks.overdue(self._runtime.connections, limit=LOOK_PAGE).items():
+            ready = self._runtime.publisher.ready_messages(queue)
+            if ready is None or ready < number:
+                continue
+
+            def work(executor: Executor, queue: str = queue) -> int:
+                return checks.postpone_in(executor, queue)
+
+            passed = LOOK_PAGE
+            while passed == LOOK_PAGE and self._may_go_on():
+                passed = self._runtime.connections.transact("pass-over", work)
+                passed_over += passed
+        return bool(passed_over)
+
+    def is_whole(self, queue: str) -> bool:
+        """Tell whether a queue of RabbitMQ has nearly all that it should have: then it was not emptied.
+
+        A tenth may be missing, as workers may just be fetching it. What is lost all the same is found missing later,
+        as ever.
+        """
+        if queue not in self._whole:
+            ready = self._runtime.publisher.ready_messages(queue)
+            limit = 1 + max(0, ready or 0) * 10 // 9
+            self._whole[queue] = (
+                ready is not None and checks.in_queue(self._runtime.connections, queue, limit=limit) < limit
+            )
+        return self._whole[queue]
+
+    def look_for_all(self, kind: Kind, after: Any, sought_of: Callable[[Any], Sought] | None = None) -> bool:
+        """Have rows with keys above `after` published again that the broker should have, and does not.
+
+        False if that is to be done once more: the broker does not answer, or another sweeps.
+        """
+        self.begin_turn()  # what was seen before says nothing of what is read now
+        seen_at = None
+        while page := checks.in_broker(self._runtime.connections, kind, after=after):
+            after, seen_at = page[-1].key, seen_at or page[0].read_at
+            lost = [row for row in page if not self.is_whole(row.queue)]
+            gone = self.without_what_waits(lost, sought_of) if self._may_go_on() else None
+            if gone is None:
+                return False
+            republish = partial(checks.republish, kind=kind, task_ids=gone, seen_at=seen_at)
+            self._runtime.connections.transact("look-now", republish, single=True)
+        return True
+
+    def without_what_waits(
+        self, rows: Sequence[Any], sought_of: Callable[[Any], Sought] | None = None
+    ) -> list[str] | None:
+        """Return the task ids of rows that are due for something, and look later at those that wait in the broker.
+
+        None if the broker does not answer just now: then nothing could be published either. `sought_of` makes of a row
+        what is looked for; without it the rows are of durable tasks.
+        """
+        if sought_of is None:
+            sought = [Sought.of_row(row) for row in rows if row.publication is not None]
+        else:
+            sought = [sought_of(row) for row in rows]
+        sight = self._look.find(sought) if self._look is not None and sought else Sight()
+        if sight is None and not self._runtime.publisher.ready:
+            return None
+        sight = sight or Sight()
+        published_at = {row.task_id: row.published_at for row in rows}
+        borders = {queue: self._border(queue, last) for queue, last in sight.last.items()}
+        behind = {
+            task_id for task_id, queue in sight.behind.items()
+            if (border := borders[queue]) is not None and published_at[task_id] > border
+        }  # fmt: skip
+        self._pass_over(sight.there, FRONT_S)
+        self._pass_over(behind, REST_S)
+        self._pass_over(sight.unread, UNREAD_S, are_there=False)
+        return [row.task_id for row in rows if row.task_id not in sight.there | behind | sight.unread]
+
+    def _border(self, queue: str, last: Sequence[str]) -> datetime | None:
+        """Return what was published before the rest of a queue; None if the store has nothing of what was read.
+
+        The earliest of several: one whose publication was marked late, or that was published twice, says too much.
+        """
+        if queue not in self._borders:
+            known = checks.published_at(self._runtime.connections, last)
+            latest = [known[task_id] for task_id in last if task_id in known][-BORDER:]
+            self._borders[queue] = min(latest) - timedelta(seconds=OVERTAKEN_S) if latest else None
+        return self._borders[queue]
+
+    def _pass_over(self, task_ids: Collection[str], longest_s: float, *, are_there: bool = True) -> None:
+        if task_ids:
+
+            def work(executor: Executor) -> None:
+                checks.postpone(executor, task_ids, longest_s=longest_s, are_there=are_there)
+
+            self._runtime.connections.transact("pass-over", work, single=True)

@@ -1,0 +1,55 @@
+"""Dooms ordinary durable tasks that the broker's transport has given up; of jobs that means nothing."""
+
+from __future__ import annotations
+
+import logging
+
+from ...model.buried import Buried, Place
+from ...model.errors import StoreUnavailableError
+from ...model.troubles import log_trouble
+from ...operations import burials
+from ..duty import Report
+from .sweep import Sweep, TaskDuty
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class DeadList(TaskDuty):
+    """Reads the transport's dead list to its end; tasks that are not durable are left there for a person to decide.
+
+    Dying before an entry is removed leaves it, and the next sweeper finds the row doomed, or in the dead set.
+    """
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(sweep)
+        self._place = Place()
+
+    def _do(self, report: Report) -> None:
+        publisher = self._runtime.publisher
+        while self._may_publish():
+            place, page = publisher.buried(self._place)
+            if not page:
+                self._place = place
+                return
+            seen_to = [one.text for one in page if one.is_doorbell or self._poison(one)]
+            if seen_to and not publisher.forget_buried(seen_to):
+                return
+            self._place = place.past([one.text for one in page if one.text not in seen_to])
+
+    def _poison(self, buried: Buried) -> bool:
+        """Doom the row of a message, if it is in this store; tells whether it is, or was."""
+        stores = self._runtime.stores
+        if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime))):
+            return False
+        try:
+            return burials.poison(self._runtime, buried.key)
+        except StoreUnavailableError:
+            raise
+        except Exception:  # the entries behind it must not wait for it
+            log_trouble(
+                logger,
+                buried.key,
+                "What the dead list of the transport has of task %.100r was left there",
+                buried.key[0],
+            )
+            return False

@@ -1,0 +1,65 @@
+"""Finds workers that died, and rescues the runs that they held, one job per transaction."""
+
+from __future__ import annotations
+
+import time
+
+from ...model.crash_points import reach
+from ...store import workers
+from ...store.outbox import holds
+from ...store.outbox.kinds import JOBS
+from ..duty import Count, Report
+from .sweep import SweepDuty
+
+RESCUED = Count("rescued", "Lost runs rescued.")
+TROUBLE_S = 10.0
+"""After the store was away a free lock means nothing for so long: its owners may still be on their way back."""
+
+
+class DeadWorkers(SweepDuty):
+    """Suspects, declares dead, rescues: each a step of its own, and irrevocable only after two observations."""
+
+    counts = (
+        Count(
+            "declared_dead", "Workers declared dead for their silence or their free liveness lock.",
+            total="workers_declared_dead",
+        ),
+        Count(
+            "suspected", "Workers suspected of being dead: poll again in a while, one that stays silent is declared "
+            "dead.", is_work=False,
+        ),
+        RESCUED,
+    )  # fmt: skip
+
+    def _do(self, report: Report) -> None:
+        settings, worker = self._runtime.settings, self._sweep.worker
+        silence_s = settings.lease / 2
+        trouble_at = max(self._sweep.trouble_at, worker.lock_lost_at if worker else self._sweep.trouble_at)
+        trouble = time.monotonic() - trouble_at < TROUBLE_S
+        self._sweep.suspects = False
+        gone = False
+        for row in workers.liveness(self._connections, schema=settings.schema, silence_s=silence_s):
+            dead, suspected = row.dead_at is not None, row.suspect_at is not None
+            if not dead and not suspected:
+                by = "lock" if row.lock_free and not (row.restarted or trouble) else "silence" if row.silent else None
+                if by is not None:
+                    suspected = workers.suspect(self._connections, row.id, by=by, seen=row.beat_at)
+                    self._sweep.suspects |= suspected
+            elif not dead and not trouble:  # or its beat may just be on its way back too
+                self._sweep.suspects |= row.suspect_by == "lock"
+                dead = workers.declare_dead(
+                    self._connections, row.id, lock_grace_s=settings.lock_grace, silence_s=silence_s
+                )
+                report["declared_dead"] += dead
+            report["suspected"] += suspected and not dead
+            if dead:
+                gone = True
+                # A worker that left by itself gave back what it held, but for jobs somebody had locked at that moment.
+                self._rescue_all(row.id, report, loss=row.suspect_at is not None)
+        if gone:
+            workers.forget_dead(self._connections)
+
+    def _rescue_all(self, worker_id: int, report: Report, *, loss: bool) -> None:
+        for held in holds.held_by(self._connections, JOBS, worker_id):
+            reach("rescue:before")
+            self._rescue(report, held.job_id, run_no=held.run_no, worker_id=worker_id, loss=loss)

@@ -1,0 +1,108 @@
+"""Publishes messages of jobs, and continuations, that are due: not published yet, or not heard of since.
+
+Fair by queue, the oldest first. A copy in the broker is harmless: the claim drops it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.crash_points import reach
+from ...model.errors import InvalidValueError
+from ...model.messages import CONTINUATION, Continuation, Doorbell
+from ...model.protocols import Refused
+from ...store.outbox import checks, publishing
+from ...store.outbox.kinds import JOBS
+from ...store.statement import Executor
+from ..duty import Count, Report
+from ..set_aside import SET_ASIDE_S
+from .sweep import Sweep, SweepDuty
+
+logger = logging.getLogger("celery_sidejob")
+
+PAGE = 200
+"""Messages of one queue looked at in one step."""
+PAGES = 20
+"""Steps of one turn, after which the other duties come first again."""
+
+PUBLISHED = Count("published", "Messages given to the broker.")
+MISSING = Count("missing", "Messages published again because nobody had claimed their run.", total="messages_missing")
+UNPUBLISHED = Count("unpublished", "Messages the broker did not take; they are tried again.")
+
+
+class Doorbells(SweepDuty):
+    """Publishes some pages of them."""
+
+    counts = (PUBLISHED, MISSING, UNPUBLISHED)
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(sweep)
+        self._reserved: list[str] = []
+
+    def is_due(self) -> bool:
+        """Tell whether anything can be published."""
+        return self._runtime.publisher.ready
+
+    def _do(self, report: Report) -> None:
+        if self._reserved:  # by a turn that failed
+            publishing.give_up(self._connections, self._reserved, wait_s=0.0)
+        for _ in range(PAGES):
+            if not self._sweep.may_go_on() or not self._publish_page(report):
+                return
+
+    def _publish_page(self, report: Report) -> bool:
+        """Publish a page; False if there is none, or nothing can be published just now."""
+        found = self._due()
+        if found and self._sweep.backlog.pass_over_counted():
+            found = self._due()
+        self._reserved = found
+        if not found:
+            return False
+
+        def reserve(executor: Executor) -> Any:
+            return publishing.reserve(executor, JOBS, found)
+
+        rows = self._connections.transact("reserve", reserve)
+        report["missing"] += sum(row.missing for row in rows)
+        rows = sorted(rows, key=lambda row: (-row.waited_s, row.job_id or 0))
+        bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]
+        refused: Refused = []
+        continuations = _continuations(rows, refused)
+        reach("sweep:before-publish")
+        sent = self._runtime.dispatch(bells, continuations, refused=refused)
+        report["published"] += sent
+        self._reserved = []
+        report["unpublished"] += len(rows) - sent
+        if sent < len(rows) and not self._runtime.publisher.ready:
+            # The broker is away: these rows need not wait for the end of their reservation.
+            publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=SET_ASIDE_S)
+            return False
+        # Otherwise these rows cannot be published: they wait for the end of their reservation, or are buried.
+        self._sweep.unsendable.bury(refused, report)
+        return True
+
+    def _due(self) -> list[str]:
+        return [row.task_id for row in checks.candidates(self._connections, JOBS, per_queue=PAGE)]
+
+
+def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
+    """Read continuations; what nobody can read is refused, what a newer version wrote waits for a newer sweeper."""
+    found, newer = [], 0
+    for row in rows:
+        if not row.publication:
+            continue
+        try:
+            read = Continuation.of_row(row.task_id, row.queue, row.publication)
+        except InvalidValueError as error:
+            unread = Continuation(row.task_id.removeprefix(CONTINUATION), row.queue, row.publication)
+            refused.append((unread, error))
+            continue
+        if read is None:
+            newer += 1
+        else:
+            found.append(read)
+    if newer:
+        logger.warning("%d continuations are of a newer format than this version reads", newer)
+    return found

@@ -1,0 +1,147 @@
+"""Publishes or buries ordinary durable tasks that are due: not published, not heard of, lost, revoked or expired.
+
+What no run has begun, and what does not wait in the broker (`backlog.py`), is published again, the same bytes; what
+died under way follows its task's `on_lost`. A copy in the broker is harmless, because only one delivery of a generation
+gets the row. Bounded pages, fair by queue; each row is judged by itself, so that one which cannot be published or
+buried stops nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.crash_points import reach
+from ...model.durable import Address, Death, Message
+from ...model.protocols import Refused
+from ...model.troubles import log_trouble
+from ...operations import burials, deduplication, publishing
+from ...store.outbox import checks
+from ...store.outbox import publishing as reservations
+from ...store.outbox.kinds import TASKS
+from ...store.statement import Executor
+from ..duty import Count, Report
+from .doorbells import MISSING, PUBLISHED, UNPUBLISHED
+from .sweep import TaskDuty
+
+logger = logging.getLogger("celery_sidejob")
+
+PER_QUEUE = 250
+PAGE = 1000
+"""Rows looked at in one step, of one queue and in all, without their bodies."""
+TURN_S = 0.5
+"""After which the sweeper's other duties come first again."""
+BODIES = 200
+"""How many messages are in memory at a time."""
+LOOK_AGAIN_S = 5.0
+"""How long what a broker or a backend did not take is left alone."""
+
+LOST = (
+    "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen. "
+    '`dead retry` begins it again; for tasks that may be repeated there is on_lost="requeue"'
+)
+LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
+EXPIRED = "TaskRevokedError: it expired before any run began"
+REVOKED = "TaskRevokedError: the task was revoked"
+POISONED = "PoisonedMessage: the workers that had begun it died, as often as the broker's delivery_limit says"
+DOOMS = frozenset({"lost", "expired", "revoked"})
+
+
+class DueTasks(TaskDuty):
+    """Looks at pages of them for a while; what is buried apart may come too late for the report."""
+
+    counts = (
+        PUBLISHED, MISSING, UNPUBLISHED,
+        Count("tasks_buried", "Ordinary durable tasks that were lost, revoked or expired, and go to the dead set."),
+    )  # fmt: skip
+
+    def _do(self, report: Report) -> None:
+        until = time.monotonic() + TURN_S
+        while self._may_publish() and self._look_at_a_page(report) and time.monotonic() < until:
+            pass
+
+    def _look_at_a_page(self, report: Report) -> bool:
+        """Judge a page of rows that are due; False if there is no further one to be looked at now."""
+        found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
+        if found and self._sweep.backlog.pass_over_counted():
+            found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
+        if not found:
+            return False
+        due = self._sweep.backlog.without_what_waits(found)
+        if due is None:
+            return False
+        return all(self._judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
+
+    def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
+        """Strike, publish or bury rows that do not wait, in this order; False if nothing can be published just now."""
+
+        def reserve(executor: Executor) -> Sequence[Any]:
+            return reservations.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
+
+        place = {task_id: number for number, task_id in enumerate(task_ids)}
+        rows = sorted(self._connections.transact("reserve", reserve, single=True), key=lambda row: place[row.task_id])
+        doomed = [row for row in rows if row.fate in DOOMS]
+        if doomed and not self._sweep.backend.do(lambda: self._bury(doomed, report)):
+            reservations.give_up(self._connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
+        return self._publish([row for row in rows if row.fate == "publish"], report)
+
+    def _publish(self, rows: Sequence[Any], report: Report) -> bool:
+        messages = deduplication.of_rows(self._runtime, rows)
+        report["missing"] += sum(row.missing for row in rows)
+        reach("sweep:before-publish")
+        refused: Refused = []
+        sent = publishing.dispatch(self._runtime, messages, refused=refused)
+        report["published"] += sent
+        report["unpublished"] += len(messages) - sent
+        if refused:  # if the backend is busy, they come again, and are refused again
+            self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
+        if self._runtime.publisher.ready:
+            return True  # what was passed over waits for the end of its reservation
+        reservations.give_up(self._connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
+        return False
+
+    def _bury(self, rows: Sequence[Any], report: Report) -> None:
+        """Tell the backend of each, then move it to the dead set: a death in between only tells once more."""
+        for row, address in zip(rows, deduplication.addresses_of(self._runtime, rows), strict=True):
+            try:
+                report["tasks_buried"] += self._bury_one(row, address)
+            except Exception:
+                log_trouble(
+                    logger, row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id
+                )
+
+    def _bury_one(self, row: Any, address: Address) -> bool:
+        key = (row.task_id, row.generation)
+        if row.fate == "revoked" and not deduplication.revoke(self._runtime, key, address):
+            return False  # the copy that counts may be in a store that does not answer, and is not revoked there
+        if deduplication.gives_way(self._runtime, key, address):
+            return False
+        if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
+            return False  # a copy may have run to its end in a store that does not answer: there is time to ask it
+        error = _error_of(row)
+        message = Message.of_row(row)
+        verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.place)
+        reach("doom:told")
+        if verdict == "bury":
+            buried = burials.fail(
+                self._runtime, key, Death(row.fate, error), by="sweeper", worker_id=None, address=address
+            )
+            if buried and row.fate == "revoked":
+                self._runtime.results.announce_revoked(message)
+            return buried
+        if verdict == "remove":
+            burials.forget(self._runtime, key)
+        return False
+
+
+def _error_of(row: Any) -> str:
+    match row.fate:
+        case "expired":
+            return EXPIRED
+        case "revoked":
+            return REVOKED
+    if row.on_lost is None:
+        return POISONED
+    return LOST_TOO_OFTEN.format(losses=row.losses) if row.losses > 1 else LOST

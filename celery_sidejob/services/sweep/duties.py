@@ -1,0 +1,38 @@
+"""The sweeper's duties, in their order, and what they count."""
+
+from __future__ import annotations
+
+from .dead_list import DeadList
+from .dead_workers import DeadWorkers
+from .doorbells import Doorbells
+from .due_tasks import DueTasks
+from .emptied_broker import EmptiedBroker
+from .lost_tasks import LostTasks
+from .prune import Prune
+from .strays import Strays
+from .sweep import SweepDuty
+from .tasks_of_emptied_broker import TasksOfEmptiedBroker
+from .timers import Timers
+from .unsent_results import UnsentResults
+from .vanished_queues import VanishedQueues
+
+DUTIES: tuple[type[SweepDuty], ...] = (
+    DeadWorkers,
+    Strays,
+    Timers,
+    EmptiedBroker,
+    VanishedQueues,
+    Doorbells,
+    LostTasks,
+    TasksOfEmptiedBroker,
+    DeadList,  # before what it dooms would be missing, and be published again
+    DueTasks,
+    UnsentResults,
+    Prune,
+)
+
+COUNTS = {count.name: count for duty in DUTIES for count in duty.counts}
+"""All that a sweep tells people of, by name."""
+
+TOTALS = {count.total: count for count in COUNTS.values() if count.total is not None}
+"""What of it is added up for good, by the name of its total."""

@@ -1,0 +1,34 @@
+"""Notices that the broker was emptied, and has the messages of jobs that it lost published again, the oldest first."""
+
+from __future__ import annotations
+
+from ...model.broker_view import Sought
+from ...store.outbox.kinds import JOBS
+from ..duty import Count, Report
+from .sweep import Sweep, SweepDuty
+
+
+class EmptiedBroker(SweepDuty):
+    """Looks for our marker in the broker; without it, for all that was ever published there.
+
+    A broker that has not seen a sweeper yet seems to be emptied too, and may have all of it.
+    """
+
+    interval_s = 3.0
+    counts = (Count("broker_emptied", "The broker was found emptied, or new.", total="broker_emptied", kind=bool),)
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(sweep)
+        self._emptied = False  # the broker tells only once
+
+    def is_due(self) -> bool:
+        """Tell whether it is time for a look at the marker, or the last look at all is still to be finished."""
+        return self._runtime.publisher.ready and (self._emptied or super().is_due())
+
+    def _do(self, report: Report) -> None:
+        if not self._emptied:
+            self._emptied = self._runtime.publisher.was_emptied(self._runtime.stores.label_of(self._runtime))
+        if self._emptied:
+            report["broker_emptied"] += 1
+            self._sweep.tasks_emptied = True
+            self._emptied = not self._sweep.backlog.look_for_all(JOBS, 0, Sought.of_job)

@@ -1,0 +1,16 @@
+"""Takes ordinary durable tasks from workers that died; what becomes of them is what each task's `on_lost` says."""
+
+from __future__ import annotations
+
+from ...operations import durable_locks
+from ..duty import Count, Report
+from .sweep import TaskDuty
+
+
+class LostTasks(TaskDuty):
+    """Takes all that a dead worker holds."""
+
+    counts = (Count("tasks_taken", "Ordinary durable tasks taken from workers that died."),)
+
+    def _do(self, report: Report) -> None:
+        report["tasks_taken"] += durable_locks.take_from_the_dead(self._runtime)

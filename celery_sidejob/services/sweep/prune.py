@@ -1,0 +1,137 @@
+"""Removes what has been finished for longer than the settings keep it, for a moment at a time.
+
+A pass goes over the dead set, the notes on copies, the registry and all jobs. It is interrupted after each slice of
+time, for a worker alone has to sweep as well, and goes on with the sweeper's next turn. If the process dies, its
+successor begins a pass of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ...model.status import Status
+from ...operations.deletion import TOGETHER, LargeTree, TooLargeError, delete_finished
+from ...store import dead, duplicates, jobs, registry
+from ...store.outbox import burials, tasks
+from ...store.statement import Executor
+from ..duty import Report
+from .sweep import Sweep, SweepDuty
+
+SLICE_S = 0.25
+"""How long one turn of a worker's sweeper prunes."""
+LONG_SLICE_S = 5.0
+"""The same of a sweeper that is nobody's service: it makes one turn, and a pass of its own."""
+FRUITLESS_S = 5.0
+"""How long after a slice that removed nothing the pass goes on."""
+LATER_S = 3600.0
+"""When a large tree is looked at again that could not be deleted."""
+PAGE = 1000
+ROOTS = 200
+"""Jobs that are deleted together, each with all below it."""
+
+DONE = frozenset({Status.COMPLETED, Status.TERMINATED})
+"""What `sidejob_retention` removes. Failed jobs are in the dead set: a person decides, or `sidejob_dead_retention`."""
+
+
+class Prune(SweepDuty):
+    """Goes on with the pass until its slice of time is over.
+
+    It reports `pruned_jobs`, `pruned_entries` of the dead set, and `pruned_parts` of trees too large to go at once.
+    """
+
+    interval_s = 60.0
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(sweep)
+        self.slice_s = LONG_SLICE_S if sweep.worker is None else SLICE_S
+        self._steps: Iterator[Report] | None = None
+        self._stuck: dict[int, float] = {}
+
+    def _do(self, report: Report) -> None:
+        deadline = time.monotonic() + self.slice_s
+        steps, self._steps = self._steps or self._pass(), None  # a pass in which something fails is over
+        fruitless = True
+        for removed in steps:
+            report.update(removed)
+            fruitless = fruitless and not removed.total()
+            if time.monotonic() >= deadline:
+                self._steps = steps
+                self.due_at = time.monotonic() + (FRUITLESS_S if fruitless else 0)
+                break
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _pass(self) -> Iterator[Report]:
+        settings = self._runtime.settings
+        if settings.dead_retention is not None:
+            age_s = settings.dead_retention.total_seconds()
+            yield from self._dead_jobs(age_s)
+            yield from self._dead_tasks(age_s)
+        if self._runtime.stores.several and duplicates.exist(self._connections):
+            while duplicates.prune(self._connections) == duplicates.PAGE:
+                yield Report()
+        registry.forget_unserved(self._connections)
+        yield Report()
+        yield from self._jobs(settings.retention.total_seconds() if settings.retention is not None else None)
+
+    def _dead_jobs(self, age_s: float) -> Iterator[Report]:
+        """Remove entries together with their jobs: a failed job without an entry would be found by nobody."""
+        after: int | None = 0
+        while after is not None:
+            found, after = dead.old_roots(self._connections, after=after, age_s=age_s, limit=PAGE)
+            for removed in self._delete(found, DONE | {Status.FAILED}):
+                yield Report(pruned_entries=removed["pruned_jobs"], pruned_parts=removed["pruned_parts"])
+            yield Report()
+
+    def _dead_tasks(self, age_s: float) -> Iterator[Report]:
+        """Remove entries of ordinary tasks, which have nothing but that; a page of the dead set at a time."""
+        if not tasks.fits(self._connections):
+            return
+        after: int | None = 0
+        while after is not None:
+
+            def forget(executor: Executor, after: int = after) -> Any:
+                return burials.forget_entries(executor, after=after, age_s=age_s, limit=PAGE)
+
+            page = self._connections.transact("prune", forget, single=True)
+            after = page.last if page.goes_on else None
+            yield Report(pruned_entries=int(page.removed))
+
+    def _jobs(self, age_s: float | None) -> Iterator[Report]:
+        after: int | None = 0
+        while after is not None:
+            page = jobs.old_page(self._connections, after=after, age_s=age_s)
+            after = page.last
+            yield from self._delete(page.ids, DONE)
+            yield Report()
+
+    def _delete(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
+        """Delete jobs with all below them, some at a time."""
+        for first in range(0, len(roots), ROOTS):
+            yield from self._delete_together(roots[first : first + ROOTS], statuses)
+
+    def _delete_together(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
+        try:
+            yield Report(pruned_jobs=delete_finished(self._runtime, roots, statuses, most=TOGETHER))
+        except TooLargeError:
+            if len(roots) == 1:
+                yield from self._delete_large(roots[0], statuses)
+                return
+            half = len(roots) // 2
+            yield from self._delete_together(roots[:half], statuses)
+            yield from self._delete_together(roots[half:], statuses)
+
+    def _delete_large(self, root: int, statuses: frozenset[Status]) -> Iterator[Report]:
+        self._stuck = {job_id: until for job_id, until in self._stuck.items() if until > time.monotonic()}
+        if root in self._stuck:
+            return
+        tree = LargeTree(self._runtime, root, statuses)
+        if tree.read():
+            while tree.delete_part():
+                yield Report(pruned_parts=1)
+        is_gone = not jobs.find(self._connections, [root])
+        if not is_gone:
+            self._stuck[root] = time.monotonic() + LATER_S
+        yield Report(pruned_jobs=int(is_gone))

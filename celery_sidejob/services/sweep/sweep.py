@@ -1,0 +1,67 @@
+"""What the duties of one sweeper share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...operations import recovery
+from ...operations.runtime import Runtime
+from ..durable_schema import DurableSchema
+from ..duty import Duty, Report
+from ..heartbeat.heartbeat import Heartbeat
+from ..set_aside import SetAside
+from .backend_thread import BackendThread
+from .backlog import Backlog
+from .unsendable import Unsendable
+
+
+class Sweep:
+    """One store, the worker that sweeps it (None for a sweep by hand), and what its duties know of each other.
+
+    `may_go_on` tells in the middle of a long turn whether this worker is still the sweeper.
+    """
+
+    def __init__(
+        self, runtime: Runtime, worker: Heartbeat | None = None, may_go_on: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.runtime = runtime
+        self.worker = worker
+        self.may_go_on = may_go_on
+        self.aside = SetAside()
+        self.backlog = Backlog(runtime, may_go_on)
+        self.backend = BackendThread(apart=worker is not None)
+        self.unsendable = Unsendable(runtime, worker)
+        self.durable = DurableSchema(runtime.connections)
+        self.trouble_at = float("-inf")
+        """When the store was away last."""
+        self.suspects = False
+        """Whether a worker may be dead: then the next turn comes sooner."""
+        self.tasks_emptied = False
+        """Whether the broker was emptied and its tasks are still to be looked for."""
+
+
+class SweepDuty(Duty):
+    """A duty of the sweeper."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__()
+        self._sweep = sweep
+        self._runtime = sweep.runtime
+        self._connections = sweep.runtime.connections
+
+    def _rescue(self, report: Report, job_id: int, **run: Any) -> None:
+        """Rescue a lost run, unless its job is set aside."""
+        with self._sweep.aside.by_itself("rescue", job_id) as may:
+            report["rescued"] += may and recovery.rescue(self._runtime, job_id, **run)
+
+
+class TaskDuty(SweepDuty):
+    """A duty for the messages of ordinary durable tasks, in a store whose schema has what they need."""
+
+    def is_due(self) -> bool:
+        """Tell whether it is time, and the store has been upgraded."""
+        return super().is_due() and self._sweep.durable.fits()
+
+    def _may_publish(self) -> bool:
+        return self._runtime.publisher.ready and self._sweep.may_go_on()

@@ -1,0 +1,107 @@
+"""Looks for what is due, missing or lost in the store, and sets it going again.
+
+One sweeper at a time per schema, by a leased row; several would only be wasteful. Its duties read a page of candidates
+without locks, then act on one job per transaction. No row lock is held during a network call, one bad row is set
+aside, and no step depends on the size of a queue.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import field, make_dataclass
+from typing import Any
+
+from ...model.crash_points import reach
+from ...model.errors import StoreUnavailableError
+from ...operations.runtime import Runtime
+from ...store import workers
+from ...store.errors import RowsLocked
+from ...store.statement import Executor
+from ..duty import Duties, Report
+from ..heartbeat.heartbeat import Heartbeat
+from .duties import COUNTS, DUTIES, TOTALS
+from .sweep import Sweep
+
+TICK_S = 0.5
+WATCH_S = 0.1
+"""How often a worker that does not sweep looks whether its own beat has found that it should."""
+LEASE_S = 2.0
+"""For how long a sweeper that is not heard of keeps the others from sweeping; one whose lock is free does not."""
+RENEW_S = 0.75
+
+_Counted: Any = make_dataclass(
+    "_Counted", [(count.name, count.kind, field(default=count.kind())) for count in COUNTS.values()]
+)
+
+
+class PollReport(_Counted):  # type: ignore[misc] # its attributes are what the duties count
+    """What one sweep found and did; false if nothing, and a suspicion alone is nothing."""
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, count.name) for count in COUNTS.values() if count.is_work)
+
+    def __iadd__(self, other: PollReport) -> PollReport:
+        """Count what another sweep found and did as well."""
+        for count in COUNTS.values():
+            setattr(self, count.name, count.kind(getattr(self, count.name) + getattr(other, count.name)))
+        return self
+
+
+class Sweeper:
+    """Sweeps one schema, by itself or, as the service of a worker, while no other worker does."""
+
+    def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
+        self.name = runtime.called("sweeper")
+        self._runtime = runtime
+        self._worker = worker
+        self._sweep = Sweep(runtime, worker, self._may_sweep)
+        self._duties = Duties(*(duty(self._sweep) for duty in DUTIES))
+        self._sweeps = worker is None
+        self._renewed_at = float("-inf")
+
+    def run_once(self) -> PollReport | None:
+        """Sweep once, if this worker is the schema's sweeper; None if another one is."""
+        try:
+            return self._do_all() if self._may_sweep() else None
+        except StoreUnavailableError as error:
+            if not isinstance(error, RowsLocked):
+                self._sweep.trouble_at = time.monotonic()
+            raise
+
+    def wait_s(self) -> float:
+        """Return how long to wait: shorter while somebody is suspected, longer while another sweeps."""
+        if not self._sweeps:
+            return WATCH_S
+        return 0.1 if self._sweep.suspects else TICK_S
+
+    def close(self) -> None:
+        """Nothing is held between turns; the lease is given up by the worker's leaving."""
+
+    def _may_sweep(self) -> bool:
+        """Hold the lease, renewing it in time also in the middle of a long turn; False while another holds it."""
+        if self._worker is None:
+            return True
+        if not self._sweeps and not self._worker.sweep_is_due():
+            return False
+        if self._sweeps and time.monotonic() - self._renewed_at < RENEW_S:
+            return True
+        self._renewed_at = time.monotonic()
+        worker_id, schema = self._worker.worker_id, self._runtime.settings.schema
+
+        def hold(executor: Executor) -> bool:
+            return workers.hold_sweeper_lease(executor, worker_id, schema=schema, lease_s=LEASE_S)
+
+        self._sweeps = self._runtime.connections.transact("lease", hold, single=True)
+        return self._sweeps
+
+    def _do_all(self) -> PollReport:
+        report = Report()
+        reach("sweep:before")
+        self._sweep.backlog.begin_turn()
+        try:
+            self._duties.do(report)
+        finally:  # what a turn did before it failed, it did
+            found = PollReport(**{count.name: count.kind(report[count.name]) for count in COUNTS.values()})
+            for total, count in TOTALS.items():
+                self._runtime.observer.counted(total, int(getattr(found, count.name)))
+        return found

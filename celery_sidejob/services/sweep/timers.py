@@ -1,0 +1,23 @@
+"""Has jobs asked by their timers that are due."""
+
+from __future__ import annotations
+
+from ...operations.noted_asks import apply_noted_asks
+from ...store import asks
+from ..duty import Count, Report
+from .sweep import SweepDuty
+
+PAGE = 200
+
+
+class Timers(SweepDuty):
+    """Matures a page of them."""
+
+    counts = (Count("timers", "Jobs asked by timers that were due."),)
+
+    def _do(self, report: Report) -> None:
+        for job_id in asks.due(self._connections, PAGE):
+            with self._sweep.aside.by_itself("timer", job_id) as may:
+                if may:
+                    apply_noted_asks(self._runtime, [job_id])
+                    report["timers"] += 1

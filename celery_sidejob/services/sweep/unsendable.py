@@ -1,0 +1,82 @@
+"""Moves messages that no queue will ever take to the dead set: they would be tried for ever, and run never."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager, nullcontext
+
+from ...model.durable import Death, Message
+from ...model.errors import StoreUnavailableError
+from ...model.messages import Continuation, Doorbell
+from ...model.protocols import Refused
+from ...model.troubles import log_trouble
+from ...operations import burials, deduplication
+from ...operations.endings import storable
+from ...operations.runtime import Runtime
+from ...store import dead, workers
+from ..duty import Report
+from ..heartbeat.heartbeat import Heartbeat
+from ..stopped_runs import Stop, end_run
+
+logger = logging.getLogger("celery_sidejob")
+
+REASON = "unsendable"
+
+
+class Unsendable:
+    """Buries messages of one store, each by itself: one that cannot be buried keeps no other from it.
+
+    With a `worker` it claims runs under that worker's identity.
+    """
+
+    def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
+        self._runtime = runtime
+        self._worker = worker
+
+    def bury(self, refused: Refused, report: Report) -> None:
+        """Bury what was refused, and count the durable tasks among it."""
+        if not refused:
+            return
+        reason = dead.known_reason(self._runtime.connections, REASON)
+        for message, error in refused:
+            try:
+                buried = self._bury(message, f"{type(error).__name__}: {error}", reason)
+                report["tasks_buried"] += buried and isinstance(message, Message)
+            except StoreUnavailableError:
+                raise
+            except Exception:
+                log_trouble(
+                    logger, message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
+                )
+
+    def _bury(self, message: Message | Doorbell | Continuation, error: str, reason: str) -> bool:
+        if isinstance(message, Doorbell):
+            return self._fail_job(message, error, reason)
+        if isinstance(message, Continuation):
+            return burials.bury_continuation(self._runtime, message, reason=reason, error=error)
+        return self._bury_task(message, error, reason)
+
+    def _bury_task(self, message: Message, error: str, reason: str) -> bool:
+        """Tell the backend, then bury; dying in between only tells it once more."""
+        key = (message.task_id, message.generation)
+        (address,) = deduplication.addresses_of(self._runtime, [message])
+        if deduplication.gives_way(self._runtime, key, address):
+            return False
+        verdict = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.place)
+        if verdict != "bury":
+            return False
+        return burials.fail(self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address)
+
+    def _fail_job(self, bell: Doorbell, error: str, reason: str) -> bool:
+        """Claim the run that nobody can be told of, and end it as failed; dying in between leaves a lost run."""
+        kind, _, text = storable(error).partition(": ")
+        stop = Stop(kind, text, reason)
+        with self._lent_identity() as worker_id:
+            key = (bell.job_id, bell.for_run)
+            return end_run(self._runtime, key, bell.task, stop, worker_id=worker_id)
+
+    def _lent_identity(self) -> AbstractContextManager[int]:
+        """Return an identity under which a run can be claimed: the worker's, or one for this moment."""
+        if self._worker is not None:
+            return nullcontext(self._worker.worker_id)
+        return workers.as_worker(self._runtime.connections)

@@ -1,0 +1,59 @@
+"""Brings results to the backend that the process which ended the asking could not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from ...model.messages import Outcome
+from ...model.troubles import log_trouble
+from ...store import askings
+from ..duty import Count, Report
+from .sweep import Sweep, SweepDuty
+
+logger = logging.getLogger("celery_sidejob")
+
+PAGE = 200
+RESULT_GRACE_S = 5.0
+"""How long the process that ended an asking has to store its result itself."""
+
+
+class UnsentResults(SweepDuty):
+    """Stores a page of them; what is stored apart may come too late for the report."""
+
+    interval_s = RESULT_GRACE_S / 2
+    counts = (Count("results", "Results brought to the result backend."),)
+
+    def __init__(self, sweep: Sweep) -> None:
+        super().__init__(sweep)
+        self._since: Any = None
+
+    def _do(self, report: Report) -> None:
+        backend = self._sweep.backend
+        if backend.is_busy:
+            return
+        rows = askings.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
+        # The next page next time: what a backend never takes keeps nobody else's result back.
+        last = rows[-1].closed_at if len(rows) == PAGE else None
+        self._since = last if last != self._since else None
+        if rows:
+            backend.do(lambda: self._settle(rows, report))
+
+    def _settle(self, rows: Any, report: Report) -> None:
+        outcomes = []
+        for row in rows:
+            try:
+                outcomes.append(_outcome(row))
+            except ValueError:
+                log_trouble(
+                    logger, row.task_id, "The end of %s cannot be read, and is not brought to the backend", row.task_id
+                )
+        report["results"] += self._runtime.settle(outcomes)
+
+
+def _outcome(row: Any) -> Outcome:
+    return Outcome(
+        row.task_id, row.job_id, row.task, row.queue, row.outcome, row.result,
+        json.loads(row.options) if row.options else None, row.args, row.kwargs,
+    )  # fmt: skip

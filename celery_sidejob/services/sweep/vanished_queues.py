@@ -1,0 +1,32 @@
+"""Has published again what was in a queue that is gone; the publish declares the queue."""
+
+from __future__ import annotations
+
+from ...model.messages import GONE
+from ...store.outbox import checks
+from ...store.outbox.checks import LOOK_PAGE
+from ...store.statement import Executor
+from ..duty import Report
+from .sweep import SweepDuty
+
+
+class VanishedQueues(SweepDuty):
+    """Asks the broker for each queue in which messages of jobs should be, where it can be asked."""
+
+    interval_s = 3.0
+
+    def is_due(self) -> bool:
+        """Tell whether it is time, and the broker answers."""
+        return self._runtime.publisher.ready and self._runtime.publisher.knows_queues and super().is_due()
+
+    def _do(self, report: Report) -> None:
+        publisher = self._runtime.publisher
+        for queue in checks.queues_in_broker(self._connections):
+            if publisher.ready_messages(queue) != GONE:
+                continue
+
+            def work(executor: Executor, queue: str = queue) -> int:
+                return checks.republish_in(executor, queue)
+
+            while self._connections.transact("look-now", work) == LOOK_PAGE:
+                pass

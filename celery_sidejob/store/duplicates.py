@@ -1,0 +1,130 @@
+"""Rows of `twins`: messages that another store may have a copy of, and whose copy here is the one that counts.
+
+Where an answer was lost, a publisher does not know whether a store has its message, and gives it to the next one too.
+Both copies are of one `call`. A copy is not run, and not called lost or expired, where another store can be seen to
+have such a row for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from . import revisions
+from .statement import Executor, Statement
+
+SINCE = "0004"
+KEPT_S = 7 * 86400.0
+"""How long after it is due a message is remembered whose copy may turn up in a store that comes back."""
+RECENT_S = 86400.0
+"""How long after its begin one is remembered of which another store may yet be given a copy."""
+
+Copy = tuple[str, str]
+"""(task id, call)"""
+
+_NOTE = Statement(
+    """
+INSERT INTO {twins} (task_id, call, tried, kept_until)
+SELECT r.task_id, r.call, %(tried)s::text[],
+  greatest(now(), (SELECT m.due_at FROM {messages} m WHERE m.task_id = r.task_id)) + make_interval(secs => %(kept_s)s)
+FROM unnest(%(task_ids)s::text[], %(calls)s::text[]) AS r(task_id, call)
+ON CONFLICT (task_id, call) DO NOTHING""",
+    since=SINCE,
+)
+
+
+def note(executor: Executor, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
+    """Note that the copies here are those that count; `tried` are the stores that may have others."""
+    pairs = list(copies)
+    executor.run(
+        _NOTE, task_ids=[task_id for task_id, _ in pairs], calls=[call for _, call in pairs], tried=list(tried),
+        kept_s=kept_s,
+    )  # fmt: skip
+
+
+_TRIED = Statement(
+    """
+SELECT task_id, call, tried FROM {twins}
+WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[]""",
+    since=SINCE,
+)
+
+
+def tried(executor: Executor, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ...]]:
+    """Read which of these messages other stores may have too: {(task id, call): the names of the stores}."""
+    rows = executor.run(_TRIED, task_ids=list(task_ids))
+    return {(row.task_id, row.call): tuple(row.tried) for row in rows}
+
+
+_SETTLE = Statement(
+    """
+UPDATE {twins} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND call = %(call)s RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def settle(executor: Executor, copy: Copy) -> bool:
+    """Have this store's copy run, come what may, if it was noted that it counts: another one gives way to it.
+
+    False if nothing was noted: no copy here, or it has given way itself.
+    """
+    return bool(executor.run(_SETTLE, task_id=copy[0], call=copy[1]))
+
+
+_TAKE = Statement(
+    """
+WITH gone AS (
+  DELETE FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL AND locked_by IS NULL AND doom IS NULL
+    AND generation = 1 AND publication::json->>'call' = %(call)s RETURNING task_id),
+forgotten AS (
+  DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s AND EXISTS (SELECT FROM gone))
+SELECT NOT EXISTS (SELECT FROM gone) AND (
+  EXISTS (SELECT FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s)
+  OR EXISTS (SELECT FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL AND generation = 1
+    AND publication::json->>'call' = %(call)s)) AS begun""",
+    since=SINCE,
+)
+
+
+def take(executor: Executor, copy: Copy) -> bool:
+    """Remove this store's copy if nobody runs or buries it, and forget it; True if somebody does, or has."""
+    return bool(executor.run(_TAKE, task_id=copy[0], call=copy[1])[0].begun)
+
+
+_FORGET = Statement("DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s", since=SINCE)
+_GIVE_WAY = Statement(
+    """
+DELETE FROM {twins}
+WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[] RETURNING task_id""",
+    since=SINCE,
+)
+
+
+def forget(executor: Executor, copy: Copy) -> None:
+    """Note no longer that the copy here counts."""
+    executor.run(_FORGET, task_id=copy[0], call=copy[1])
+
+
+def give_way(executor: Executor, copy: Copy) -> bool:
+    """Note no longer that the copy here counts, unless another has given way to it; False in that case."""
+    return bool(executor.run(_GIVE_WAY, task_id=copy[0], call=copy[1]))
+
+
+PAGE = 1000
+"""What is forgotten in one statement; in its text, as `checks.LOOK_PAGE`."""
+
+_PRUNE = Statement(
+    f"""
+DELETE FROM {{twins}} WHERE ctid = ANY(ARRAY(
+  SELECT ctid FROM {{twins}} WHERE kept_until < now() ORDER BY kept_until LIMIT {PAGE})) RETURNING call""",
+    since=SINCE,
+)
+
+
+def prune(executor: Executor) -> int:
+    """Forget a page of what was remembered for long enough; returns how much that was."""
+    return len(executor.run(_PRUNE))
+
+
+def exist(executor: Executor) -> bool:
+    """Tell whether the schema is recent enough for this."""
+    return (revisions.read(executor) or revisions.FIRST) >= SINCE

@@ -1,0 +1,12 @@
+"""Rows of `messages`, the outbox: what was or will be given to the broker and is not finished.
+
+A row is the doorbell for a job's next run, the whole message of an ordinary durable task, or a continuation of an
+asking. Doorbells and tasks share one life, and a statement of it is written once for both; `kinds.py` has the two
+things in which they differ. One file for each step:
+
+- armed for a job's run (`arming.py`, read by `doorbells.py`), kept for a task (`tasks.py`) or a `continuations.py`
+- published and marked, or reserved by a sweeper that publishes it (`publishing.py`)
+- checked while its message waits: postponed, vouched for, hastened, published again (`checks.py`)
+- held by a run, and given back or dropped at its end (`holds.py`; `latecomers.py` where the store hears of it late)
+- doomed and moved to the dead set (`revocation.py`, `burials.py`)
+"""

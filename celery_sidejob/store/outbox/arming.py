@@ -1,0 +1,76 @@
+"""Arming the row of a job: the one place that decides whether a run is owed now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..statement import Executor, Statement
+from ..task_end import UNLOCKED
+
+FIRST_LOOK_S = 2.0
+"""How long a fresh row may stay unpublished before the sweeper publishes it."""
+
+
+def armed(
+    jobs: str, *, task_id: str, cut_short: str | None = "false", wait_s: str = "0::double precision", losses: str = "0"
+) -> str:
+    """Return the CTE `armed`: the row of each of these jobs says that its next run is owed, and is to be published.
+
+    Every statement that makes a run owed (a new job, an ask, a termination, the end or the loss of a run) contains it,
+    so that the row is armed in the transaction that changes the job; nothing else arms one. **Whether a run is owed
+    now is decided here**: a pause, a limit or a dependency is one more condition in this text, and in no other. Today
+    there is one condition, that no run of the job is in progress. A job that another condition holds back returns no
+    row, and nothing is published for it; the row that its last run held must be freed all the same.
+
+    A job has one row. A row that a run held turns into the row of the next run. A row that is armed already stays as it
+    is; if its backoff is `cut_short`, it is due at once. With None for `cut_short` the jobs are new and have no row:
+    looking for one makes the insert of a thousand jobs a quarter slower.
+
+    All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, run_no and unit_no of each job as
+    `j`; `wait_s` is the backoff, `losses` are added to those of the row. The statement takes the parameters
+    `first_look_s` and `look_after_s`. The CTE returns (task_id, job_id, for_run).
+    """
+    turned = f"""
+  ON CONFLICT (job_id) DO UPDATE
+    SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at, look_at = excluded.look_at,
+      look_after = excluded.look_after, losses = m.losses + excluded.losses, published_at = NULL, missing_at = NULL,
+      {UNLOCKED}
+    WHERE m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
+    return f"""
+armed AS (
+  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, look_at, look_after, losses)
+  SELECT {task_id}, j.id, j.run_no + 1, j.queue, now() + make_interval(secs => {wait_s}),
+    now() + make_interval(secs =>
+      CASE WHEN {wait_s} > 0::double precision THEN {wait_s} ELSE %(first_look_s)s::double precision END),
+    make_interval(secs => %(look_after_s)s), {losses}
+  FROM {jobs} WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
+  RETURNING m.task_id, m.job_id, m.for_run)"""
+
+
+_REARM = Statement(
+    "WITH"
+    + armed(
+        "{jobs} j JOIN {messages} held ON j.id = %(id)s AND held.job_id = j.id",
+        task_id="coalesce(%(task_id)s, held.task_id)",
+        wait_s="%(wait_s)s::double precision",
+        losses="CASE WHEN %(moved)s THEN 1 ELSE 0 END",
+    )
+    + """
+SELECT armed.task_id, armed.for_run, a.options::text AS options
+FROM armed LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
+)
+
+
+def rearm(
+    executor: Executor, job_id: int, *, look_after_s: float, task_id: str | None = None, wait_s: float = 0,
+    moved: bool = False,
+) -> Any:  # fmt: skip
+    """Turn the row of a run that is over into the row of the next; the same task id unless one is given.
+
+    `moved`: another reader had packets that the run had read. A job's row counts that as a loss, and as long as it is
+    there, runs take the packets that they read.
+    """
+    return executor.run(
+        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), look_after_s=look_after_s,
+        first_look_s=FIRST_LOOK_S, moved=moved,
+    )[0]  # fmt: skip

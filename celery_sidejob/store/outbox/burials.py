@@ -1,0 +1,119 @@
+"""Messages of ordinary tasks on their way into the dead set, and entries of theirs that leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...model.durable import Content, Death, Key, Message
+from ...model.run_end import RunEnd
+from ..statement import Executor, Statement
+from ..task_end import TaskEnd
+from .arming import FIRST_LOOK_S
+from .tasks import DIGEST
+
+MOST_DEATHS = 10
+"""How many earlier deaths of a task are remembered; they travel with its message."""
+
+
+_BURY = Statement(f"""
+WITH gone AS (
+  DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+    AND CASE %(by)s WHEN 'run' THEN locked_by = %(worker_id)s
+      WHEN 'worker' THEN locked_by IS NULL OR locked_by = %(worker_id)s ELSE locked_by IS NULL END
+    AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
+    AND (%(reason)s <> 'expired' OR %(by)s <> 'worker' OR expires_at <= now())
+  RETURNING *)
+INSERT INTO {{dead}} (task_id, task, queue, reason, error, traceback, retries, payload, body)
+SELECT task_id, task, queue, %(reason)s, %(error)s, %(traceback)s, %(retries)s,
+  json_build_object('v', 2, 'publication', publication, 'generation', generation, 'losses', losses, 'due_at', due_at),
+  body
+FROM gone RETURNING id, task""")
+
+
+def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Content | None = None) -> TaskEnd:
+    """Move a row to the dead set; returns the entry's (id, task), nothing if it was somebody else's by then.
+
+    `by` is who judges: the ``run`` that holds it, the ``worker`` (which may not have begun it), or the ``sweeper``.
+    A judge that knows only a delivery says what that would run: `content`. Whether a row has expired the row says.
+    """
+    task, digest = (None, None) if content is None else content[:2]
+    parameters = {
+        "task_id": key[0], "generation": key[1], "by": by, "worker_id": worker_id, "reason": death.reason,
+        "error": death.error, "traceback": death.traceback, "retries": death.retries, "task": task, "digest": digest,
+    }  # fmt: skip
+    return TaskEnd(RunEnd.FAILED, _BURY, parameters)
+
+
+_BURIED = Statement("""
+SELECT d.id, d.task FROM {dead} d
+WHERE d.task_id = %(task_id)s AND (d.payload->>'generation')::int = %(generation)s AND d.body IS NOT NULL
+ORDER BY d.id DESC LIMIT 1""")
+
+
+def buried(executor: Executor, key: Key) -> Any | None:
+    """Read the (id, task) of the entry that a row became; a generation does so once."""
+    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
+    return found[0] if found else None
+
+
+_POISON = Statement("""
+WITH free AS (
+  UPDATE {messages} SET doom = 'lost', look_at = now(), published_at = NULL, missing_at = NULL, on_lost = NULL,
+    max_losses = NULL
+  WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL AND locked_by IS NULL
+    AND doom IS NULL
+  RETURNING task_id)
+SELECT (SELECT count(*) FROM free) > 0 AS doomed,
+  EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL) AS is_kept""")
+
+
+def poison(executor: Executor, key: Key) -> Any:
+    """Doom a row whose message each worker died with, before it had begun a run: (doomed, is_kept).
+
+    Its `on_lost` is null, as of no other that is doomed as lost. What runs, was revoked or goes on as another message
+    is left alone: then only `is_kept` is true.
+    """
+    return executor.run(_POISON, task_id=key[0], generation=key[1])[0]
+
+
+_REVIVE = Statement("""
+WITH gone AS (
+  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
+    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, look_at, look_after)
+SELECT task_id, task, queue,
+  (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
+   FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
+         UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
+         ORDER BY no DESC LIMIT %(most_deaths)s) d), body,
+  (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_look_s)s),
+  make_interval(secs => %(look_after_s)s)
+FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
+RETURNING task_id, task, queue, publication, body, generation, expires_at""")
+
+
+def revive(executor: Executor, entry_ids: Sequence[int], *, look_after_s: float) -> list[Message]:
+    """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
+    rows = executor.run(
+        _REVIVE, ids=list(entry_ids), look_after_s=look_after_s, first_look_s=FIRST_LOOK_S, most_deaths=MOST_DEATHS
+    )
+    return [Message.of_row(row) for row in rows]
+
+
+_OLD_ENTRIES = Statement("""
+WITH page AS MATERIALIZED (
+  SELECT id, died_at, job_id IS NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
+ gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(
+   SELECT id FROM page WHERE ordinary AND died_at < now() - make_interval(secs => %(age_s)s))) RETURNING id)
+SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last,
+  (SELECT count(*) = %(limit)s AND bool_or(died_at < now() - make_interval(secs => %(age_s)s)) FROM page) AS goes_on""")
+
+
+def forget_entries(executor: Executor, *, after: int, age_s: float, limit: int) -> Any:
+    """Remove those of a page of the dead set that are of ordinary tasks and older than this.
+
+    Returns (removed, last, goes_on): the page's last id, and whether there may be old ones behind it.
+    """
+    return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, limit=limit)[0]

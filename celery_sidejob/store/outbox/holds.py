@@ -1,0 +1,238 @@
+"""A row that a run holds: from its begin until the row is dropped, given back, or taken from a worker that died.
+
+A job's row is held by the claim (`claims.py`) and freed by `arming.py`; the run's marker in `jobs` decides. A row of an
+ordinary durable task decides itself, so every change names the generation and the holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ...model.durable import Content, Key, Message
+from ...model.run_end import RunEnd
+from ..connection import Connections
+from ..pending_statement import Sent
+from ..statement import Executor, Statement
+from ..task_end import UNLOCKED, TaskEnd
+from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
+from .tasks import DIGEST
+
+HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
+    missing_at = NULL"""
+"""What a run writes into the row that it holds, as SQL: nobody looks for it while its worker lives."""
+LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
+"""Whether the worker that is to hold a row was not declared dead, as SQL."""
+
+_BEGIN = Statement(
+    f"""
+UPDATE {{messages}} SET {HELD}, on_lost = %(on_lost)s, max_losses = %(max_losses)s
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL AND doom IS NULL AND body IS NOT NULL
+  AND task = %(task)s AND {DIGEST} = %(digest)s
+  AND {LIVES}
+RETURNING losses""",
+    frequent=True,
+)
+
+
+def begin(
+    executor: Executor, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+) -> bool:
+    """Lock the row for a run of its content; False for a copy: it runs, was finished, moved on, or is in the dead set.
+
+    False as well if the content is another than the row's.
+    """
+    return bool(
+        executor.run(
+            _BEGIN, task_id=key[0], generation=key[1], task=content.task, digest=content.digest, worker_id=worker_id,
+            pid=pid, on_lost=on_lost, max_losses=max_losses,
+        )
+    )  # fmt: skip
+
+
+def send_begin(
+    connections: Connections, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    within_s: float,
+) -> Sent | None:  # fmt: skip
+    """Send what `begin` sends, and wait for no answer, which has a row if it is locked; None where that cannot be."""
+    parameters = {
+        "task_id": key[0], "generation": key[1], "task": content.task, "digest": content.digest,
+        "worker_id": worker_id, "pid": pid, "on_lost": on_lost, "max_losses": max_losses,
+    }  # fmt: skip
+    return connections.send("durable-begin", _BEGIN, parameters, within_s=within_s, held=True)
+
+
+_ADOPT = Statement("""
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, look_at,
+  look_after, locked_by, locked_at, locked_pid, on_lost, max_losses)
+SELECT %(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(), 'infinity',
+  make_interval(secs => %(look_after_s)s), w.id, now(), %(pid)s, %(on_lost)s, %(max_losses)s
+FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
+ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
+
+
+def adopt(
+    executor: Executor, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    look_after_s: float,
+) -> bool:  # fmt: skip
+    """Make a locked row for a message that has none; False if another delivery was quicker."""
+    return bool(
+        executor.run(
+            _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
+            body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
+            max_losses=max_losses, look_after_s=look_after_s,
+        )
+    )  # fmt: skip
+
+
+_REMOVE = Statement(
+    """
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+RETURNING task_id""",
+    frequent=True,
+)
+
+
+def remove(key: Key, *, worker_id: int) -> TaskEnd:
+    """Remove the row of a run that ended well; returns nothing if the run does not hold it any more."""
+    return TaskEnd(RunEnd.COMPLETED, _REMOVE, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+
+
+_DROP = Statement("""
+DELETE FROM {messages} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL
+  AND (locked_by IS NULL OR locked_by = %(worker_id)s)
+RETURNING task_id""")
+
+
+def drop(key: Key, *, worker_id: int | None = None) -> TaskEnd:
+    """Remove a copy that does not count, unless another worker runs it."""
+    return TaskEnd(RunEnd.GIVEN_BACK, _DROP, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+
+
+_HOLDS = Statement(
+    """
+SELECT task_id FROM {messages}
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s""",
+    frequent=True,
+)
+
+
+def holds(executor: Executor, key: Key, *, worker_id: int) -> bool:
+    """Tell whether a run holds its row still."""
+    return bool(executor.run(_HOLDS, task_id=key[0], generation=key[1], worker_id=worker_id))
+
+
+_UNLOCK = Statement(f"""
+UPDATE {{messages}} SET {UNLOCKED},
+  published_at = CASE WHEN doom IS NULL THEN now() END,
+  look_at = CASE WHEN doom IS NULL THEN now() + look_after ELSE now() END
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s RETURNING task_id""")
+
+
+def unlock(key: Key, *, worker_id: int) -> TaskEnd:
+    """Give up a run whose message goes back to the broker."""
+    return TaskEnd(RunEnd.GIVEN_BACK, _UNLOCK, {"task_id": key[0], "generation": key[1], "worker_id": worker_id})
+
+
+_HELD_BY = {
+    kind: Statement(f"""
+SELECT {columns}, locked_pid AS pid, locked_at < now() - make_interval(secs => %(older_than_s)s) AS old
+FROM {{messages}} WHERE locked_by = %(worker_id)s AND {kind.generation} IS NOT NULL ORDER BY {kind.key}""")
+    for kind, columns in {JOBS: "job_id, for_run AS run_no", TASKS: "task_id, generation"}.items()
+}
+
+
+def held_by(executor: Executor, kind: Kind, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
+    """Read the rows that a worker holds, by the index of held rows, each with its key."""
+    return executor.run(_HELD_BY[kind], worker_id=worker_id, older_than_s=older_than_s)
+
+
+# -- of jobs ---------------------------------------------------------------------------------------------------------
+
+_TOUCH = Statement("""
+UPDATE {messages} SET locked_at = now()
+WHERE job_id = %(id)s AND for_run = %(run_no)s AND locked_by = %(worker_id)s RETURNING job_id""")
+
+
+def touch(executor: Executor, job_id: int, *, run_no: int, worker_id: int) -> bool:
+    """Move the deadline of a run that renews its own lease; False if the run is no longer current."""
+    return bool(executor.run(_TOUCH, id=job_id, run_no=run_no, worker_id=worker_id))
+
+
+_OVERDUE = Statement("""
+SELECT m.job_id, m.for_run AS run_no, m.locked_pid AS pid
+FROM {messages} m JOIN unnest(%(ids)s::bigint[], %(leases_s)s::double precision[]) AS r(job_id, lease_s)
+  ON m.job_id = r.job_id
+WHERE m.locked_by = %(worker_id)s AND m.locked_at < now() - make_interval(secs => r.lease_s)""")
+
+
+def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) -> Sequence[Any]:
+    """Read which of a worker's runs, {job id: lease in seconds}, have not renewed their own lease in time."""
+    return executor.run(
+        _OVERDUE, ids=list(leases), leases_s=[float(lease) for lease in leases.values()], worker_id=worker_id
+    )
+
+
+_HELD_BY_NOBODY = Statement("""
+SELECT m.job_id, m.for_run AS run_no, m.locked_by AS worker_id FROM {messages} m
+WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND NOT EXISTS (
+  SELECT FROM {workers} w WHERE w.id = m.locked_by AND w.dead_at IS NULL)
+ORDER BY m.job_id LIMIT %(limit)s""")
+
+
+def held_by_nobody(executor: Executor, limit: int) -> Sequence[Any]:
+    """Read runs whose worker is dead and forgotten: its claim had waited for a lock and was committed after it died.
+
+    Reads the whole of `messages`: once per lease.
+    """
+    return executor.run(_HELD_BY_NOBODY, limit=limit)
+
+
+# -- of durable tasks that were lost ---------------------------------------------------------------------------------
+
+_LOST = f"""
+UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, missing_at = NULL, look_at = now(),
+  losses = m.losses + free.loss,
+  doom = coalesce(m.doom, CASE WHEN free.begun AND m.on_lost = 'dead'
+    OR free.loss > 0 AND m.losses + free.loss >= m.max_losses THEN 'lost' END)
+FROM free WHERE m.task_id = free.task_id RETURNING m.task_id, m.task, free.loss, m.doom IS NULL AS goes_on"""
+
+_GIVE_BACK = Statement(
+    free(
+        BY_TASK_ID,
+        "m.task_id = r.task_id AND m.locked_by = %(worker_id)s AND m.body IS NOT NULL",
+        columns="found.task_id, %(loss)s::int AS loss, %(begun)s::boolean AS begun",
+    )
+    + _LOST
+)
+
+
+def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool) -> TaskEnd:
+    """Take runs that were cut off from their own worker; what was begun and may not be repeated is doomed.
+
+    Returns (task_id, task, loss, goes_on).
+    """
+    parameters = {"task_ids": list(task_ids), "worker_id": worker_id, "loss": int(loss), "begun": begun}
+    return TaskEnd(RunEnd.LOST if loss else RunEnd.GIVEN_BACK, _GIVE_BACK, parameters)
+
+
+TAKEN = 200
+"""Runs that are taken from dead workers in one statement; in its text, as `checks.LOOK_PAGE`."""
+
+_TAKE_FROM_THE_DEAD = Statement(
+    f"""
+WITH free AS MATERIALIZED (
+  SELECT m.task_id, CASE WHEN w.dead_at IS NOT NULL AND w.suspect_at IS NULL THEN 0 ELSE 1 END AS loss, true AS begun
+  FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by
+  WHERE m.locked_by IS NOT NULL AND m.body IS NOT NULL AND (w.id IS NULL OR w.dead_at IS NOT NULL)
+  ORDER BY m.task_id LIMIT {TAKEN} FOR UPDATE OF m SKIP LOCKED)"""
+    + _LOST
+)
+
+
+def take_from_the_dead() -> TaskEnd:
+    """Take a page of runs from workers that were declared dead; one that left as planned has no `loss`.
+
+    Reads what is running, by the index of held rows. Returns what `give_back` does.
+    """
+    return TaskEnd(RunEnd.LOST, _TAKE_FROM_THE_DEAD, {})

@@ -1,0 +1,111 @@
+"""A row on its way into the broker: reserved by a sweeper, given up again, or marked as published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..statement import Executor, Statement
+from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
+
+LONGEST_LOOK_S = 6 * 3600.0
+RESERVE_S = 10.0
+"""How long a sweeper that took a page of messages has to publish them, before another may."""
+
+_MARK = {
+    kind: Statement(
+        free(
+            kind.given,
+            f"""{kind.is_given} AND m.published_at IS NULL AND m.locked_by IS NULL AND m.doom IS NULL
+      AND m.missing_at IS NULL AND (%(again)s::boolean OR m.on_lost IS NULL)""",
+            of_row=f"m.task_id, {SOON}",
+        )
+        + """
+UPDATE {messages} m SET published_at = now(), look_at = greatest(m.due_at, now()) + m.look_after
+FROM free WHERE m.task_id = free.task_id""",
+        frequent=True,
+    )
+    for kind in KINDS
+}
+
+
+def mark_published(
+    executor: Executor, kind: Kind, published: Iterable[tuple[str | int, int]], *, again: bool = True
+) -> None:
+    """Note which rows the broker has; a later generation is not touched.
+
+    A mark that is lost with a crash of Postgres only means one more publication, so it waits for no disk. A row that is
+    missing already is not marked: the process that had received its message has died before this mark was written, and
+    the message is to be sent again. Nor is a row that a run has begun and lost meanwhile (`on_lost` is noted with a
+    lock), unless it was published `again`, by the sweeper: the mark is of the message that this run had.
+    """
+    executor.run(_MARK[kind], **parameters(published), again=again)
+
+
+def _reserve(condition: str, *, missing: str, fate: str, columns: str) -> Statement:
+    return Statement(
+        free(
+            BY_TASK_ID,
+            f"m.task_id = r.task_id AND m.locked_by IS NULL AND m.look_at <= now() AND {condition}",
+            columns=f"found.task_id, {missing} AS missing, {fate} AS fate",
+            of_row="m.task_id, m.missing_at, m.doom, m.expires_at, m.published_at",
+        )
+        + f"""
+UPDATE {{messages}} m SET
+  look_at = now() + make_interval(secs => CASE free.fate WHEN 'strike'
+    THEN %(strike_s)s::double precision ELSE %(reserve_s)s::double precision END),
+  missing_at = CASE free.fate WHEN 'strike' THEN now() END,
+  published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
+  doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
+  look_after = CASE WHEN free.fate = 'publish' AND free.missing
+    THEN least(m.look_after * 2::double precision, make_interval(secs => %(longest_s)s)) ELSE m.look_after END
+FROM free WHERE m.task_id = free.task_id
+RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
+    )
+
+
+# A job that is missing is published again at once, as the claim drops a copy; a durable task is struck twice. A job is
+# never published before its backoff has ended, a durable task a moment before its eta, for a worker to have fetched it.
+_RESERVE = {
+    JOBS: _reserve(
+        "m.due_at <= now()",
+        missing="found.published_at IS NOT NULL",
+        fate="'publish'",
+        columns="""m.job_id, m.for_run, m.publication,
+  extract(epoch FROM now() - m.due_at)::double precision AS waited_s,
+  (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id) AS task,
+  (SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id) AS priority,
+  (SELECT a.options::text FROM {askings} a WHERE a.task_id = m.task_id) AS options""",
+    ),
+    TASKS: _reserve(
+        "m.body IS NOT NULL",
+        missing="found.missing_at IS NOT NULL",
+        fate="""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
+      WHEN found.published_at IS NOT NULL AND found.missing_at IS NULL THEN 'strike' ELSE 'publish' END""",
+        columns="""m.task, m.generation, m.expires_at, m.losses, m.on_lost,
+  CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,
+  CASE WHEN free.fate <> 'strike' THEN m.body END AS body""",
+    ),
+}
+
+
+def reserve(executor: Executor, kind: Kind, task_ids: Sequence[str], *, strike_s: float = 0.0) -> Sequence[Any]:
+    """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
+
+    No row lock is held while they are published or buried. If this process dies meanwhile, the next sweeper takes them.
+    The message of a durable task that was published and not heard of is struck twice: at the first look it is only
+    noted as missing, and looked at again in `strike_s`.
+    """
+    return executor.run(
+        _RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S
+    )
+
+
+_GIVE_UP = Statement("""
+UPDATE {messages} SET look_at = now() + make_interval(secs => %(wait_s)s)
+WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NULL AND locked_by IS NULL""")
+
+
+def give_up(executor: Executor, task_ids: Iterable[str], *, wait_s: float) -> None:
+    """Have those of the reserved rows that were neither published nor buried looked at again, in `wait_s` seconds."""
+    executor.run(_GIVE_UP, task_ids=list(task_ids), wait_s=wait_s)

@@ -1,0 +1,40 @@
+"""Revocations of ordinary durable tasks: their rows are doomed as revoked.
+
+A row that waits is then buried by the sweeper. One that a run holds stays that run's: it ends as it will, and what
+would begin again, after a retry or a loss, is buried instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .. import revisions
+from ..statement import Executor, Statement
+
+SINCE = "0005"
+
+_REVOKE = Statement(
+    """
+UPDATE {messages} m SET doom = 'revoked', missing_at = NULL,
+  published_at = CASE WHEN m.locked_by IS NULL THEN NULL ELSE m.published_at END,
+  look_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.look_at END
+FROM (SELECT task_id FROM {messages}
+      WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
+        AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)
+      ORDER BY task_id FOR UPDATE) undoomed
+WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL AS runs""",
+)
+
+
+def revoke(executor: Executor, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
+    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of those there are.
+
+    With `call` only what was made by that call, as no later task of the same id was.
+    """
+    return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)
+
+
+def fits(executor: Executor) -> bool:
+    """Tell whether the schema can keep a revocation: it may be one revision behind."""
+    return (revisions.read(executor) or revisions.FIRST) >= SINCE

@@ -1,0 +1,213 @@
+"""Whole messages of ordinary durable tasks (`body` is not null): kept, moved on by a retry, read and dropped.
+
+Such a row waits (published or not), or is held by the worker that runs it, or is doomed: somebody decided that it goes
+to the dead set, and nothing runs it any more (what was revoked while it runs: once that run is over). Every change
+names the generation, and of a held row its holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...model.durable import Content, Key, Message
+from ...model.run_end import RunEnd
+from .. import revisions
+from ..connection import Connections
+from ..pending_statement import Sent
+from ..statement import Executor, Statement
+from ..task_end import UNLOCKED, TaskEnd
+from .arming import FIRST_LOOK_S
+
+SINCE = "0003"
+DIGEST = "encode(sha256(body), 'hex')"
+"""What `digest_of` makes of a row's body."""
+EARLY_S = 2.0
+"""How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
+
+
+def _first_look(eta: str) -> str:
+    """When a row is looked at first, as SQL. By the clock: a borrowed transaction may have begun long ago."""
+    return f"""CASE WHEN {eta} > now() + make_interval(secs => %(horizon_s)s)
+    THEN {eta} - make_interval(secs => %(early_s)s)
+    ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END"""
+
+
+_FIRST_LOOK = _first_look("%(eta)s::timestamptz")
+_WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
+
+_KEEP = Statement(
+    f"""
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
+  %(expires_at)s::timestamptz, {_FIRST_LOOK}, make_interval(secs => %(look_after_s)s))
+ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
+    frequent=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """When a message is looked at: so long after its publication; what is due beyond the horizon waits here."""
+
+    look_after_s: float
+    horizon_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A message that was kept. `waits`: not for the broker just now, but in the store for its eta."""
+
+    waits: bool
+    generation: int = 1
+
+
+def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
+    """Keep a message that is about to be published; None if there is one of this task id already."""
+    found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
+    return Kept(found[0].waits) if found else None
+
+
+def send_keep(connections: Connections, message: Message, waits: Waits, *, within_s: float) -> Sent | None:
+    """Send what `keep` sends, and wait for no answer, which has a row if it is kept; None where that cannot be done."""
+    parameters = {"task_id": message.task_id, **_columns(message, waits)}
+    return connections.send("durable-keep", _KEEP, parameters, within_s=within_s, held=True)
+
+
+_KEEP_MANY = Statement(
+    f"""
+WITH r AS MATERIALIZED (
+  SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
+    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[])
+    AS r(task_id, task, queue, publication, body, eta, expires_at)),
+kept AS (
+  INSERT INTO {{messages}}
+    (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+  SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
+    {_first_look("r.eta")}, make_interval(secs => %(look_after_s)s)
+  FROM r
+  ON CONFLICT (task_id) DO NOTHING
+  RETURNING task_id, {_WAITS})
+SELECT coalesce(array_agg(task_id) FILTER (WHERE waits), ARRAY[]::text[]) AS waiting,
+  (SELECT r.task_id FROM r WHERE r.task_id NOT IN (SELECT k.task_id FROM kept k) LIMIT 1) AS taken
+FROM kept""",
+    frequent=True,
+)
+
+
+def keep_many(
+    run: Callable[..., Sequence[Any]], messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
+) -> tuple[list[str], str | None]:
+    """Keep a page of messages in one statement; returns which of them wait in the store, and a task id that is taken.
+
+    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is that of
+    an executor, or what does something else while the server inserts.
+    """
+    found = run(
+        _KEEP_MANY,
+        task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
+        queues=[message.queue for message in messages], publications=[message.publication for message in messages],
+        bodies=[message.body for message in messages], etas=[message.eta for message in messages],
+        expires=[message.expires_at for message in messages], look_after_s=waits.look_after_s,
+        horizon_s=waits.horizon_s, first_look_s=FIRST_LOOK_S + publishing_takes_s, early_s=EARLY_S,
+    )  # fmt: skip
+    return found[0].waiting, found[0].taken
+
+
+_UNPUBLISHED = Statement(
+    """
+SELECT task_id FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND generation = 1
+  AND published_at IS NULL AND locked_by IS NULL AND doom IS NULL
+  AND due_at <= now() + make_interval(secs => %(horizon_s)s)"""
+)
+
+
+def unpublished(executor: Executor, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
+    """Read which of these rows are there, not marked as published, and not to wait in the store."""
+    found = executor.run(_UNPUBLISHED, task_ids=list(task_ids), horizon_s=horizon_s)
+    return {row.task_id for row in found}
+
+
+def _columns(message: Message, waits: Waits) -> dict[str, Any]:
+    return {
+        "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
+        "eta": message.eta, "expires_at": message.expires_at, "look_after_s": waits.look_after_s,
+        "horizon_s": waits.horizon_s, "first_look_s": FIRST_LOOK_S, "early_s": EARLY_S,
+    }  # fmt: skip
+
+
+_IS_KEPT = Statement("""
+SELECT body = %(body)s AND publication = %(publication)s AND generation = 1 AS same FROM {messages}
+WHERE task_id = %(task_id)s""")
+
+
+def is_kept(executor: Executor, message: Message) -> bool:
+    """Tell whether the row of this task id is this very message: its insert was repeated."""
+    found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
+    return bool(found and found[0].same)
+
+
+_MOVE = Statement(f"""
+UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
+  generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
+  look_at = CASE WHEN doom IS NULL THEN {_FIRST_LOOK} ELSE now() END,
+  look_after = make_interval(secs => %(look_after_s)s),
+  published_at = NULL, missing_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0
+WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
+RETURNING generation, {_WAITS}""")
+
+
+def move(message: Message, key: Key, waits: Waits, *, worker_id: int) -> TaskEnd:
+    """Turn the row that a run holds into that of the message by which it goes on: a retry, or what replaces it.
+
+    Returns what `Kept` says of it; nothing if the run does not hold it any more.
+    """
+    run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id}
+    return TaskEnd(RunEnd.RETRIED, _MOVE, run | _columns(message, waits))
+
+
+_READ = Statement("""
+SELECT generation, locked_by, locked_pid, doom,
+  published_at IS NULL AND locked_by IS NULL AND doom IS NULL
+    AND look_at < now() + make_interval(secs => %(first_look_s)s) AS unpublished
+FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""")
+
+
+def read(executor: Executor, task_id: str) -> Any | None:
+    """Read how the row of a task id stands; None if there is none: it was finished."""
+    found = executor.run(_READ, task_id=task_id, first_look_s=FIRST_LOOK_S)
+    return found[0] if found else None
+
+
+_FORGET = Statement(
+    f"""
+DELETE FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by IS NULL
+  AND (%(task)s::text IS NULL OR task = %(task)s AND {DIGEST} = %(digest)s)
+RETURNING task_id""",
+)
+
+
+def forget(executor: Executor, key: Key, content: Content | None) -> bool:
+    """Remove a row that no run holds: its run had ended well after all, or was one without a lock.
+
+    With the `content` that has run, only the row of that. Tells whether it was there.
+    """
+    task, digest = (None, None) if content is None else content[:2]
+    return bool(executor.run(_FORGET, task_id=key[0], generation=key[1], task=task, digest=digest))
+
+
+_CONTENT = Statement(f"""
+SELECT task, {DIGEST} AS digest, CASE WHEN %(whole)s::boolean THEN body END AS body
+FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL""")
+
+
+def content_of(executor: Executor, key: Key, *, whole: bool = False) -> Any | None:
+    """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
+    found = executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole)
+    return found[0] if found else None
+
+
+def fits(executor: Executor) -> bool:
+    """Tell whether the schema has what durable tasks need."""
+    return (revisions.read(executor) or revisions.FIRST) >= SINCE

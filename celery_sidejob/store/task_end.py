@@ -1,0 +1,20 @@
+"""The end of runs of ordinary durable tasks as a value, which only `operations/task_run_end.py` executes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ..model.run_end import RunEnd
+from .statement import Statement
+
+UNLOCKED = "locked_by = NULL, locked_at = NULL, locked_pid = NULL"
+"""Assignments that free a row whose message goes on after a run."""
+
+
+class TaskEnd(NamedTuple):
+    """How runs ended, and the statement that ends them: it unlocks or removes the rows that these runs hold."""
+
+    how: RunEnd
+    statement: Statement
+    parameters: Mapping[str, Any]

@@ -1,0 +1,166 @@
+"""What need not be written at once: it goes with the next statement that can carry it, or is written a little later.
+
+Nothing that was promised is put off: if the process dies meanwhile, the sweeper or the worker makes up for it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TypeVar
+
+from ..model import native
+from ..model.errors import StoreUnavailableError
+
+T = TypeVar("T")
+
+logger = logging.getLogger("celery_sidejob")
+
+PAGE = 100
+"""How many are written in one statement: so many rows are found by their index. A thousand marks took 70 ms, not 24."""
+RETRY_S = 0.2
+LINGER_S = 5.0
+"""How long the thread that writes waits for more, before it ends."""
+
+
+class Late(Protocol):
+    """What is written later."""
+
+    def forget(self) -> None:
+        """After a fork: what there is is the parent's to write."""
+        ...
+
+    def write_now(self) -> None:
+        """Write all there is; never raises for the store."""
+        ...
+
+
+class WriteBehind(Generic[T]):
+    """Things of one kind that a process has still to write; it writes each within `within_s` of being told of it.
+
+    A thread does so for what nothing else has carried along. What could not be written within `patience_s` more, since
+    the store is away, is dropped.
+    """
+
+    def __init__(
+        self, name: str, write: Callable[[list[T]], None], *, within_s: float, patience_s: float = 0.0
+    ) -> None:
+        self._name = name
+        self._write = write
+        self._within_s = within_s
+        self._patience_s = patience_s
+        register(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """After a fork: what there is is the parent's to write."""
+        self._lock = native.lock()
+        self._waiting: deque[tuple[float, T]] = deque()
+        self._wanted = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._thread_rests = False
+
+    def add(self, things: Iterable[T]) -> None:
+        """Have things written soon, by whoever comes first."""
+        now = time.monotonic()
+        with self._lock:
+            self._waiting.extend((now, thing) for thing in things)
+            if self._thread is not None:
+                if self._thread_rests:
+                    self._wanted.set()
+                return
+            self._thread = thread = threading.Thread(target=self._run, name=f"sidejob-{self._name}", daemon=True)
+        thread.start()  # not under the lock: with gevent the start waits
+
+    def take(self, limit: int = PAGE, *, older_than_s: float = 0.0) -> list[tuple[float, T]]:
+        """Take what has waited longest, to write it; `give_back` what was not written."""
+        oldest = time.monotonic() - older_than_s
+        taken: list[tuple[float, T]] = []
+        with self._lock:
+            while self._waiting and len(taken) < limit and self._waiting[0][0] <= oldest:
+                taken.append(self._waiting.popleft())
+        return taken
+
+    def give_back(self, taken: Iterable[tuple[float, T]]) -> None:
+        """Have what was taken, and could not be written, written by somebody else."""
+        with self._lock:
+            self._waiting.extendleft(reversed(list(taken)))
+
+    def write_if_late(self) -> None:
+        """Write a page if half its time is over: done by who asks for more, so that the thread seldom has to."""
+        half = time.monotonic() - self._within_s / 2
+        with self._lock:  # else another one may take it between two looks
+            is_late = bool(self._waiting) and self._waiting[0][0] < half
+        if is_late and (taken := self.take()):
+            self._written(taken)
+
+    def write_now(self) -> None:
+        """Write all there is, or say why not; never raises for the store."""
+        while taken := self.take():
+            if not self._written(taken):
+                return
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _written(self, taken: list[tuple[float, T]]) -> bool:
+        try:
+            self._write([thing for _, thing in taken])
+        except StoreUnavailableError as error:
+            deadline = time.monotonic() - self._within_s - self._patience_s
+            kept = [(since, thing) for since, thing in taken if since > deadline]
+            self.give_back(kept)
+            if len(kept) < len(taken):
+                logger.warning("%d %s are not written: %s", len(taken) - len(kept), self._name, error)
+            return False
+        except Exception:
+            logger.exception("%d %s are not written", len(taken), self._name)
+        except BaseException:  # a greenlet is killed, a time limit strikes
+            self.give_back(taken)
+            raise
+        return True
+
+    def _run(self) -> None:
+        """Write what is late; end when nothing has come for a while."""
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._wanted.clear()
+                    self._thread_rests = True
+                since = self._waiting[0][0] if self._waiting else None
+            if since is None:
+                came = self._wanted.wait(LINGER_S)
+                with self._lock:
+                    self._thread_rests = False
+                    if not came and not self._waiting:
+                        self._thread = None
+                        return
+                continue
+            time.sleep(max(0.0, since + self._within_s - time.monotonic()))
+            late = self.take(older_than_s=self._within_s)
+            if late and not self._written(late):
+                time.sleep(RETRY_S)
+
+
+_all: weakref.WeakSet[Late] = weakref.WeakSet()
+
+
+def register(one: Late) -> None:
+    """Have it written when this process ends."""
+    _all.add(one)
+
+
+def write_all_now() -> None:
+    """Write what this process has put off: it ends."""
+    for one in list(_all):
+        try:
+            one.write_now()
+        except Exception:  # it must not keep the rest
+            logger.exception("Something that was put off is not written")
+
+
+atexit.register(write_all_now)

@@ -1,0 +1,42 @@
+"""A worker that stops as planned loses nothing, and nothing counts as lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
+from celery_sidejob.services.sweep.sweeper import Sweeper
+from tests.tools.in_process import Stage
+
+pytestmark = pytest.mark.pooled_too
+
+
+def test_a_job_that_is_locked_when_its_worker_leaves_counts_no_loss(stage: Stage) -> None:
+    """Somebody's transaction has the job just then, so the sweeper gives it back a moment later."""
+    heartbeat = Heartbeat(stage.runtime)
+    job, free = stage.job(), stage.job()
+    worker = heartbeat.register()
+    for each in (job, free):
+        assert stage.claim(each, worker_id=worker) is not None
+    with stage.connect(autocommit=False) as other:
+        other.execute("SELECT FROM jobs WHERE id = %s FOR UPDATE", (job.id,))
+        assert heartbeat.leave() == 1
+    heartbeat.close()
+    assert (free.refresh().status, job.refresh().status) == ("queued", "running")
+
+    Sweeper(stage.runtime).run_once()
+
+    assert job.refresh().status == "queued"
+    assert job.info["losses"] == 0
+    assert stage.run(job) == "completed"
+
+
+def test_a_worker_that_another_declared_dead_counts_one(stage: Stage) -> None:
+    job = stage.job()
+    assert stage.claim(job) is not None
+    stage.sql("UPDATE workers SET dead_at = now(), suspect_at = now(), suspect_by = 'silence'")
+
+    Sweeper(stage.runtime).run_once()
+
+    assert job.refresh().status == "queued"
+    assert job.info["losses"] == 1

@@ -1,0 +1,21 @@
+"""Rows of the outbox, as the sweeper asks for them."""
+
+from __future__ import annotations
+
+from celery_sidejob.store.outbox import checks
+from tests.tools.in_process import Stage
+
+
+def test_what_somebody_is_claiming_is_passed_over_by_a_look_at_its_queue(stage: Stage) -> None:
+    jobs = [stage.job() for _ in range(3)]
+    stage.sql("UPDATE messages SET published_at = now(), look_at = now() + interval '1 hour'")
+    with stage.connect(autocommit=False) as claimer:
+        claimer.execute("UPDATE messages SET locked_by = %s, locked_at = now() WHERE job_id = %s",
+                        (stage.worker_id, jobs[0].id))  # fmt: skip
+        looked = stage.runtime.connections.transact(
+            "look", lambda executor: checks.republish_in(executor, jobs[0].queue), within_s=10.0
+        )
+        assert looked == 2
+        claimer.rollback()
+    unpublished = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL ORDER BY job_id")
+    assert unpublished == [(jobs[1].id,), (jobs[2].id,)]
