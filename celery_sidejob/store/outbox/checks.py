@@ -303,12 +303,16 @@ def republish_in(executor: Executor, queue: str) -> int:
 
 _IN_QUEUE = Statement("""
 SELECT count(*) AS messages FROM (
-  SELECT FROM {messages} m WHERE m.queue = %(queue)s AND m.published_at IS NOT NULL AND m.locked_by IS NULL
+  SELECT FROM {messages} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL
+    AND (m.published_at IS NOT NULL OR m.due_at <= now())
   ORDER BY m.look_at LIMIT %(limit)s) counted""")
 
 
 def in_queue(executor: Executor, queue: str, *, limit: int) -> int:
-    """Count the messages that a queue of the broker should have, to a limit."""
+    """Count the messages that a queue of the broker should have, to a limit.
+
+    A row that is due and not marked counts: its mark may only be late (`publishing.py`).
+    """
     return int(executor.run(_IN_QUEUE, queue=queue, limit=limit)[0].messages)
 
 

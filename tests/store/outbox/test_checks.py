@@ -19,3 +19,12 @@ def test_what_somebody_is_claiming_is_passed_over_by_a_look_at_its_queue(stage: 
         claimer.rollback()
     unpublished = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL ORDER BY job_id")
     assert unpublished == [(jobs[1].id,), (jobs[2].id,)]
+
+
+def test_a_queue_should_have_what_is_due_though_its_mark_is_late(stage: Stage) -> None:
+    marked, late, backing_off = (stage.job() for _ in range(3))
+    stage.sql("UPDATE messages SET published_at = NULL, due_at = now() - interval '1 s'")
+    stage.sql("UPDATE messages SET published_at = now() WHERE job_id = %s", marked.id)
+    stage.sql("UPDATE messages SET due_at = now() + interval '1 hour' WHERE job_id = %s", backing_off.id)
+
+    assert checks.in_queue(stage.runtime.connections, late.queue, limit=10) == 2
