@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from .hooks.logs import JSONFormatter, RunFilter
     from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
     from .hooks.tasks.task import DurableTask
-    from .job import Job
+    from .jobs.job import Job
+    from .jobs.port import Packet, Port
+    from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
     from .model.errors import (
         AliasTakenError,
         ChildNameTakenError,
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     )
     from .model.port import NO_DATA
     from .model.status import FINISHED, Status
-    from .port import Packet, Port
-    from .running import RunningJob, Suspend, current_job, heartbeat, stopping
     from .services.sweep.sweeper import PollReport
 
 _PLACES = {
@@ -57,7 +57,7 @@ _PLACES = {
     ".hooks.jobs.revocation": ("TaskRevokedError",),
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.task": ("SideJobTask",),
-    ".job": ("Job",),
+    ".jobs.job": ("Job",),
     ".model.errors": (
         "AliasTakenError",
         "ChildNameTakenError",
@@ -82,8 +82,8 @@ _PLACES = {
     ),
     ".model.port": ("NO_DATA",),
     ".model.status": ("FINISHED", "Status"),
-    ".port": ("Packet", "Port"),
-    ".running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
+    ".jobs.port": ("Packet", "Port"),
+    ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
     ".services.sweep.sweeper": ("PollReport",),
 }
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}

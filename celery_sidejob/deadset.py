@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from .job import Job
+from .jobs.job import Job
 from .model.checks import check_number, check_texts, in_seconds, is_keepable, is_seconds, shown
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError

@@ -13,7 +13,6 @@ from typing import Any, Concatenate, overload
 from celery import Celery, signals
 from celery.canvas import Signature
 
-from . import job as jobs_of
 from .deadset import DeadSet
 from .hooks import apps, beat, configuration, control, logs, masking
 from .hooks.broker.publishing import CeleryPublisher
@@ -29,7 +28,10 @@ from .hooks.worker import pool_process, recording  # fmt: skip
 from .hooks.worker.bootsteps import SideJobStep
 from .hooks.worker.consumer_step import DisconnectionStep
 from .inspection import Inspection
-from .job import Job
+from .jobs import job as jobs_of
+from .jobs.job import Job
+from .jobs.running import RunningJob
+from .jobs.scopes import context, current_context, port_options
 from .model import channel as channels
 from .model import values
 from .model.changes import Publish
@@ -37,16 +39,14 @@ from .model.checks import MOST, check_number, check_texts, is_keepable, is_numbe
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import status_of
-from .open_unit import submit
 from .operations.runtime import Runtime
-from .running import RunningJob
-from .scopes import context, current_context, port_options
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import duplicates, job_lists, jobs, ports, registry, schema_check, url_agreement
 from .store.connection import Connections
 from .store.measured import MeasuredConnections
 from .store.parameters import connection_parameters
+from .unit.open_unit import submit
 
 logger = logging.getLogger("celery_sidejob")
 

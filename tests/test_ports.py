@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from celery_sidejob import NO_DATA, InvalidValueError, Job, PortNotFoundError, RunningJob
-from celery_sidejob.open_unit import outside_of_runs
-from celery_sidejob.read_ahead import READ_AHEAD
 from celery_sidejob.store import packets
+from celery_sidejob.unit.open_unit import outside_of_runs
+from celery_sidejob.unit.read_ahead import READ_AHEAD
 from tests.tools.in_process import Stage
 
 VALUES: list[Any] = [

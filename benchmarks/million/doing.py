@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from celery_sidejob.job import Job
+from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.durable import Content, Death, Key, Message, digest_of
 from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.sweep.prune import Prune

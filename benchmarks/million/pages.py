@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from celery_sidejob.cli import sidejob as commands
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.inspection import Inspection
-from celery_sidejob.job import Job
+from celery_sidejob.jobs.job import Job
 from tests.tools.in_process import Stage
 
 

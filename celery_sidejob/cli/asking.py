@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..job import Job
+from ..jobs.job import Job
 from ..operations.shutdown import end_without_shutdown
 from .command import Failed, Seconds, as_json, job_argument, job_named, load_modules, with_sidejob
 from .output import Output, printable, status

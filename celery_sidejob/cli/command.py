@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import click
 
 from ..inspection import Inspection
-from ..job import Job
+from ..jobs.job import Job
 from ..model.checks import MOST
 from ..model.errors import SideJobError
 from .output import Output, one_line, printable

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..job import Job
+from ..jobs.job import Job
 from ..model.checks import MOST
 from ..model.status import Status
 from .command import as_json, limit_option, queue_option, task_option, with_sidejob

@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import signals
 
-from ..open_unit import active
+from ..unit.open_unit import active
 from .tasks.task import DurableTask
 
 

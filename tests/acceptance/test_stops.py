@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_sidejob.job import Job
+from celery_sidejob.jobs.job import Job
 from celery_sidejob.model.errors import LeaseLostError
 from celery_sidejob.model.messages import Doorbell
 from celery_sidejob.model.run_end import RunEnd

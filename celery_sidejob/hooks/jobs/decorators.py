@@ -13,8 +13,8 @@ from celery import Celery, _state
 from celery.app import base as celery_app
 from celery.local import PromiseProxy, Proxy
 
-from ...job import Job
-from ...running import RunningJob
+from ...jobs.job import Job
+from ...jobs.running import RunningJob
 from .. import apps, bodies
 from ..task_options import check_options
 from .task import SideJobTask

@@ -14,7 +14,7 @@ from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
-from ...job import Job, enqueue
+from ...jobs.job import Job, enqueue
 from ...model.status import Status
 from ...operations import runs
 from ...services.heartbeat.heartbeat import Heartbeat

@@ -18,7 +18,9 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
-from ...job import enqueue
+from ...jobs.job import enqueue
+from ...jobs.running import RetryRun, RunningJob, Suspend
+from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Terminate
 from ...model.durable import WORKER
@@ -26,7 +28,6 @@ from ...model.errors import InvalidValueError, LeaseLostError, SchemaError, Stor
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
-from ...open_unit import OpenUnit, outside_of_runs
 from ...operations import endings, recovery, runs
 from ...operations.endings import error_json, storable
 from ...operations.hold import Hold
@@ -34,12 +35,11 @@ from ...operations.job_run_end import Ending
 from ...operations.runs import CameLateError, InputsMovedError, Unit
 from ...operations.runtime import Runtime
 from ...operations.unit_of_work import carry_out
-from ...running import RetryRun, RunningJob, Suspend
-from ...scopes import context
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import first_line
 from ...store.trouble import is_trouble
+from ...unit.open_unit import OpenUnit, outside_of_runs
 from ..broker.connection import PAUSE_S
 from ..broker.publishing import INLINE
 from ..worker import own_process, recording

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from celery import Celery
 from celery.exceptions import MaxRetriesExceededError
 
-from ...job import Job, enqueue
+from ...jobs.job import Job, enqueue
+from ...jobs.running import RetryRun, RunningJob
 from ...model.checks import in_seconds
 from ...model.errors import IllegalMoveError, SettingsError
 from ...model.port import PortOptions, parse_ports
-from ...open_unit import active
-from ...running import RetryRun, RunningJob
+from ...unit.open_unit import active
 from .. import bodies
 from ..on_commit import OnCommit
 from ..task_options import OWN_OPTIONS, check_options, given

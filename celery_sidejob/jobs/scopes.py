@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from .model import values
+from ..model import values
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 

@@ -15,22 +15,22 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
+from ..model.changes import Change, NewJob, PortKey
+from ..model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
+from ..operations import runs
+from ..operations.children import Children
+from ..operations.hold import Hold
+from ..operations.runs import Unit
+from ..operations.runtime import Runtime
+from ..operations.unit_of_work import carry_out
+from ..store import claims, state
+from ..store.borrowed import owners
+from ..store.outbox import holds
+from ..store.trouble import comes_from, is_trouble
+from . import view
+from .known_ports import KnownPorts
 from .lent_unit import LentUnit, Undone, in_doubt
-from .model import unit_view
-from .model.changes import Change, NewJob, PortKey
-from .model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
-from .operations import runs
-from .operations.children import Children
-from .operations.hold import Hold
-from .operations.known_ports import KnownPorts
-from .operations.runs import Unit
-from .operations.runtime import Runtime
-from .operations.unit_of_work import carry_out
 from .read_ahead import ReadAhead, Written
-from .store import claims, state
-from .store.borrowed import owners
-from .store.outbox import holds
-from .store.trouble import comes_from, is_trouble
 
 
 class OpenUnit:
@@ -301,27 +301,27 @@ class OpenUnit:
 
     def new_jobs(self) -> dict[int, NewJob]:
         """Return the jobs this unit will create."""
-        return unit_view.new_jobs(self.changes)
+        return view.new_jobs(self.changes)
 
     def state(self, job_id: int, key: str | None = None) -> dict[str, str]:
         """Return a job's state as this unit leaves it, {key: JSON text}."""
         new = self.new_jobs().get(job_id)
         found = new.state if new else state.read(self.runtime.connections, job_id, key)
-        return unit_view.state(self.unit.changes, job_id, found)
+        return view.state(self.unit.changes, job_id, found)
 
     def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
         """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
-        return unit_view.family(self.changes, parent_id)
+        return view.family(self.changes, parent_id)
 
     def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
         """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
-        return unit_view.aliases(self.changes, job_id)
+        return view.aliases(self.changes, job_id)
 
     def ports(self, job_id: int, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         """Return a job's ports as this unit leaves them, {(direction, name): row}; a row not yet stored has no id."""
         new = self.new_jobs().get(job_id)
-        known = unit_view.ports_made(job_id, new.ports) if new is not None else self._ports.of(job_id, fresh=fresh)
-        return unit_view.ports(self.unit.changes, job_id, known)
+        known = view.ports_made(job_id, new.ports) if new is not None else self._ports.of(job_id, fresh=fresh)
+        return view.ports(self.unit.changes, job_id, known)
 
     # -- packets -------------------------------------------------------------------------------------------------
 
@@ -336,13 +336,13 @@ class OpenUnit:
 
     def peek(self, key: PortKey, port_id: int | None, limit: int) -> list[Written]:
         """Return the next packets without reading them."""
-        written = [Written(*packet) for write in unit_view.writes(self.changes, key) for packet in write.packets]
+        written = [Written(*packet) for write in view.writes(self.changes, key) for packet in write.packets]
         found = self._ahead.peek(port_id, limit) if port_id is not None else []
         return (found + written)[:limit]
 
     def count(self, key: PortKey, port_id: int | None) -> int:
         """Return how many packets wait on a port."""
-        written = sum(len(write.packets) for write in unit_view.writes(self.changes, key))
+        written = sum(len(write.packets) for write in view.writes(self.changes, key))
         return written + (self._ahead.count(port_id) if port_id is not None else 0)
 
     def has_packet(self, key: PortKey, port_id: int | None) -> bool:
@@ -350,11 +350,11 @@ class OpenUnit:
         changes = self.changes
         if port_id is not None and self._ahead.has(self.unit, key, port_id):
             return True
-        return any(write.packets for write in unit_view.writes(changes, key))
+        return any(write.packets for write in view.writes(changes, key))
 
     def _own_packet(self, key: PortKey) -> Written | None:
         """Read back the oldest packet that this very unit wrote: it is then never stored."""
-        for write in unit_view.writes(self.unit.changes, key):
+        for write in view.writes(self.unit.changes, key):
             if write.packets:
                 place = next(n for n, change in enumerate(self.unit.changes) if change is write)
                 self.unit.changes[place] = replace(write, packets=write.packets[1:])

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from ..model.changes import RememberInputs
+from ..model.checks import check_number, is_seconds, shown
+from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
+from ..model.port import NO_DATA
+from ..operations import durable_runs
+from ..store import jobs
+from ..unit.open_unit import ACTIVE, OpenUnit, active
 from .creation import when
 from .job import Job
-from .model.changes import RememberInputs
-from .model.checks import check_number, is_seconds, shown
-from .model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
-from .model.port import NO_DATA
-from .open_unit import ACTIVE, OpenUnit, active
-from .operations import durable_runs
 from .port import Port
 from .scopes import port_options
-from .store import jobs
 
 
 class Suspend(BaseException):

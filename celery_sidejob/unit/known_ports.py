@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model.changes import Change, ConfigurePorts, SetChannels, SetDefault, Write
+from ..operations.runtime import Runtime
 from ..store import ports
-from .runtime import Runtime
 
 
 class KnownPorts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .model.errors import (
+from ..model.errors import (
     CommitInDoubtError,
     IllegalMoveError,
     LeaseLostError,
@@ -13,10 +13,10 @@ from .model.errors import (
     StoreUnavailableError,
     UnitNotCommittedError,
 )
-from .operations.runs import InputsMovedError, Unit
-from .store.borrowed import Borrowed, is_open
-from .store.statement import Executor
-from .store.trouble import is_trouble
+from ..operations.runs import InputsMovedError, Unit
+from ..store.borrowed import Borrowed, is_open
+from ..store.statement import Executor
+from ..store.trouble import is_trouble
 
 
 @dataclass(frozen=True, slots=True)

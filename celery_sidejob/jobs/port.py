@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .model import channel as channels_of
-from .model import values
-from .model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
-from .model.checks import check_number
-from .model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
-from .model.port import NO_DATA, WILDCARD, check_port_name
-from .open_unit import active, submit
-from .read_ahead import READ_AHEAD, Written
+from ..model import channel as channels_of
+from ..model import values
+from ..model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
+from ..model.checks import check_number
+from ..model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
+from ..model.port import NO_DATA, WILDCARD, check_port_name
+from ..store import packets, ports
+from ..unit.open_unit import active, submit
+from ..unit.read_ahead import READ_AHEAD, Written
 from .scopes import current_context, current_port_scope
-from .store import packets, ports
 
 if TYPE_CHECKING:
     from .job import Job

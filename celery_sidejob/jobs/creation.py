@@ -9,26 +9,26 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from .lookup import locate
-from .model import values
-from .model.changes import NewJob, PortRow
-from .model.checks import LONGEST_S, in_seconds, is_seconds
-from .model.columns import OPTIONS
-from .model.errors import (
+from ..model import values
+from ..model.changes import NewJob, PortRow
+from ..model.checks import LONGEST_S, in_seconds, is_seconds
+from ..model.columns import OPTIONS
+from ..model.errors import (
     AliasTakenError,
     ChildNameTakenError,
     InvalidValueError,
     JobNotFoundError,
     StoreUnavailableError,
 )
-from .model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
-from .model.port import NO_DATA, PortOptions, parse_ports
-from .open_unit import active
-from .operations.runtime import Aftermath, Runtime
-from .operations.unit_of_work import carry_out
-from .store import askings, jobs
-from .store.errors import NoAnswer, OutcomeUnknown
-from .store.statement import Executor
+from ..model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
+from ..model.port import NO_DATA, PortOptions, parse_ports
+from ..operations.runtime import Aftermath, Runtime
+from ..operations.unit_of_work import carry_out
+from ..store import askings, jobs
+from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.statement import Executor
+from ..unit.lookup import locate
+from ..unit.open_unit import active
 
 Ports = Mapping[str, PortOptions]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from .changes import (
+from ..model.changes import (
     AddAlias,
     Adopt,
     Change,
@@ -23,9 +23,9 @@ from .changes import (
     UnsetState,
     Write,
 )
-from .columns import SHOWN
-from .port import WILDCARD
-from .status import Status
+from ..model.columns import SHOWN
+from ..model.port import WILDCARD
+from ..model.status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from .model.changes import PortKey
-from .operations.hold import Hold
-from .operations.runs import Unit
-from .operations.runtime import Runtime
-from .store import packets
+from ..model.changes import PortKey
+from ..operations.hold import Hold
+from ..operations.runs import Unit
+from ..operations.runtime import Runtime
+from ..store import packets
 
 READ_AHEAD = 100
 

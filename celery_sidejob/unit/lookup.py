@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from .model.errors import InvalidValueError
-from .model.names import why_not_storable
+from ..model.errors import InvalidValueError
+from ..model.names import why_not_storable
+from ..operations.runtime import Runtime
+from ..store import jobs
+from ..store.statement import Executor
 from .open_unit import active
-from .operations.runtime import Runtime
-from .store import jobs
-from .store.statement import Executor
 
 
 def locate(runtime: Runtime, id_or_alias: int | str, executor: Executor | None = None) -> tuple[int, Any | None] | None:

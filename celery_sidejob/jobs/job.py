@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from .creation import check_child_name_is_free, create, draft, port_rows, when
-from .lookup import locate
-from .model import unit_view, values
-from .model.changes import (
+from ..model import values
+from ..model.changes import (
     AddAlias,
     Adopt,
     Ask,
@@ -25,10 +23,10 @@ from .model.changes import (
     Terminate,
     UnsetState,
 )
-from .model.channel import job as channel_of_job
-from .model.checks import LONGEST_S, check_texts, is_seconds, shown
-from .model.columns import SHOWN
-from .model.errors import (
+from ..model.channel import job as channel_of_job
+from ..model.checks import LONGEST_S, check_texts, is_seconds, shown
+from ..model.columns import SHOWN
+from ..model.errors import (
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
@@ -37,17 +35,20 @@ from .model.errors import (
     NotAChildError,
     SettingsError,
 )
-from .model.names import alias_taken, check_alias, check_child_name, check_key
-from .model.status import FINISHED, Status, status_of
-from .open_unit import active, submit
-from .operations.deletion import delete
-from .operations.runtime import Runtime
-from .operations.unit_of_work import carry_out
+from ..model.names import alias_taken, check_alias, check_child_name, check_key
+from ..model.status import FINISHED, Status, status_of
+from ..operations.deletion import delete
+from ..operations.runtime import Runtime
+from ..operations.unit_of_work import carry_out
+from ..store import aliases as alias_rows
+from ..store import jobs, ports, trees
+from ..store import state as state_rows
+from ..unit import view as unit_view
+from ..unit.lookup import locate
+from ..unit.open_unit import active, submit
+from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .port import Port
 from .scopes import current_context
-from .store import aliases as alias_rows
-from .store import jobs, ports, trees
-from .store import state as state_rows
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Handles: what users hold of jobs and their ports, and what a body is given."""
