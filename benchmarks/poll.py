@@ -43,16 +43,16 @@ MEGABYTE = 1e6
 
 FILL = """
 INSERT INTO sidejob.messages
-  (task_id, task, queue, publication, body, generation, due_at, published_at, look_at, look_after)
+  (task_id, task, queue, publication, body, generation, due_at, published_at, next_check_at, check_interval)
 SELECT id, m.task, q, replace(replace(m.publication, 'the-task-id', id), '"{queue}\\"', '"' || q || '\\"'), m.body,
   1, now(), now() - interval '1 hour', now() + interval '1 hour', '30 s'
 FROM sidejob.messages m, generate_series(1, {rows}) n,
   LATERAL (SELECT 'task-' || lpad(n::text, 31, '0') AS id,
     CASE WHEN n <= {waiting} THEN '{queue}' ELSE 'gone-' || n % {others} END AS q) of
 WHERE m.task_id = 'the-task-id'"""
-BACKLOG = "UPDATE sidejob.messages SET look_at = now() WHERE queue = '{queue}'"
-EVERYTHING = "UPDATE sidejob.messages SET look_at = now()"
-STRUCK = "UPDATE sidejob.messages SET look_at = now() WHERE missing_at IS NOT NULL"
+BACKLOG = "UPDATE sidejob.messages SET next_check_at = now() WHERE queue = '{queue}'"
+EVERYTHING = "UPDATE sidejob.messages SET next_check_at = now()"
+STRUCK = "UPDATE sidejob.messages SET next_check_at = now() WHERE suspected_at IS NOT NULL"
 
 
 @dataclass

@@ -28,7 +28,7 @@ FILL = """
 INSERT INTO sidejob.jobs (task, queue, status, run_no, ended_run)
   SELECT 'noop', 'old', 'completed', 1, 1 FROM generate_series(1, {rows});
 INSERT INTO sidejob.jobs (task, queue) SELECT 'noop', 'elsewhere' FROM generate_series(1, {rows});
-INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, next_check_at, check_interval)
   SELECT 'm' || id, id, 1, queue, now(), now() + interval '1 hour', '30 s' FROM sidejob.jobs WHERE status = 'queued';
 INSERT INTO sidejob.askings (task_id, job_id) SELECT 'm' || id, id FROM sidejob.jobs WHERE status = 'queued';
 VACUUM ANALYZE sidejob.jobs, sidejob.messages, sidejob.askings"""

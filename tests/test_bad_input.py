@@ -39,7 +39,7 @@ class Given:
         )
 
 
-MARKS = ("published_at", "look_at")
+MARKS = ("published_at", "next_check_at")
 """The columns of a message that a call which was not refused still writes, a little later, in its own time."""
 Call = Callable[[Given, Any], Any]
 OPTIONS = (

@@ -61,7 +61,7 @@ def busy(stage: Stage) -> Stage:
         with pytest.raises(ValueError, match="no"):
             stage.inside(fail)
     stage.inside(lambda job: None)
-    stage.sql("UPDATE messages SET look_at = now() + interval '1 s' WHERE locked_by IS NULL")
+    stage.sql("UPDATE messages SET next_check_at = now() + interval '1 s' WHERE locked_by IS NULL")
     return stage
 
 

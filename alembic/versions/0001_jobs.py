@@ -104,19 +104,19 @@ CREATE TABLE {s}.messages (
   queue text NOT NULL,
   publication text,
   due_at timestamptz NOT NULL DEFAULT now(),
-  look_at timestamptz NOT NULL DEFAULT now(),
-  look_after interval NOT NULL,
+  next_check_at timestamptz NOT NULL DEFAULT now(),
+  check_interval interval NOT NULL,
   published_at timestamptz,
-  missing_at timestamptz,
+  suspected_at timestamptz,
   locked_by bigint,
   locked_at timestamptz,
   locked_pid int,
   CONSTRAINT messages_job_check
     CHECK ((job_id IS NULL) = (for_run IS NULL) AND (job_id IS NULL) = (publication IS NOT NULL)),
   CONSTRAINT messages_lock_check CHECK ((locked_by IS NULL) = (locked_at IS NULL)),
-  CONSTRAINT messages_missing_check CHECK (locked_by IS NULL OR missing_at IS NULL)
+  CONSTRAINT messages_suspected_check CHECK (locked_by IS NULL OR suspected_at IS NULL)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
-CREATE INDEX messages_queue_look_at_idx ON {s}.messages (queue, look_at);
+CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
 
 CREATE TABLE {s}.timers (
   id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT timers_pkey PRIMARY KEY,

@@ -150,7 +150,7 @@ class Workers:
         """Sweep: with nothing due, with something of each kind due, after an emptied broker, and prune."""
         self._sweeper.run_once()
         for table in ("timers", "messages"):
-            column = "due_at" if table == "timers" else "look_at"
+            column = "due_at" if table == "timers" else "next_check_at"
             self._stage.sql(
                 f"UPDATE {table} SET {column} = now() WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} LIMIT 50))"
             )

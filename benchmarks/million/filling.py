@@ -16,10 +16,10 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
 INSERT INTO askings (task_id, job_id) VALUES ('parent', {n} + 1);
 INSERT INTO jobs (id, task, queue)
   SELECT 2 * {n} + 1 + n, 'waiting', CASE WHEN n % 1000 = 0 THEN 'rare' ELSE 'waits' END FROM generate_series(1, {n}) n;
-INSERT INTO messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+INSERT INTO messages (task_id, job_id, for_run, queue, published_at, next_check_at, check_interval)
   SELECT 'open-' || id, id, 1, queue, now(), now() + interval '1 hour', '30 s' FROM jobs WHERE status = 'queued';
 INSERT INTO askings (task_id, job_id) SELECT 'open-' || id, id FROM jobs WHERE status = 'queued';
-INSERT INTO messages (task_id, task, generation, queue, body, publication, published_at, look_at, look_after)
+INSERT INTO messages (task_id, task, generation, queue, body, publication, published_at, next_check_at, check_interval)
   SELECT 'task-' || n, 'mail', 1, 'mail', convert_to(repeat('x', 200), 'utf8'), json_build_object(
     'v', 1, 'about', json_build_object('headers', json_build_object('task', 'mail', 'id', 'task-' || n)), 'pad',
     repeat('y', 500))::text, now(), now() + interval '1 hour', '30 s' FROM generate_series(1, {n}) n;

@@ -37,9 +37,9 @@ LOOK_S = 3.0
 """How often the rules that always hold are looked at."""
 QUIET_S = 60.0
 """After the last fault, with workers that are ready, everything must be at rest within this, and within the longest
-`look_after` of a message beside: one that was lost with whoever had received it is found only then."""
-_LOOK_AFTER = """
-SELECT coalesce(extract(epoch FROM max(look_after)), 0)::float FROM sidejob.messages WHERE locked_by IS NULL"""
+`check_interval` of a message beside: one that was lost with whoever had received it is found only then."""
+_CHECK_INTERVAL = """
+SELECT coalesce(extract(epoch FROM max(check_interval)), 0)::float FROM sidejob.messages WHERE locked_by IS NULL"""
 READY_S = 60.0
 IDLE_S = 20.0
 RETENTION_S = 180.0
@@ -153,7 +153,7 @@ class Soak:
         try:
             fleet.wait_for_workers(READY_S)
             self._say("all workers are ready")
-            within_s = QUIET_S + self._longest_look_after_s(url)
+            within_s = QUIET_S + self._longest_check_interval_s(url)
             quiet_s = checker.wait_quiet(url, within_s)
             self._say(f"quiet after {quiet_s:.1f} s, within {within_s:.0f} s")
             wait_until(lambda: not checker.violations(url, at_rest=True), timeout=QUIET_S, interval=0.5)
@@ -164,9 +164,9 @@ class Soak:
             return None
         return quiet_s
 
-    def _longest_look_after_s(self, url: str) -> float:
+    def _longest_check_interval_s(self, url: str) -> float:
         with psycopg.connect(url, autocommit=True) as connection:
-            row = connection.execute(_LOOK_AFTER).fetchone()
+            row = connection.execute(_CHECK_INTERVAL).fetchone()
         assert row is not None
         return float(row[0])
 

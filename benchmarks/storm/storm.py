@@ -33,8 +33,9 @@ passed, until there are none: a message that died with whoever had received it i
 backlog takes says more about the machine."""
 _LEFT = "SELECT count(*) FROM sidejob.messages"
 _GONE = "SELECT count(*) FROM storm.moves WHERE move = 'gone'"
-_LONGEST_LOOK = """
-SELECT coalesce(extract(epoch FROM max(look_at - now())), 0)::float FROM sidejob.messages WHERE locked_by IS NULL"""
+_LONGEST_CHECK = """
+SELECT coalesce(extract(epoch FROM max(next_check_at - now())), 0)::float
+FROM sidejob.messages WHERE locked_by IS NULL"""
 
 
 class Storm:
@@ -110,7 +111,7 @@ class Storm:
                     before, gone = gone, scalar(connection, _GONE)
                     if gone > before:
                         since = time.monotonic()
-                    elif time.monotonic() - since > (within_s := QUIET_S + scalar(connection, _LONGEST_LOOK)):
+                    elif time.monotonic() - since > (within_s := QUIET_S + scalar(connection, _LONGEST_CHECK)):
                         return [f"{left} rows are kept, and for {within_s:.0f} s none has gone"]
         except TimeoutError as error:
             return [str(error)]

@@ -199,7 +199,7 @@ def _is_plain(new: NewJob) -> bool:
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
     def work(executor: Executor) -> Sequence[Any]:
-        return jobs.insert(executor, drafts, look_after_s=runtime.settings.lost_after)
+        return jobs.insert(executor, drafts, check_interval_s=runtime.settings.lost_after)
 
     rows = runtime.connections.transact("enqueue", work, single=True)
     made = _numbered(drafts, [row.job_id for row in rows])  # ids grow in the order of the drafts

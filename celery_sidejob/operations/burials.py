@@ -126,14 +126,14 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     """Take entries out of the dead set and publish their messages again, in new generations; returns how many."""
 
     def work(executor: Executor) -> Sequence[Message]:
-        return burials.revive(executor, entry_ids, look_after_s=runtime.settings.lost_after)
+        return burials.revive(executor, entry_ids, check_interval_s=runtime.settings.lost_after)
 
     messages = runtime.connections.transact("durable-revive", work, single=True)
     dispatch(runtime, messages)
     if len(messages) == len(entry_ids):
         return len(messages)
     return len(messages) + continuations.revive(
-        runtime.connections, entry_ids, prefix=CONTINUATION, look_after_s=runtime.settings.lost_after
+        runtime.connections, entry_ids, prefix=CONTINUATION, check_interval_s=runtime.settings.lost_after
     )
 
 

@@ -136,7 +136,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
     def work(executor: Executor) -> bool:
         adopted = holds.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
-            look_after_s=runtime.settings.lost_after,
+            check_interval_s=runtime.settings.lost_after,
         )  # fmt: skip
         if adopted and noted:
             duplicates.note(executor, [(run.key[0], str(address.call))], kept_s=duplicates.RECENT_S)

@@ -28,7 +28,7 @@ class Family:
     def __init__(
         self, runtime: Runtime, executor: Executor, touched: Touched, aftermath: Aftermath, *, own: int | None = None
     ) -> None:
-        self._look_after_s = runtime.settings.lost_after
+        self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
         self._touched = touched
         self._aftermath = aftermath
@@ -42,7 +42,7 @@ class Family:
         executor = self._executor
         for job in new:
             self._check_parent(job)
-        for row in jobs.insert(executor, new, look_after_s=self._look_after_s):
+        for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._touched.statuses[row.job_id] = Status.QUEUED
             self._aftermath.created(self._touched.new[row.job_id], row)
         rows = [port_row(job.id, port) for job in new for port in job.ports]

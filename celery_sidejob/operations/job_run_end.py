@@ -112,7 +112,7 @@ def _follow_closing(
     for continuation in runtime.results.continuations(ended):
         continuations.add(
             executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
-            look_after_s=runtime.settings.lost_after,
+            check_interval_s=runtime.settings.lost_after,
         )  # fmt: skip
         aftermath.continuations.append(continuation)
     if runtime.results.wanted(ended.task, options):
@@ -134,7 +134,7 @@ def _arm_next_run(
     wait_s = ending.retry_in_s if is_queued else 0.0
     armed = arming.rearm(
         executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,
-        look_after_s=runtime.settings.lost_after,
+        check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
     if not wait_s:
         aftermath.ring(hold.row, armed)

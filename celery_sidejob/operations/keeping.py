@@ -34,7 +34,7 @@ PAGE = 1000
 PAGE_BYTES = 8_000_000
 """How many messages one statement keeps at most, and how large they may be together, but for the last."""
 PAGE_TAKES_S = 1.0
-"""How much later the sweeper looks at each further page of one call: so long its publisher may take for a page."""
+"""How much later the sweeper checks each further page of one call: so long its publisher may take for a page."""
 
 
 def keep(runtime: Runtime, message: Message) -> None:

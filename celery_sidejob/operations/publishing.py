@@ -12,7 +12,7 @@ from typing import Any
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
-from ..store.outbox.arming import FIRST_LOOK_S
+from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.kinds import TASKS
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
@@ -20,14 +20,14 @@ from .runtime import MARK_S, Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
-ALONE_S = FIRST_LOOK_S / 2
+ALONE_S = FIRST_CHECK_S / 2
 """For how long after it began to keep a message its publisher is sure that nobody else has published it."""
 
 
 def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: Any = None) -> int:
     """Publish what was kept `since` then, and return how much the broker was given; one that is down costs a while.
 
-    The sweeper looks at such rows only after `FIRST_LOOK_S`, and not at those that a run has begun by then. So the mark
+    The sweeper checks such rows only after `FIRST_CHECK_S`, and not those that a run has begun by then. So the mark
     that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
     before it means one copy more. Who comes after the sweeper publishes what says that it may be a copy: nothing else
     tells a worker that another one was run and done before it (`deferred_locks.py`).

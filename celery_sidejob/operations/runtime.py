@@ -15,7 +15,7 @@ from ..model.settings import Settings
 from ..model.status import Status
 from ..store import askings
 from ..store.connection import Connections
-from ..store.outbox.arming import FIRST_LOOK_S
+from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.continuations import remove as remove_continuations
 from ..store.outbox.kinds import JOBS
 from ..store.outbox.publishing import mark_published
@@ -24,8 +24,8 @@ from .stores import Stores
 
 logger = logging.getLogger("celery_sidejob")
 
-MARK_S = FIRST_LOOK_S / 2
-"""How long the mark of a published message may be put off: the sweeper looks at a fresh row only later than that."""
+MARK_S = FIRST_CHECK_S / 2
+"""How long the mark of a published message may be put off: the sweeper checks a fresh row only later than that."""
 
 
 class Move(NamedTuple):

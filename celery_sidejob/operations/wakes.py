@@ -20,7 +20,7 @@ class Wakes:
     def __init__(
         self, runtime: Runtime, executor: Executor, touched: Touched, aftermath: Aftermath, *, noting: bool = False
     ) -> None:
-        self._look_after_s = runtime.settings.lost_after
+        self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
         self._touched = touched
         self._aftermath = aftermath
@@ -77,14 +77,14 @@ class Wakes:
         self.refused.update(set(ids) - set(may))
         if not may:
             return
-        for row in asks.ask(self._executor, may, force=force, nudge=nudge, look_after_s=self._look_after_s):
+        for row in asks.ask(self._executor, may, force=force, nudge=nudge, check_interval_s=self._check_interval_s):
             self._moved(row.id, row.status)
             self._ring(row)
 
     def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
         """Make jobs that are locked terminating; terminated ones stay."""
         for row in asks.terminate(
-            self._executor, ids, tree=tree, look_after_s=self._look_after_s, timers_before=timers_before
+            self._executor, ids, tree=tree, check_interval_s=self._check_interval_s, timers_before=timers_before
         ):
             self._moved(row.id, Status.TERMINATING)
             self._ring(row)

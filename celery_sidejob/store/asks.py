@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .outbox.arming import FIRST_LOOK_S, armed
+from .outbox.arming import FIRST_CHECK_S, armed
 from .statement import Executor, Statement
 
 _ASK = Statement(
@@ -42,7 +42,7 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 
 
 def ask(
-    executor: Executor, ids: Iterable[int], *, force: bool, look_after_s: float, nudge: bool = False
+    executor: Executor, ids: Iterable[int], *, force: bool, check_interval_s: float, nudge: bool = False
 ) -> Sequence[Any]:
     """Count one more wake of each job, and arm a message where no run is in progress.
 
@@ -52,7 +52,7 @@ def ask(
     row for each job; those with a `task_id` are to be published.
     """
     return executor.run(
-        _ASK, ids=list(ids), force=force, nudge=nudge, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S
+        _ASK, ids=list(ids), force=force, nudge=nudge, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S
     )
 
 
@@ -80,14 +80,14 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 
 
 def terminate(
-    executor: Executor, ids: Iterable[int], *, tree: bool, look_after_s: float, timers_before: int | None = None
+    executor: Executor, ids: Iterable[int], *, tree: bool, check_interval_s: float, timers_before: int | None = None
 ) -> Sequence[Any]:
     """Make jobs terminating; earlier wakes and timers (up to the id `timers_before`) go, a backoff is cut short.
 
     Returns a row for each job that was not terminated already; those with a `task_id` are to be published.
     """
     return executor.run(
-        _TERMINATE, ids=list(ids), tree=tree, look_after_s=look_after_s, first_look_s=FIRST_LOOK_S,
+        _TERMINATE, ids=list(ids), tree=tree, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S,
         timers_before=timers_before,
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ _OF_EACH_QUEUE = Statement(
 SELECT q.queue, x.* FROM q CROSS JOIN LATERAL (
   SELECT {_COUNTS} FROM (
     SELECT *, locked_by IS NULL AS waits FROM {{messages}} m
-    WHERE m.queue = q.queue ORDER BY m.look_at LIMIT {COUNTED}) m) x
+    WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {COUNTED}) m) x
 WHERE q.queue IS NOT NULL ORDER BY q.queue""",
     since="0003",
 )

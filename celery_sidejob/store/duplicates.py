@@ -110,7 +110,7 @@ def give_way(executor: Executor, copy: Copy) -> bool:
 
 
 PAGE = 1000
-"""What is forgotten in one statement; in its text, as `checks.LOOK_PAGE`."""
+"""What is forgotten in one statement; in its text, as `checks.CHECK_PAGE`."""
 
 _PRUNE = Statement(
     f"""

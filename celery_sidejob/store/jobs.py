@@ -11,7 +11,7 @@ from ..model.changes import NewJob
 from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import InvalidValueError
 from ..model.names import child_name_taken
-from .outbox.arming import FIRST_LOOK_S, armed
+from .outbox.arming import FIRST_CHECK_S, armed
 from .statement import Executor, Statement, violated
 
 READ = ", ".join(
@@ -66,10 +66,10 @@ SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id
 
 MANY = 64
 """From so many new jobs on it takes their process some time to publish them all."""
-FIRST_LOOK_OF_MANY_S = 10.0
+FIRST_CHECK_OF_MANY_S = 10.0
 
 
-def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) -> Sequence[Any]:
+def insert(executor: Executor, new: Sequence[NewJob], *, check_interval_s: float) -> Sequence[Any]:
     """Create jobs, each with its open asking and its message, or its timer if it is to run later.
 
     A job without an id is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
@@ -87,9 +87,11 @@ def insert(executor: Executor, new: Sequence[NewJob], *, look_after_s: float) ->
         }
         for job in new
     ]
-    first_look_s = FIRST_LOOK_S if len(new) < MANY else FIRST_LOOK_OF_MANY_S
+    first_check_s = FIRST_CHECK_S if len(new) < MANY else FIRST_CHECK_OF_MANY_S
     try:
-        return executor.run(_INSERT, rows=json.dumps(rows), look_after_s=look_after_s, first_look_s=first_look_s)
+        return executor.run(
+            _INSERT, rows=json.dumps(rows), check_interval_s=check_interval_s, first_check_s=first_check_s
+        )
     except Exception as error:
         taken = _taken(violated(error), new)
         if taken is None:

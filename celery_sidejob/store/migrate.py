@@ -112,7 +112,7 @@ def reassign(
         before = connections.transact("reassign", change)
         after: int | None = 0
         while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
-            after = connections.transact("look-now", partial(checks.republish_jobs, after=after))
+            after = connections.transact("check-now", partial(checks.republish_jobs, after=after))
         return before
 
 

@@ -17,8 +17,8 @@ ADDED: dict[str, dict[str, str]] = {
         "ended_run wakes wakes_taken nudges timer_in_run terminate_tree losses retries started ran_at ended_at error "
         "inputs_memo",
         "leases": "name holder expires_at",
-        "messages": "task_id job_id for_run queue publication due_at look_at look_after published_at missing_at "
-        "locked_by locked_at locked_pid",
+        "messages": "task_id job_id for_run queue publication due_at next_check_at check_interval published_at "
+        "suspected_at locked_by locked_at locked_pid",
         "meta": "key value",
         "packets": "id port_id value context options written_at taken_by taken_run",
         "ports": "id job_id direction name default_value channels",

@@ -112,8 +112,9 @@ _SWEEP = Statement(
     QUEUES
     + """,
 late AS (
-  SELECT min(x.look_at) AS at FROM q CROSS JOIN LATERAL (
-    SELECT m.look_at FROM {messages} m WHERE m.queue = q.queue AND m.locked_by IS NULL ORDER BY m.look_at LIMIT 1) x
+  SELECT min(x.next_check_at) AS at FROM q CROSS JOIN LATERAL (
+    SELECT m.next_check_at FROM {messages} m WHERE m.queue = q.queue AND m.locked_by IS NULL
+    ORDER BY m.next_check_at LIMIT 1) x
   WHERE q.queue IS NOT NULL)
 SELECT extract(epoch FROM now() - least((SELECT at FROM late), (SELECT min(due_at) FROM {timers})))::double precision
     AS lag_s,

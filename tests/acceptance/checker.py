@@ -47,7 +47,7 @@ AT_REST: Mapping[str, str] = {
 UNFINISHED: Mapping[str, str] = {
     "jobs": "SELECT id, task, status, run_no, unit_no, worker_id, losses FROM jobs"
     " WHERE status IN ('queued', 'running', 'terminating')",
-    "messages": "SELECT task_id, job_id, for_run, look_at::text, published_at::text, locked_by FROM messages",
+    "messages": "SELECT task_id, job_id, for_run, next_check_at::text, published_at::text, locked_by FROM messages",
     "due timers": "SELECT id, job_id, due_at::text, ask FROM timers WHERE due_at < now()",
     "unsent results": "SELECT task_id, job_id, outcome FROM askings WHERE closed_at IS NOT NULL AND stored_at IS NULL",
 }

@@ -79,13 +79,13 @@ def test_a_run_holds_its_row_and_a_poll_leaves_it_alone(site: Site) -> None:
     pid = site.holding(result)["pid"]
 
     held = """
-        SELECT m.locked_pid, w.ident, m.look_at = 'infinity' AS rests, m.missing_at,
+        SELECT m.locked_pid, w.ident, m.next_check_at = 'infinity' AS rests, m.suspected_at,
           now() - m.locked_at < interval '1 min' AS just_now
         FROM messages m JOIN workers w ON w.id = m.locked_by WHERE m.task_id = %s"""
     (row,) = site.sql(held, result.id)
     host, parent, nonce = row.ident.rsplit(":", 2)
     assert (row.locked_pid, host, int(parent), len(nonce) > 3) == (pid, socket.gethostname(), site.process.pid, True)
-    assert (row.rests, row.missing_at, row.just_now) == (True, None, True)
+    assert (row.rests, row.suspected_at, row.just_now) == (True, None, True)
     site.sql("UPDATE messages SET locked_at = now() - interval '1 day' WHERE task_id = %s", result.id)
     for _ in range(2):
         site.app.sidejob.poll()
@@ -132,7 +132,7 @@ def test_a_body_is_told_whether_its_run_still_counts(site: Site) -> None:
 
     site.sql(
         "UPDATE messages SET locked_by = NULL, locked_at = NULL, locked_pid = NULL, published_at = NULL,"
-        " doom = 'lost', look_at = 'infinity' WHERE task_id = %s", taken.id
+        " doom = 'lost', next_check_at = 'infinity' WHERE task_id = %s", taken.id
     )  # fmt: skip
     site.go(kept, taken)
 

@@ -61,7 +61,7 @@ def test_a_task_shares_the_fate_of_its_transaction(shop: Shop, name: str) -> Non
         if lender.tells_of_commits:
             wait_until(lambda: shop.rung() == 1, timeout=TIMEOUT_S, message="the message to be published")
         else:
-            shop.outside.execute("UPDATE sidejob.messages SET look_at = now()")
+            shop.outside.execute("UPDATE sidejob.messages SET next_check_at = now()")
             shop.sidejob.poll()
         assert shop.rung() == 1
 
@@ -100,7 +100,7 @@ def test_a_chord_shares_the_fate_of_its_transaction(shop: Shop, name: str, form:
 
         assert shop.count("messages") == 3
         if not lender.tells_of_commits:
-            shop.outside.execute("UPDATE sidejob.messages SET look_at = now() WHERE published_at IS NULL")
+            shop.outside.execute("UPDATE sidejob.messages SET next_check_at = now() WHERE published_at IS NULL")
             shop.sidejob.poll()
         parts = wait_until(lambda: parts_in(shop, 2), timeout=TIMEOUT_S, message="the messages to be published")
     assert (result.parent if form == "chain of a chord" else result).id in parts

@@ -135,14 +135,14 @@ def test_what_runs_without_a_lock_for_long_is_vouched_for_by_its_worker(site: Si
     pid = site.holding(result)["pid"]
     site.worker(concurrency=1)
     wait_until(lambda: site.sql("SELECT published_at FROM messages")[0].published_at, timeout=TIMEOUT_S)
-    (row,) = site.sql("SELECT look_at FROM messages")
+    (row,) = site.sql("SELECT next_check_at FROM messages")
     for _ in range(2):  # each look is put off before it comes
         wait_until(
-            lambda: site.sql("SELECT look_at > %s AS later FROM messages", row.look_at)[0].later,  # noqa: B023
+            lambda: site.sql("SELECT next_check_at > %s AS later FROM messages", row.next_check_at)[0].later,  # noqa: B023
             timeout=TIMEOUT_S,
         )
-        (row,) = site.sql("SELECT look_at, missing_at FROM messages")
-        assert row.missing_at is None
+        (row,) = site.sql("SELECT next_check_at, suspected_at FROM messages")
+        assert row.suspected_at is None
     assert len(site.record.of("holding", id=result.id)) == 1
     assert holders(site) == [None]
 
@@ -161,7 +161,7 @@ def test_a_copy_that_overtakes_a_run_without_a_lock_counts(site: Site) -> None:
     result = site.call("late_holder", 1, link=site.s("plus"))
     site.holding(result)
     site.worker()
-    site.sql("UPDATE messages SET published_at = NULL, look_at = now()")
+    site.sql("UPDATE messages SET published_at = NULL, next_check_at = now()")
     site.holding(result, count=2)
     (holder,) = holders(site)
 

@@ -168,5 +168,5 @@ def test_a_sweeper_that_is_gone_is_followed(
     assert follower in workers
     job = scene.enqueue("adder")
     scene.sidejob.runtime.connections.write_behind_now()
-    scene.sql("UPDATE messages SET published_at = NULL, look_at = now()")  # what only a sweeper finds
+    scene.sql("UPDATE messages SET published_at = NULL, next_check_at = now()")  # what only a sweeper finds
     job.wait("completed", timeout=15)

@@ -40,7 +40,7 @@ def published(site: Site) -> int:
 
 def given_up(site: Site, job: Job) -> bool:
     """Whether the message of a job was called missing: each time doubles the wait until the next look."""
-    return bool(site.rows("SELECT 1 FROM messages WHERE job_id = %s AND look_after > %s * interval '1 s'", job.id,
+    return bool(site.rows("SELECT 1 FROM messages WHERE job_id = %s AND check_interval > %s * interval '1 s'", job.id,
                           site.sidejob.settings.lost_after))  # fmt: skip
 
 
@@ -165,9 +165,9 @@ def wait_for_looks(site: Site) -> None:
     seen: dict[str, set[Any]] = defaultdict(set)
 
     def looked_at() -> bool:
-        rows = site.rows("SELECT task_id, look_at FROM messages WHERE locked_by IS NULL")
+        rows = site.rows("SELECT task_id, next_check_at FROM messages WHERE locked_by IS NULL")
         for row in rows:
-            seen[row["task_id"]].add(row["look_at"])
+            seen[row["task_id"]].add(row["next_check_at"])
         return bool(rows) and all(len(seen[row["task_id"]]) > LOOKS for row in rows)
 
     wait_until(looked_at, timeout=60, interval=0.1, message=f"{LOOKS} looks at each message")
@@ -182,7 +182,7 @@ def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -
     jobs = [site.sidejob.enqueue("outage.note", queue="vanishing") for _ in range(5)]
     assert published(site) == len(jobs)
     site.start_worker(queues="other")  # it sweeps
-    wait_for_first_look(site)
+    wait_for_first_check(site)
     assert ready(site.app.conf.broker_url, "vanishing") == len(jobs)  # which gave it no copies
 
     delete_queue(site.app.conf.broker_url, "vanishing")
@@ -195,7 +195,7 @@ def test_a_queue_that_is_deleted_while_jobs_wait_is_declared_again(site: Site) -
     site.nothing_lost()
 
 
-def wait_for_first_look(site: Site) -> None:
+def wait_for_first_check(site: Site) -> None:
     """Wait until a sweeper has looked at a fresh broker."""
     marker = f"celery_sidejob.marker.{site.sidejob.settings.schema}"
 

@@ -62,7 +62,7 @@ def test_poll_reports_what_it_did(offline: Site, broker: Broker) -> None:
     for _ in range(3):
         offline.sidejob.enqueue("outage.note")
     with online(offline, broker.url, sidejob_lost_after=1) as site:
-        due = "SELECT count(*) n FROM messages WHERE look_at <= now() AND locked_by IS NULL"
+        due = "SELECT count(*) n FROM messages WHERE next_check_at <= now() AND locked_by IS NULL"
 
         wait_until(lambda: site.rows(due)[0]["n"] == 3, message="three messages to be due")
         report = site.sidejob.poll()
@@ -74,7 +74,7 @@ def test_poll_reports_what_it_did(offline: Site, broker: Broker) -> None:
 
         with redis.Redis.from_url(broker.redis_url) as server:
             assert server.llen("celery") == 3
-        site.rows("UPDATE messages SET look_at = now() RETURNING 1")
+        site.rows("UPDATE messages SET next_check_at = now() RETURNING 1")
         report = site.sidejob.poll()
         assert (report.published, report.missing, report.broker_emptied) == (3, 3, False)
 
@@ -158,14 +158,14 @@ def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, broker: Brok
     assert site.sidejob.runtime.publisher.ready
     # As if nothing had been published, and everything were due.
     site.sidejob.runtime.connections.write_behind_now()
-    site.rows("UPDATE messages SET published_at = NULL, look_at = now() RETURNING 1")
+    site.rows("UPDATE messages SET published_at = NULL, next_check_at = now() RETURNING 1")
 
     with site_of(site.record.path.parent, site._processes, site.record, **configuration) as sweeping:
         for _ in range(3):
             report = sweeping.sidejob.poll()
             assert report.unpublished == len(bad)
             assert sweeping.sidejob.runtime.publisher.ready
-            site.rows("UPDATE messages SET look_at = now() WHERE queue = 'broken' RETURNING 1")
+            site.rows("UPDATE messages SET next_check_at = now() WHERE queue = 'broken' RETURNING 1")
         sweeping.start_worker()
         for job in good:
             sweeping.wait_for(job, "completed")

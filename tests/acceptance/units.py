@@ -270,7 +270,7 @@ def outdated(job: RunningJob, kind: str) -> None:
             with psycopg.connect(URL, autocommit=True) as outside:
                 outside.execute(
                     "UPDATE sidejob.messages SET locked_by = NULL, locked_at = NULL, locked_pid = NULL,"
-                    " for_run = for_run + 1, published_at = NULL, look_at = now() WHERE job_id = %s", [job.id],
+                    " for_run = for_run + 1, published_at = NULL, next_check_at = now() WHERE job_id = %s", [job.id],
                 )  # fmt: skip
             raise
 

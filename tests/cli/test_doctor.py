@@ -109,7 +109,7 @@ def test_messages_that_are_late_while_somebody_sweeps_are_the_broker_s(locked: S
     locked.job()
     connections, schema = locked.runtime.connections, locked.runtime.settings.schema
     assert workers.hold_sweeper_lease(connections, locked.worker_id, schema=schema, lease_s=60)
-    locked.sql("UPDATE messages SET look_at = now() - interval '5 min'")
+    locked.sql("UPDATE messages SET next_check_at = now() - interval '5 min'")
 
     (finding,) = findings(locked)["sweeping"]
     assert finding.level == Level.WARNING
@@ -323,7 +323,7 @@ def test_tables_full_of_dead_rows(locked: Stage, monkeypatch: pytest.MonkeyPatch
     try:
         locked.job()
         for _ in range(60):
-            locked.sql("UPDATE messages SET look_at = now()")
+            locked.sql("UPDATE messages SET next_check_at = now()")
         # Other tables of this database may have dead rows of the tests before. A session tells of its rows at most once
         # a second, with its next statement: without one, ten seconds later.
         wait_until(

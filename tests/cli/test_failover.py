@@ -26,13 +26,13 @@ DIED = """
 
 
 HELD = """
-    INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after, look_at, published_at,
-      locked_by, locked_at, locked_pid, on_lost, max_losses)
+    INSERT INTO messages (task_id, task, queue, publication, body, generation, check_interval, next_check_at,
+      published_at, locked_by, locked_at, locked_pid, on_lost, max_losses)
     VALUES (gen_random_uuid(), 'mail', 'q', '{}', 'x', 1, '1 s', 'infinity', now(), 99, now(), 1, 'requeue', 3)"""
 """By a worker that is no more."""
 
 WAITS = """
-    INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after)
+    INSERT INTO messages (task_id, task, queue, publication, body, generation, check_interval)
     VALUES (%s, 'mail', 'q', '{}', 'x', 1, '1 s')"""
 
 
@@ -312,7 +312,7 @@ def test_a_copy_in_a_store_that_was_away_when_its_task_was_revoked_is_revoked_be
     pair.app.send_task("mail", task_id="one")
     ((task, queue, publication, body),) = pair.sql(0, "SELECT task, queue, publication, body FROM messages")
     name = pair.sql(0, "SELECT left(value, 8) FROM meta WHERE key = 'identity'")[0][0]
-    copy = "INSERT INTO messages (task_id, task, queue, publication, body, generation, look_after) VALUES"
+    copy = "INSERT INTO messages (task_id, task, queue, publication, body, generation, check_interval) VALUES"
     pair.sql(1, f"{copy} ('one', %s, %s, %s, %s, 1, '1 s')", task, queue, publication, body)
     pair.sql(
         1,
@@ -329,7 +329,7 @@ def test_a_copy_in_a_store_that_was_away_when_its_task_was_revoked_is_revoked_be
     assert pair.sql(0, "SELECT task_id, doom FROM messages") == [("one", "revoked")], "the other one may count"
     pair.proxy.pass_through()
     stores.answered(stores[1])
-    pair.sql(0, "UPDATE messages SET look_at = now()")
+    pair.sql(0, "UPDATE messages SET next_check_at = now()")
     pair.sidejob.poll()
     assert [pair.sql(place, "SELECT doom FROM messages WHERE doom IS NULL") for place in (0, 1)] == [[], []]
     pair.sidejob.poll()

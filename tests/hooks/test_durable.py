@@ -100,7 +100,7 @@ def test_what_the_store_publishes_again_are_the_same_bytes_without_a_signal(app:
 
 
 def _due() -> Any:
-    return Statement("UPDATE {messages} SET look_at = now() - interval '1 s'")
+    return Statement("UPDATE {messages} SET next_check_at = now() - interval '1 s'")
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def rows(app: Celery) -> dict[str, Any]:
     app.sidejob.runtime.connections.write_behind_now()
     found = app.sidejob.runtime.connections.run(
         Statement(
-            "SELECT *, extract(epoch FROM look_at - greatest(due_at, published_at))::float AS looked_at_after_s,"
+            "SELECT *, extract(epoch FROM next_check_at - greatest(due_at, published_at))::float AS looked_at_after_s,"
             " extract(epoch FROM due_at - now())::float AS due_in_s FROM {messages}"
         )
     )
@@ -164,7 +164,7 @@ def test_an_id_is_one_task_until_that_is_finished(app: Celery, mail: Any) -> Non
     with pytest.raises(InvalidValueError, match="is taken"):
         mail.apply_async(("you",), task_id="one", countdown=1000)
 
-    assert (before.body, before.look_at) == (rows(app)["one"].body, rows(app)["one"].look_at)
+    assert (before.body, before.next_check_at) == (rows(app)["one"].body, rows(app)["one"].next_check_at)
     assert len(published(app)) == 1
 
 
@@ -225,7 +225,7 @@ def test_any_serializer_and_compression(app: Celery, mail: Any, serializer: str,
         mail.apply_async(("mé",), serializer=serializer, compression=compression)
     finally:
         unregister("signed")
-    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET look_at = now(), published_at = NULL"))
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET next_check_at = now(), published_at = NULL"))
 
     app.sidejob.poll()
 
@@ -242,7 +242,7 @@ def test_a_message_goes_again_where_its_publisher_sent_it(app: Celery) -> None:
     app.send_task("shop.mail", queue="sports", routing_key="news.sports.tennis")
     (row,) = rows(app).values()
     assert row.queue == "sports"
-    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET look_at = now(), published_at = NULL"))
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET next_check_at = now(), published_at = NULL"))
 
     app.sidejob.poll()
 
@@ -418,7 +418,7 @@ def kept(app: Celery) -> list[tuple[Any, ...]]:
     """The messages in the store: (task id, published, held back for its eta)."""
     rows = app.sidejob.runtime.connections.run(
         Statement(
-            "SELECT task_id, published_at IS NOT NULL AS sent, look_at > now() + interval '1 min' AS waits"
+            "SELECT task_id, published_at IS NOT NULL AS sent, next_check_at > now() + interval '1 min' AS waits"
             " FROM {messages}"
         )
     )
@@ -482,7 +482,7 @@ def buried(app: Celery, mail: Any) -> Celery:
         mail.apply_async((number,), task_id=f"mail{number}", expires=600)
     app.sidejob.runtime.connections.run(
         Statement(
-            "UPDATE {messages} SET published_at = NULL, look_at = now(),"
+            "UPDATE {messages} SET published_at = NULL, next_check_at = now(),"
             " doom = CASE WHEN task_id < 'mail3' THEN 'expired' ELSE 'lost' END, on_lost = 'dead'"
         )
     )
@@ -538,7 +538,8 @@ def bury(app: Celery) -> None:
     """Have all that is kept found to be lost."""
     app.sidejob.runtime.connections.run(
         Statement(
-            "UPDATE {messages} SET published_at = NULL, look_at = now(), losses = 1, doom = 'lost', on_lost = 'dead'"
+            "UPDATE {messages} SET published_at = NULL, next_check_at = now(), losses = 1, doom = 'lost',"
+            " on_lost = 'dead'"
         )
     )
     app.sidejob.poll()

@@ -152,7 +152,7 @@ def test_what_runs_goes_on_and_does_not_begin_again(post: Post) -> None:
     assert [post.begin(task_id, worker, generation=number) for task_id, number in
             (("put back", 1), ("retried", 2), ("lost", 1))] == [None, None, None]  # fmt: skip
     assert {row.task_id: (row.doom, row.due) for row in post.sql(
-        "SELECT task_id, doom, look_at <= now() AND published_at IS NULL AS due FROM messages"
+        "SELECT task_id, doom, next_check_at <= now() AND published_at IS NULL AS due FROM messages"
     )} == {"retried": ("revoked", True), "lost": ("revoked", True), "put back": ("revoked", True)}  # fmt: skip
 
 

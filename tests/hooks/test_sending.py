@@ -206,7 +206,7 @@ def test_it_shares_the_fate_of_the_transaction(app: Celery, mail: Any, database_
     assert kept(app) == sorted(result.id for result in results)
     assert ids(app) == [], "psycopg tells nobody of a commit"
 
-    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET look_at = now()"))
+    app.sidejob.runtime.connections.run(Statement("UPDATE {messages} SET next_check_at = now()"))
     app.sidejob.poll()
 
     assert set(ids(app)) == {result.id for result in results}

@@ -179,7 +179,7 @@ def test_nobody_begins_with_what_a_run_that_was_called_lost_has_ended_well(shop:
     def store_and_look(*args: Any, **options: Any) -> Any:
         assert not shop.begin_elsewhere(result.id)
         seen.extend(
-            shop.sql("SELECT doom, look_at > now() + interval '1 s' FROM messages WHERE task_id = %s", result.id)
+            shop.sql("SELECT doom, next_check_at > now() + interval '1 s' FROM messages WHERE task_id = %s", result.id)
         )
         return store(*args, **options)
 

@@ -58,7 +58,9 @@ class Shop:
     def poll(self) -> None:
         """Sweep once, when all that is kept is due to be looked at and unpublished."""
         self.sidejob.runtime.connections.write_behind_now()
-        self.sql("UPDATE messages SET look_at = now() - interval '1 s', published_at = NULL WHERE locked_by IS NULL")
+        self.sql(
+            "UPDATE messages SET next_check_at = now() - interval '1 s', published_at = NULL WHERE locked_by IS NULL"
+        )
         self.sidejob.poll()
 
     def published(self, queue: str) -> list[str]:
@@ -264,7 +266,7 @@ GOOD = (
 
 def continue_with(shop: Shop, task_id: str, publication: str) -> None:
     shop.sql(
-        "INSERT INTO messages (task_id, queue, publication, look_at, look_after)"
+        "INSERT INTO messages (task_id, queue, publication, next_check_at, check_interval)"
         " VALUES ('continuation:' || %s, 'celery', %s, now(), '30 s')", task_id, publication,
     )  # fmt: skip
 

@@ -75,7 +75,7 @@ def test_a_store_that_is_frozen_holds_a_call_for_a_bounded_time(
 def test_a_call_that_waits_for_its_row_holds_up_no_other(app: Celery, own_postgres: embedded.Postgres) -> None:
     with closing(psycopg.connect(own_postgres.url)) as other, ThreadPoolExecutor() as threads:
         other.execute(
-            "INSERT INTO sidejob.messages (task_id, task, queue, publication, body, generation, look_after)"
+            "INSERT INTO sidejob.messages (task_id, task, queue, publication, body, generation, check_interval)"
             " VALUES ('taken', 't', 'q', '{}', '', 1, '1 s')"
         )
         waiting = threads.submit(app.send_task, "keeping.one", task_id="taken")

@@ -169,7 +169,7 @@ def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, 
     shop.called("ended")
     shop.called("runs")
     ended, runs = shop.begun("ended"), shop.begun("runs")
-    shop.sql("UPDATE sidejob.messages SET doom = 'revoked', look_at = now()")
+    shop.sql("UPDATE sidejob.messages SET doom = 'revoked', next_check_at = now()")
     if buried:
         for task_id in ("ended", "runs"):
             shop.bury(task_id)

@@ -43,7 +43,9 @@ def begun(app: Celery) -> Run:
 def row(app: Celery) -> tuple[Any, ...]:
     """Whether it is marked, whether the sweeper looks at it now, and its losses."""
     with psycopg.connect(direct(app.conf.sidejob_database_url)) as connection:
-        found = connection.execute("SELECT published_at IS NOT NULL, look_at <= now(), losses FROM sidejob.messages")
+        found = connection.execute(
+            "SELECT published_at IS NOT NULL, next_check_at <= now(), losses FROM sidejob.messages"
+        )
         (only,) = found.fetchall()
         return tuple(only)
 

@@ -86,7 +86,7 @@ INSERT INTO workers (ident) VALUES ('one'), ('two');
 INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q' || n % 3, 'queued' FROM generate_series(1, 100000) n;
 INSERT INTO jobs (id, task, queue, status, parent_id, name)
   SELECT n, 'task', 'q', 'completed', n - 100000, 'kid' FROM generate_series(100001, 120000) n;
-INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
   SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(1, 100000) n;
 INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(1, 100000) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
@@ -194,7 +194,7 @@ INSERT INTO jobs (id, task, queue, status, ended_at)
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
   SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(1, 300000) n;
 INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q', 'queued' FROM generate_series(300001, 300500) n;
-INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
   SELECT 'm' || n, n, 1, 'q' || n % 3, now() + interval '1 hour', '30 s' FROM generate_series(300001, 300500) n;
 INSERT INTO askings (task_id, job_id) SELECT 'm' || n, n FROM generate_series(300001, 300500) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
@@ -226,9 +226,9 @@ def test_a_monitor_reads_nothing_that_is_finished(finished_store: psycopg.Connec
 KEYS, ROWS = 100, 1000
 FILL_AGAIN = f"""
 INSERT INTO jobs (task, queue, status) SELECT 'task', 'q', 'queued' FROM generate_series(1, {ROWS});
-INSERT INTO messages (task_id, job_id, for_run, queue, look_at, look_after)
+INSERT INTO messages (task_id, job_id, for_run, queue, next_check_at, check_interval)
   SELECT 'job' || id, id, 1, 'q', now(), '30 s' FROM jobs;
-INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after, published_at)
+INSERT INTO messages (task_id, task, generation, queue, body, publication, next_check_at, check_interval, published_at)
   SELECT 'm' || n, 'task', 1, 'q', '', repeat('x', 700), now(), '30 s', CASE WHEN n % 2 = 0 THEN now() END
   FROM generate_series(1, {ROWS}) n"""
 EMPTIED = f"""
@@ -321,7 +321,7 @@ SELECT name, parameter_types::text[] AS kinds FROM pg_prepared_statements
 WHERE starts_with(statement, %(beginning)s)"""
 )
 FILL_MESSAGES = """
-INSERT INTO messages (task_id, task, generation, queue, body, publication, look_at, look_after)
+INSERT INTO messages (task_id, task, generation, queue, body, publication, next_check_at, check_interval)
 SELECT 'm' || n, 'task', 1, 'q', '', '{}', now(), '30 s' FROM generate_series(1, 20000) n"""
 RUN_OFTEN = {
     "by libpq": (publishing._MARK[TASKS], {"keys": ["a"], "generations": [1], "again": False}),
@@ -362,9 +362,9 @@ INSERT INTO jobs (id, task, queue, status, parent_id, name)
   SELECT n + 1, 'task', 'q', 'completed', 1, 'kid' || n FROM generate_series(1, {MANY}) n;
 INSERT INTO jobs (id, task, queue, status)
   SELECT {MANY} + 1 + n, 'task', 'q', 'completed' FROM generate_series(1, 100) n;
-INSERT INTO messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+INSERT INTO messages (task_id, job_id, for_run, queue, published_at, next_check_at, check_interval)
   SELECT 'm' || id, id, 1, 'q', now(), now() + interval '1 hour', '30 s' FROM jobs;
-INSERT INTO messages (task_id, task, generation, queue, body, publication, published_at, look_at, look_after)
+INSERT INTO messages (task_id, task, generation, queue, body, publication, published_at, next_check_at, check_interval)
   SELECT 't' || n, 'task', 1, 'q', convert_to(repeat('x', 700), 'utf8'), '{{}}', now(), now() + interval '1 hour',
     '30 s' FROM generate_series(1, {MANY}) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, stored_at)
@@ -412,8 +412,8 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
-    "an emptied broker": (checks._REPUBLISH_JOBS, {"after": 0}, 20 * checks.LOOK_PAGE),
-    "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.LOOK_PAGE),
+    "an emptied broker": (checks._REPUBLISH_JOBS, {"after": 0}, 20 * checks.CHECK_PAGE),
+    "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
     "old entries of jobs": (dead._OLD_ROOTS, {"after": 0, "age_s": 1e6, "limit": 1000}, 10 * 1000),

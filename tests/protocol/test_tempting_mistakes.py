@@ -55,16 +55,16 @@ def test_a_claim_leaves_the_forced_run_that_was_noted_after_a_termination(stage:
 
 
 def test_the_message_of_a_run_in_progress_is_not_looked_at(stage: Stage) -> None:
-    look_at = "SELECT look_at = 'infinity', for_run FROM messages"
+    next_check_at = "SELECT next_check_at = 'infinity', for_run FROM messages"
     job = stage.job()
     stage.runtime.connections.write_behind_now()
     stage.sql("UPDATE messages SET published_at = NULL")  # whoever publishes it has not marked it yet
     hold = stage.claim(job)
-    assert stage.sql(look_at) == [(True, 1)]
+    assert stage.sql(next_check_at) == [(True, 1)]
     mark_published(stage.runtime.connections, JOBS, [(job.id, 1)])
-    assert stage.sql(look_at) == [(True, 1)]
+    assert stage.sql(next_check_at) == [(True, 1)]
     job.run()
     assert hold is not None
     stage.perform(hold)
-    assert stage.sql(look_at) == [(False, 2)]
+    assert stage.sql(next_check_at) == [(False, 2)]
     stage.drain()

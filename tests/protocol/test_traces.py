@@ -371,16 +371,16 @@ def test_p17_a_long_backlog_is_published_again_at_doubling_intervals(stage: Stag
     stage.runtime.connections.write_behind_now()
     waits = []
     for _ in range(12):
-        stage.sql("UPDATE messages SET look_at = now()")
+        stage.sql("UPDATE messages SET next_check_at = now()")
         assert stage.sidejob.poll().missing == 1
-        waits.append(int(stage.sql("SELECT extract(epoch FROM look_at - published_at) FROM messages")[0][0]))
+        waits.append(int(stage.sql("SELECT extract(epoch FROM next_check_at - published_at) FROM messages")[0][0]))
     assert waits == [min(30 * 2**n, 6 * 3600) for n in range(1, 13)]
 
 
 def test_p18_the_sweeper_locks_nothing_while_it_publishes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     job = stage.job()
     stage.runtime.connections.write_behind_now()
-    stage.sql("UPDATE messages SET look_at = now(), published_at = NULL")
+    stage.sql("UPDATE messages SET next_check_at = now(), published_at = NULL")
     seen: list[Any] = []
 
     def publish(waiting: Any, **_: Any) -> Any:
@@ -471,7 +471,7 @@ def test_an_early_duplicate_during_a_backoff_is_stale(stage: Stage) -> None:
     job = stage.inside(body)
     assert stage.claim(job, for_run=2) is None
     assert stage.claim(job, for_run=1) is None
-    stage.sql("UPDATE messages SET due_at = now(), look_at = now()")
+    stage.sql("UPDATE messages SET due_at = now(), next_check_at = now()")
     assert stage.run(job) == "completed"
     assert stage.claim(job, for_run=2) is None
 

@@ -16,7 +16,7 @@ MANY = 20_000
 FILL = f"""
 INSERT INTO jobs (id, task, queue, status) SELECT n, 'stage.idle', 'long', 'queued' FROM generate_series(1, {MANY}) n;
 INSERT INTO askings (task_id, job_id) SELECT 'a' || n, n FROM generate_series(1, {MANY}) n;
-INSERT INTO messages (task_id, job_id, for_run, queue, due_at, look_at, look_after, published_at)
+INSERT INTO messages (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, published_at)
   SELECT 'a' || n, n, 1, 'long', CASE WHEN n % 4 = 0 THEN now() + interval '1 day' ELSE now() - interval '1 minute' END,
     now() + interval '1 hour', '30 s', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
@@ -101,7 +101,7 @@ def test_drain_is_not_done_while_a_single_message_of_a_long_queue_is_due(full: S
     inspection = Inspection(full.runtime)
     assert "long" not in inspection.pending(horizon_s=60.0)["queues"]
 
-    full.sql(f"UPDATE messages SET due_at = now(), look_at = now() + interval '9 days' WHERE job_id = {MANY}")
+    full.sql(f"UPDATE messages SET due_at = now(), next_check_at = now() + interval '9 days' WHERE job_id = {MANY}")
 
     assert inspection.pending(horizon_s=60.0)["queues"]["long"]["queued"] >= 1
 

@@ -603,7 +603,7 @@ def test_a_schema_is_given_to_another_broker_and_what_waits_is_published_there(e
     execute(
         url,
         """
-        INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, look_at, look_after)
+        INSERT INTO sidejob.messages (task_id, job_id, for_run, queue, published_at, next_check_at, check_interval)
         SELECT 'm' || id, id, 1, 'q', now(), now() + interval '6 h', '6 h' FROM sidejob.jobs""",
     )
 
@@ -612,7 +612,7 @@ def test_a_schema_is_given_to_another_broker_and_what_waits_is_published_there(e
     schema_check.check(url, owner=moved)
     with pytest.raises(SchemaError, match="belongs to the broker 'redis 1'"):
         schema_check.check(url, owner=OWNER)
-    due = "SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL AND look_at <= now()"
+    due = "SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL AND next_check_at <= now()"
     assert execute(url, due) == [(2500,)]
     assert migrate.reassign(url, owner=moved) == moved
 

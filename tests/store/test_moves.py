@@ -26,7 +26,7 @@ GIVEN: dict[str, tuple[Any, ...]] = {
     "outcome": ("completed", "suspended", "failed"), "result": ("null",), "error": (None,), "unwanted": (True,),
     "own": (True,), "loss": (True,), "force": (False, True), "nudge": (False,), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
-    "wait_s": (1.0,), "look_after_s": (30.0,), "first_look_s": (2.0,),
+    "wait_s": (1.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
 }  # fmt: skip
 """What each parameter may be."""
 
@@ -75,7 +75,7 @@ def insert(connection: psycopg.Connection[Any], row: dict[str, Any], timers: tup
         connection.execute("INSERT INTO timers (job_id, due_at, ask, accepted) VALUES (%s, now(), %s, true)", [ID, ask])
     if in_run or row["status"] in (Status.QUEUED, Status.TERMINATING):
         connection.execute(
-            """INSERT INTO messages (task_id, job_id, for_run, queue, look_after, locked_by, locked_at)
+            """INSERT INTO messages (task_id, job_id, for_run, queue, check_interval, locked_by, locked_at)
             VALUES ('m', %s, %s, 'q', '30 s', %s, %s)""",
             [ID, RUN_NO + (not in_run), *((worker_id, "now") if in_run else (None, None))],
         )

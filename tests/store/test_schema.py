@@ -259,12 +259,12 @@ LEGAL = {
         ],
     ),
     "messages": (
-        {"task_id": "m", "queue": "q", "look_after": "30 s"},
+        {"task_id": "m", "queue": "q", "check_interval": "30 s"},
         [
             DOORBELL,
             CONTINUATION,
             {**DOORBELL, "locked_by": 1, "locked_at": NOW},
-            {**DOORBELL, "missing_at": NOW},
+            {**DOORBELL, "suspected_at": NOW},
             DURABLE,
             {**DURABLE, "locked_by": 1, "locked_at": NOW, "on_lost": "dead", "max_losses": 3},
             *({**DURABLE, "doom": doom} for doom in ("lost", "expired")),
@@ -311,7 +311,7 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
         {**DOORBELL, **CONTINUATION},
     ],
     "messages_lock_check": [{**DOORBELL, "locked_by": 1}, {**DOORBELL, "locked_at": NOW}],
-    "messages_missing_check": [{**DOORBELL, "locked_by": 1, "locked_at": NOW, "missing_at": NOW}],
+    "messages_suspected_check": [{**DOORBELL, "locked_by": 1, "locked_at": NOW, "suspected_at": NOW}],
     "messages_body_check": [
         {**CONTINUATION, "task": "t"},
         {**CONTINUATION, "generation": 1},

@@ -29,7 +29,7 @@ from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming, publish
 from tests.transport.test_records import dead, listed, recover
 
-DUE = Statement("UPDATE {messages} SET look_at = now() WHERE locked_by IS NULL")
+DUE = Statement("UPDATE {messages} SET next_check_at = now() WHERE locked_by IS NULL")
 LIMIT = {"delivery_limit": 1}
 
 

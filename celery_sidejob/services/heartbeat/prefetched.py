@@ -21,7 +21,7 @@ SOON_S = 2.0
 
 
 class Prefetched(WorkerDuty):
-    """Moves the sweeper's next look at the messages that wait here, rows of this kind, to a lease from now.
+    """Moves the sweeper's next check of the messages that wait here, rows of this kind, to a lease from now.
 
     So a worker that dies, or is silent for its lease, vouches for nothing any more. Neither does one in which nothing
     has been running for a lease (`is_busy`): what waits there is not behind anything, the pool has lost it.

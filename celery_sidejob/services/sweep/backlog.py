@@ -16,13 +16,13 @@ from typing import Any
 from ...model.broker_view import Look, Sight, Sought
 from ...operations.runtime import Runtime
 from ...store.outbox import checks
-from ...store.outbox.checks import LOOK_PAGE, OVERTAKEN_S
+from ...store.outbox.checks import CHECK_PAGE, OVERTAKEN_S
 from ...store.outbox.kinds import Kind
 from ...store.statement import Executor
 
 FRONT_S = 300.0
 REST_S = 3600.0
-"""When a message that waits is looked at again, at the latest: one of those that are served next, and any other."""
+"""When a message that waits is checked again, at the latest: one of those that are served next, and any other."""
 UNREAD_S = 5.0
 BORDER = 50
 """How many of those that were read last say when their part of the queue was published: the earliest of them does."""
@@ -47,7 +47,7 @@ class Backlog:
         self._whole.clear()
 
     def pass_over_counted(self) -> bool:
-        """Look later at messages of queues in which as many are ready as are overdue; tells whether there are such.
+        """Put off the check of messages in whose queues as many are ready as are overdue; tells whether there are such.
 
         One that is lost while others wait is called missing once it is overtaken.
         """
@@ -55,7 +55,7 @@ class Backlog:
             return False
         self._counted = True
         passed_over = 0
-        for queue, number in checks.overdue(self._runtime.connections, limit=LOOK_PAGE).items():
+        for queue, number in checks.overdue(self._runtime.connections, limit=CHECK_PAGE).items():
             ready = self._runtime.publisher.ready_messages(queue)
             if ready is None or ready < number:
                 continue
@@ -63,8 +63,8 @@ class Backlog:
             def work(executor: Executor, queue: str = queue) -> int:
                 return checks.postpone_in(executor, queue)
 
-            passed = LOOK_PAGE
-            while passed == LOOK_PAGE and self._may_go_on():
+            passed = CHECK_PAGE
+            while passed == CHECK_PAGE and self._may_go_on():
                 passed = self._runtime.connections.transact("pass-over", work)
                 passed_over += passed
         return bool(passed_over)
@@ -97,13 +97,13 @@ class Backlog:
             if gone is None:
                 return False
             republish = partial(checks.republish, kind=kind, task_ids=gone, seen_at=seen_at)
-            self._runtime.connections.transact("look-now", republish, single=True)
+            self._runtime.connections.transact("check-now", republish, single=True)
         return True
 
     def without_what_waits(
         self, rows: Sequence[Any], sought_of: Callable[[Any], Sought] | None = None
     ) -> list[str] | None:
-        """Return the task ids of rows that are due for something, and look later at those that wait in the broker.
+        """Return the task ids of rows that are due for something, and put off the check of those that the broker has.
 
         None if the broker does not answer just now: then nothing could be published either. `sought_of` makes of a row
         what is looked for; without it the rows are of durable tasks.

@@ -23,7 +23,7 @@ from .sweep import Sweep, SweepDuty
 logger = logging.getLogger("celery_sidejob")
 
 PAGE = 200
-"""Messages of one queue looked at in one step."""
+"""Messages of one queue checked in one step."""
 PAGES = 20
 """Steps of one turn, after which the other duties come first again."""
 

@@ -30,12 +30,12 @@ logger = logging.getLogger("celery_sidejob")
 
 PER_QUEUE = 250
 PAGE = 1000
-"""Rows looked at in one step, of one queue and in all, without their bodies."""
+"""Rows checked in one step, of one queue and in all, without their bodies."""
 TURN_S = 0.5
 """After which the sweeper's other duties come first again."""
 BODIES = 200
 """How many messages are in memory at a time."""
-LOOK_AGAIN_S = 5.0
+CHECK_AGAIN_S = 5.0
 """How long what a broker or a backend did not take is left alone."""
 
 LOST = (
@@ -50,7 +50,7 @@ DOOMS = frozenset({"lost", "expired", "revoked"})
 
 
 class DueTasks(TaskDuty):
-    """Looks at pages of them for a while; what is buried apart may come too late for the report."""
+    """Checks pages of them for a while; what is buried apart may come too late for the report."""
 
     counts = (
         PUBLISHED, MISSING, UNPUBLISHED,
@@ -59,11 +59,11 @@ class DueTasks(TaskDuty):
 
     def _do(self, report: Report) -> None:
         until = time.monotonic() + TURN_S
-        while self._may_publish() and self._look_at_a_page(report) and time.monotonic() < until:
+        while self._may_publish() and self._check_a_page(report) and time.monotonic() < until:
             pass
 
-    def _look_at_a_page(self, report: Report) -> bool:
-        """Judge a page of rows that are due; False if there is no further one to be looked at now."""
+    def _check_a_page(self, report: Report) -> bool:
+        """Judge a page of rows that are due; False if there is no further one to be checked now."""
         found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
         if found and self._sweep.backlog.pass_over_counted():
             found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
@@ -84,7 +84,7 @@ class DueTasks(TaskDuty):
         rows = sorted(self._connections.transact("reserve", reserve, single=True), key=lambda row: place[row.task_id])
         doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._sweep.backend.do(lambda: self._bury(doomed, report)):
-            reservations.give_up(self._connections, [row.task_id for row in doomed], wait_s=LOOK_AGAIN_S)
+            reservations.give_up(self._connections, [row.task_id for row in doomed], wait_s=CHECK_AGAIN_S)
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
     def _publish(self, rows: Sequence[Any], report: Report) -> bool:
@@ -99,7 +99,7 @@ class DueTasks(TaskDuty):
             self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
         if self._runtime.publisher.ready:
             return True  # what was passed over waits for the end of its reservation
-        reservations.give_up(self._connections, [row.task_id for row in rows], wait_s=LOOK_AGAIN_S)
+        reservations.give_up(self._connections, [row.task_id for row in rows], wait_s=CHECK_AGAIN_S)
         return False
 
     def _bury(self, rows: Sequence[Any], report: Report) -> None:

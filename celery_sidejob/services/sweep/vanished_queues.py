@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...model.messages import GONE
 from ...store.outbox import checks
-from ...store.outbox.checks import LOOK_PAGE
+from ...store.outbox.checks import CHECK_PAGE
 from ...store.statement import Executor
 from ..duty import Report
 from .sweep import SweepDuty
@@ -28,5 +28,5 @@ class VanishedQueues(SweepDuty):
             def work(executor: Executor, queue: str = queue) -> int:
                 return checks.republish_in(executor, queue)
 
-            while self._connections.transact("look-now", work) == LOOK_PAGE:
+            while self._connections.transact("check-now", work) == CHECK_PAGE:
                 pass

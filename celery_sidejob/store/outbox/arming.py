@@ -7,7 +7,7 @@ from typing import Any
 from ..statement import Executor, Statement
 from ..task_end import UNLOCKED
 
-FIRST_LOOK_S = 2.0
+FIRST_CHECK_S = 2.0
 """How long a fresh row may stay unpublished before the sweeper publishes it."""
 
 
@@ -28,21 +28,21 @@ def armed(
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, run_no and unit_no of each job as
     `j`; `wait_s` is the backoff, `losses` are added to those of the row. The statement takes the parameters
-    `first_look_s` and `look_after_s`. The CTE returns (task_id, job_id, for_run).
+    `first_check_s` and `check_interval_s`. The CTE returns (task_id, job_id, for_run).
     """
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
-    SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at, look_at = excluded.look_at,
-      look_after = excluded.look_after, losses = m.losses + excluded.losses, published_at = NULL, missing_at = NULL,
-      {UNLOCKED}
+    SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at,
+      next_check_at = excluded.next_check_at, check_interval = excluded.check_interval,
+      losses = m.losses + excluded.losses, published_at = NULL, suspected_at = NULL, {UNLOCKED}
     WHERE m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
     return f"""
 armed AS (
-  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, look_at, look_after, losses)
+  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses)
   SELECT {task_id}, j.id, j.run_no + 1, j.queue, now() + make_interval(secs => {wait_s}),
     now() + make_interval(secs =>
-      CASE WHEN {wait_s} > 0::double precision THEN {wait_s} ELSE %(first_look_s)s::double precision END),
-    make_interval(secs => %(look_after_s)s), {losses}
+      CASE WHEN {wait_s} > 0::double precision THEN {wait_s} ELSE %(first_check_s)s::double precision END),
+    make_interval(secs => %(check_interval_s)s), {losses}
   FROM {jobs} WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
   RETURNING m.task_id, m.job_id, m.for_run)"""
 
@@ -62,7 +62,7 @@ FROM armed LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
 
 
 def rearm(
-    executor: Executor, job_id: int, *, look_after_s: float, task_id: str | None = None, wait_s: float = 0,
+    executor: Executor, job_id: int, *, check_interval_s: float, task_id: str | None = None, wait_s: float = 0,
     moved: bool = False,
 ) -> Any:  # fmt: skip
     """Turn the row of a run that is over into the row of the next; the same task id unless one is given.
@@ -71,6 +71,6 @@ def rearm(
     there, runs take the packets that they read.
     """
     return executor.run(
-        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), look_after_s=look_after_s,
-        first_look_s=FIRST_LOOK_S, moved=moved,
+        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s,
+        first_check_s=FIRST_CHECK_S, moved=moved,
     )[0]  # fmt: skip

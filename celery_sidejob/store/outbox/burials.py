@@ -9,7 +9,7 @@ from ...model.durable import Content, Death, Key, Message
 from ...model.run_end import RunEnd
 from ..statement import Executor, Statement
 from ..task_end import TaskEnd
-from .arming import FIRST_LOOK_S
+from .arming import FIRST_CHECK_S
 from .tasks import DIGEST
 
 MOST_DEATHS = 10
@@ -59,7 +59,7 @@ def buried(executor: Executor, key: Key) -> Any | None:
 
 _POISON = Statement("""
 WITH free AS (
-  UPDATE {messages} SET doom = 'lost', look_at = now(), published_at = NULL, missing_at = NULL, on_lost = NULL,
+  UPDATE {messages} SET doom = 'lost', next_check_at = now(), published_at = NULL, suspected_at = NULL, on_lost = NULL,
     max_losses = NULL
   WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL AND locked_by IS NULL
     AND doom IS NULL
@@ -82,22 +82,26 @@ WITH gone AS (
   DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
       SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
-INSERT INTO {messages} (task_id, task, queue, publication, body, generation, look_at, look_after)
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, next_check_at, check_interval)
 SELECT task_id, task, queue,
   (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
    FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
          UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
          ORDER BY no DESC LIMIT %(most_deaths)s) d), body,
-  (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_look_s)s),
-  make_interval(secs => %(look_after_s)s)
+  (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_check_s)s),
+  make_interval(secs => %(check_interval_s)s)
 FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
 RETURNING task_id, task, queue, publication, body, generation, expires_at""")
 
 
-def revive(executor: Executor, entry_ids: Sequence[int], *, look_after_s: float) -> list[Message]:
+def revive(executor: Executor, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
     """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
     rows = executor.run(
-        _REVIVE, ids=list(entry_ids), look_after_s=look_after_s, first_look_s=FIRST_LOOK_S, most_deaths=MOST_DEATHS
+        _REVIVE,
+        ids=list(entry_ids),
+        check_interval_s=check_interval_s,
+        first_check_s=FIRST_CHECK_S,
+        most_deaths=MOST_DEATHS,
     )
     return [Message.of_row(row) for row in rows]
 

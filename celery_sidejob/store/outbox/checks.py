@@ -1,7 +1,7 @@
-"""When the sweeper looks at a row: what is due, what may wait longer, and what is published again at once.
+"""When the sweeper checks a row: what is due, what may wait longer, and what is published again at once.
 
-Whoever changes a row here without the job's lock changes only `published_at`, `missing_at`, `look_at` and `look_after`,
-and only in rows that no run holds.
+Whoever changes a row here without the job's lock changes only `published_at`, `suspected_at`, `next_check_at` and
+`check_interval`, and only in rows that no run holds.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from datetime import datetime
 from typing import Any
 
 from ..statement import Executor, Statement
-from .arming import FIRST_LOOK_S
+from .arming import FIRST_CHECK_S
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
-from .publishing import LONGEST_LOOK_S
+from .publishing import LONGEST_CHECK_S
 
 OVERTAKEN_S = 5.0
 """By how much later another message was published, at least, to have overtaken one."""
-LOOK_PAGE = 500
-"""Messages that are read, or whose next look is moved, in one transaction.
+CHECK_PAGE = 500
+"""Messages that are read, or whose next check is moved, in one transaction.
 
 It stands in the text of the statements: for a limit that Postgres learns only with the values it plans to read a tenth
 of the table, which is all of it at once.
@@ -43,20 +43,20 @@ _CANDIDATES = {
         QUEUES
         + f"""
 SELECT x.task_id, x.published_at, x.publication FROM q CROSS JOIN LATERAL (
-  SELECT m.task_id, m.look_at, m.published_at, {_PUBLICATION}
+  SELECT m.task_id, m.next_check_at, m.published_at, {_PUBLICATION}
   FROM (
-    SELECT m.task_id, m.job_id, m.generation, m.look_at, m.published_at, m.doom, m.expires_at, m.publication
-    FROM {{messages}} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
-    ORDER BY m.look_at LIMIT %(oldest)s) m
-  WHERE {kind.rows} ORDER BY m.look_at LIMIT %(per_queue)s) x
-WHERE q.queue IS NOT NULL ORDER BY x.look_at LIMIT %(limit)s"""
+    SELECT m.task_id, m.job_id, m.generation, m.next_check_at, m.published_at, m.doom, m.expires_at, m.publication
+    FROM {{messages}} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
+    ORDER BY m.next_check_at LIMIT %(oldest)s) m
+  WHERE {kind.rows} ORDER BY m.next_check_at LIMIT %(per_queue)s) x
+WHERE q.queue IS NOT NULL ORDER BY x.next_check_at LIMIT %(limit)s"""
     )
     for kind in KINDS
 }
 
 
 def candidates(executor: Executor, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
-    """Read which rows should be looked at now, so many of each queue and in all, without a lock.
+    """Read which rows should be checked now, so many of each queue and in all, without a lock.
 
     Returns (task_id, published_at, publication): the last only for what the broker may still have.
     """
@@ -78,8 +78,8 @@ _OVERDUE = Statement(
     + """
 SELECT q.queue, x.messages FROM q CROSS JOIN LATERAL (
   SELECT count(*) AS messages FROM (
-    SELECT FROM {messages} m WHERE m.queue = q.queue AND m.look_at <= now() AND m.locked_by IS NULL
-      AND m.published_at IS NOT NULL ORDER BY m.look_at LIMIT %(limit)s) due) x
+    SELECT FROM {messages} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
+      AND m.published_at IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s) due) x
 WHERE q.queue IS NOT NULL AND x.messages > 0 ORDER BY q.queue"""
 )
 
@@ -91,23 +91,24 @@ def overdue(executor: Executor, *, limit: int) -> dict[str, int]:
 
 # -- what may wait longer --------------------------------------------------------------------------------------------
 
-_POSTPONED = """look_at = now()
-    + least(greatest(m.look_after, now() - m.published_at), make_interval(secs => %(longest_s)s))"""
+_POSTPONED = """next_check_at = now()
+    + least(greatest(m.check_interval, now() - m.published_at), make_interval(secs => %(longest_s)s))"""
 
 _POSTPONE = Statement(
     free(
         BY_TASK_ID,
         """m.task_id = r.task_id AND m.locked_by IS NULL AND m.published_at IS NOT NULL AND m.doom IS NULL
-      AND m.body IS NOT NULL AND m.look_at <= now()""",
+      AND m.body IS NOT NULL AND m.next_check_at <= now()""",
     )
     + f"""
-UPDATE {{messages}} m SET missing_at = CASE WHEN %(are_there)s::boolean THEN NULL ELSE m.missing_at END, {_POSTPONED}
+UPDATE {{messages}} m
+SET suspected_at = CASE WHEN %(are_there)s::boolean THEN NULL ELSE m.suspected_at END, {_POSTPONED}
 FROM free WHERE m.task_id = free.task_id"""
 )
 
 
 def postpone(executor: Executor, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
-    """Look later at durable tasks that wait, when they have waited for as long again, but not later than `longest_s`.
+    """Put off the check of durable tasks until they have waited for as long again, but no longer than `longest_s`.
 
     `are_there`: they were seen, or their queue goes on behind what was seen of it.
     """
@@ -117,29 +118,30 @@ def postpone(executor: Executor, task_ids: Iterable[str], *, longest_s: float, a
 _POSTPONE_IN = Statement(f"""
 WITH page AS (
   SELECT task_id FROM {{messages}}
-  WHERE queue = %(queue)s AND look_at <= now() AND locked_by IS NULL
+  WHERE queue = %(queue)s AND next_check_at <= now() AND locked_by IS NULL
     AND published_at > coalesce((SELECT max(r.published_at) FROM {{messages}} r
-      WHERE r.queue = %(queue)s AND r.look_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
-  ORDER BY look_at LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
-UPDATE {{messages}} m SET missing_at = NULL, {_POSTPONED}
+      WHERE r.queue = %(queue)s AND r.next_check_at = 'infinity'), '-infinity') - make_interval(secs => %(margin_s)s)
+  ORDER BY next_check_at LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
+UPDATE {{messages}} m SET suspected_at = NULL, {_POSTPONED}
 FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def postpone_in(executor: Executor, queue: str) -> int:
-    """Look later at messages of a queue in which as many wait, when they have waited for as long again; counts them.
+    """Put off the check of messages in whose queue as many wait, until that long again has passed; counts them.
 
-    A page of them: fewer than `LOOK_PAGE` are the last. Not at one that was overtaken: a queue is served in order, and
+    A page of them: fewer than `CHECK_PAGE` are the last. Not at one that was overtaken: a queue is served in order, and
     a later message of it has its run.
     """
-    found = executor.run(_POSTPONE_IN, queue=queue, longest_s=LONGEST_LOOK_S, margin_s=OVERTAKEN_S)
+    found = executor.run(_POSTPONE_IN, queue=queue, longest_s=LONGEST_CHECK_S, margin_s=OVERTAKEN_S)
     return len(found)
 
 
-# The look at a durable task may be an hour off, since it was seen waiting in the broker, and it is not there any more:
-# so it is also brought nearer. The look at a job is only put off.
+# The check of a durable task may be an hour off, since it was seen waiting in the broker, and it is not there any more:
+# so it is also brought nearer. The check of a job is only put off.
 _FAR = {
-    JOBS: "m.look_at < now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)",
-    TASKS: """m.look_at NOT BETWEEN now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)
+    JOBS: "m.next_check_at < now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)",
+    TASKS: """m.next_check_at NOT BETWEEN
+        now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)
         AND now() + make_interval(secs => %(wait_s)s)""",
 }
 _VOUCH = {
@@ -151,7 +153,7 @@ _VOUCH = {
             of_row=f"m.task_id, {SOON}",
         )
         + """
-UPDATE {messages} m SET look_at = now() + make_interval(secs => %(wait_s)s), missing_at = NULL
+UPDATE {messages} m SET next_check_at = now() + make_interval(secs => %(wait_s)s), suspected_at = NULL
 FROM free WHERE m.task_id = free.task_id RETURNING m.task_id"""
     )
     for kind, far in _FAR.items()
@@ -159,21 +161,21 @@ FROM free WHERE m.task_id = free.task_id RETURNING m.task_id"""
 
 
 def vouch(executor: Executor, kind: Kind, received: Iterable[tuple[str | int, int]], *, wait_s: float) -> int:
-    """Look in `wait_s` seconds at messages that a worker has received: not before, as the worker vouches for them.
+    """Move the check of messages that a worker has received to `wait_s` seconds from now: the worker vouches for them.
 
-    Nobody vouches for what a dead worker had. Returns for how many messages the look was moved.
+    Nobody vouches for what a dead worker had. Returns for how many messages the check was moved.
     """
     return len(executor.run(_VOUCH[kind], **parameters(received), wait_s=wait_s))
 
 
 # -- what is published again at once ---------------------------------------------------------------------------------
 
-# The publisher of a durable task counts on being alone for `FIRST_LOOK_S`: a row that is not marked is left to it,
+# The publisher of a durable task counts on being alone for `FIRST_CHECK_S`: a row that is not marked is left to it,
 # unless a run had begun.
 _HASTEN = {
     kind: Statement(f"""
-UPDATE {{messages}} m SET published_at = NULL, look_at = now(),
-  missing_at = CASE WHEN %(begun)s::boolean THEN now() ELSE m.missing_at END
+UPDATE {{messages}} m SET published_at = NULL, next_check_at = now(),
+  suspected_at = CASE WHEN %(begun)s::boolean THEN now() ELSE m.suspected_at END
 FROM {kind.given}
 WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <= now(){unless_unpublished}""")
     for kind, unless_unpublished in {
@@ -192,9 +194,9 @@ def hasten(executor: Executor, kind: Kind, received: Iterable[tuple[str | int, i
     executor.run(_HASTEN[kind], **parameters(received), begun=begun)
 
 
-# What is due by now is looked at anyhow. But a row that is due and not marked may have been in the broker.
+# What is due by now is checked anyhow. But a row that is due and not marked may have been in the broker.
 _MAY_BE_THERE = {
-    JOBS: "m.look_at > now() AND (m.published_at IS NOT NULL OR m.due_at <= now())",
+    JOBS: "m.next_check_at > now() AND (m.published_at IS NOT NULL OR m.due_at <= now())",
     TASKS: "m.generation IS NOT NULL AND (m.published_at IS NOT NULL OR m.due_at <= now())",
 }
 _IN_BROKER = {
@@ -202,7 +204,7 @@ _IN_BROKER = {
 SELECT m.{kind.key} AS key, m.task_id, m.job_id, m.queue, m.published_at, now() AS read_at, {_PUBLICATION},
   (SELECT j.priority FROM {{jobs}} j WHERE j.id = m.job_id) AS priority
 FROM {{messages}} m WHERE m.{kind.key} > %(after)s AND m.locked_by IS NULL AND {may_be_there}
-ORDER BY m.{kind.key} LIMIT {LOOK_PAGE}""")
+ORDER BY m.{kind.key} LIMIT {CHECK_PAGE}""")
     for kind, may_be_there in _MAY_BE_THERE.items()
 }
 
@@ -226,9 +228,9 @@ _REPUBLISH = {
         )
         + """
 UPDATE {messages} m SET published_at = NULL,
-  look_at = CASE WHEN m.published_at IS NULL THEN m.look_at ELSE least(now(),
+  next_check_at = CASE WHEN m.published_at IS NULL THEN m.next_check_at ELSE least(now(),
     m.due_at + make_interval(secs => mod(m.job_id, 1000000::bigint)::double precision / 1000000::double precision)) END,
-  missing_at = CASE WHEN m.published_at IS NULL THEN now() END
+  suspected_at = CASE WHEN m.published_at IS NULL THEN now() END
 FROM free WHERE m.task_id = free.task_id"""
     ),
     TASKS: Statement(
@@ -240,9 +242,9 @@ FROM free WHERE m.task_id = free.task_id"""
         + f"""
 UPDATE {{messages}} m SET
   published_at = CASE WHEN m.published_at >= %(seen_at)s::timestamptz THEN m.published_at END,
-  look_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN least(now(), m.due_at)
-    WHEN m.published_at IS NULL THEN m.look_at ELSE now() + interval '{FIRST_LOOK_S} s' END,
-  missing_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN m.missing_at ELSE now() END
+  next_check_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN least(now(), m.due_at)
+    WHEN m.published_at IS NULL THEN m.next_check_at ELSE now() + interval '{FIRST_CHECK_S} s' END,
+  suspected_at = CASE WHEN m.published_at < %(seen_at)s::timestamptz THEN m.suspected_at ELSE now() END
 FROM free WHERE m.task_id = free.task_id"""
     ),
 }
@@ -251,24 +253,24 @@ FROM free WHERE m.task_id = free.task_id"""
 def republish(executor: Executor, kind: Kind, task_ids: Iterable[str], *, seen_at: datetime) -> None:
     """Have rows published again that no run holds: what the broker had of them at `seen_at` is gone.
 
-    The oldest first; jobs of one transaction in the order of their ids, as rows are taken in the order of `look_at`. A
-    job that was published since is left alone.
+    The oldest first; jobs of one transaction in the order of their ids, as rows are taken in the order of
+    `next_check_at`. A job that was published since is left alone.
 
-    A row that is not marked as published its publisher may be about to publish. So it is looked at when it would have
+    A row that is not marked as published its publisher may be about to publish. So it is checked when it would have
     been, in a moment; and not marked any more, as it may have been in the broker already. A durable task that was
     marked since may be there, or not: it is looked for once more as soon, and is missing if it is not found.
     """
     executor.run(_REPUBLISH[kind], task_ids=list(task_ids), seen_at=seen_at)
 
 
-_AGAIN = "UPDATE {messages} m SET look_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id"
+_AGAIN = "UPDATE {messages} m SET next_check_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id"
 
 _REPUBLISH_JOBS = Statement(
     f"""
 WITH page AS (
   SELECT task_id FROM {{messages}}
-  WHERE published_at IS NOT NULL AND locked_by IS NULL AND look_at > now() AND job_id > %(after)s
-  ORDER BY job_id LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
+  WHERE published_at IS NOT NULL AND locked_by IS NULL AND next_check_at > now() AND job_id > %(after)s
+  ORDER BY job_id LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
 {_AGAIN} RETURNING m.job_id"""
 )
 
@@ -285,16 +287,16 @@ def republish_jobs(executor: Executor, *, after: int) -> int | None:
 _REPUBLISH_IN = Statement(f"""
 WITH page AS (
   SELECT task_id FROM {{messages}}
-  WHERE queue = %(queue)s AND look_at > now() AND look_at < 'infinity'
+  WHERE queue = %(queue)s AND next_check_at > now() AND next_check_at < 'infinity'
     AND published_at IS NOT NULL AND locked_by IS NULL
-  ORDER BY look_at LIMIT {LOOK_PAGE} FOR UPDATE SKIP LOCKED)
+  ORDER BY next_check_at LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
 {_AGAIN} RETURNING m.task_id""")
 
 
 def republish_in(executor: Executor, queue: str) -> int:
     """Have a page of one queue's published and unclaimed messages published again; returns how many those are.
 
-    This is what follows a deleted queue. Fewer than `LOOK_PAGE`: there are no more.
+    This is what follows a deleted queue. Fewer than `CHECK_PAGE`: there are no more.
     """
     return len(executor.run(_REPUBLISH_IN, queue=queue))
 
@@ -305,7 +307,7 @@ _IN_QUEUE = Statement("""
 SELECT count(*) AS messages FROM (
   SELECT FROM {messages} m WHERE m.queue = %(queue)s AND m.locked_by IS NULL
     AND (m.published_at IS NOT NULL OR m.due_at <= now())
-  ORDER BY m.look_at LIMIT %(limit)s) counted""")
+  ORDER BY m.next_check_at LIMIT %(limit)s) counted""")
 
 
 def in_queue(executor: Executor, queue: str, *, limit: int) -> int:
@@ -320,12 +322,12 @@ _QUEUES_IN_BROKER = Statement(
     QUEUES
     + """
 SELECT q.queue FROM q CROSS JOIN LATERAL (
-  SELECT FROM {messages} m WHERE m.queue = q.queue AND m.look_at > now() AND m.look_at < 'infinity'
-    AND m.published_at IS NOT NULL AND m.locked_by IS NULL ORDER BY m.look_at LIMIT 1) x
+  SELECT FROM {messages} m WHERE m.queue = q.queue AND m.next_check_at > now() AND m.next_check_at < 'infinity'
+    AND m.published_at IS NOT NULL AND m.locked_by IS NULL ORDER BY m.next_check_at LIMIT 1) x
 WHERE q.queue IS NOT NULL ORDER BY q.queue"""
 )
 
 
 def queues_in_broker(executor: Executor) -> list[str]:
-    """Read which queues have messages that were published, were not claimed, and are not looked at now."""
+    """Read which queues have messages that were published, were not claimed, and are not checked now."""
     return [row.queue for row in executor.run(_QUEUES_IN_BROKER)]

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 from ..statement import Executor, Statement
 
 _ADD = Statement("""
-INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
-VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(look_after_s)s))
+INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
+VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interval(secs => %(check_interval_s)s))
 ON CONFLICT (task_id) DO NOTHING""")
 
 
-def add(executor: Executor, *, key: str, queue: str, publication: str, look_after_s: float) -> None:
+def add(executor: Executor, *, key: str, queue: str, publication: str, check_interval_s: float) -> None:
     """Keep a publication that follows an asking's end until the broker has it."""
-    executor.run(_ADD, key=key, queue=queue, publication=publication, look_after_s=look_after_s)
+    executor.run(_ADD, key=key, queue=queue, publication=publication, check_interval_s=check_interval_s)
 
 
 _REMOVE = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(keys)s::text[]) AND job_id IS NULL")
@@ -46,14 +46,14 @@ WITH gone AS (
       SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.job_id IS NULL
         AND e.payload->>'continuation' IS NOT NULL GROUP BY e.task_id))
     AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(prefix)s || d.task_id) RETURNING *)
-INSERT INTO {messages} (task_id, queue, publication, look_at, look_after)
+INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
 SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
-  pg_catalog.make_interval(secs => %(look_after_s)s) FROM gone RETURNING task_id""")
+  pg_catalog.make_interval(secs => %(check_interval_s)s) FROM gone RETURNING task_id""")
 
 
-def revive(executor: Executor, entry_ids: Sequence[int], *, prefix: str, look_after_s: float) -> int:
+def revive(executor: Executor, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float) -> int:
     """Take continuations out of the dead set, for the sweeper to publish; returns how many.
 
     Where several have one id the newest is taken, and the others stay: there is one row of an id.
     """
-    return len(executor.run(_REVIVE, ids=list(entry_ids), prefix=prefix, look_after_s=look_after_s))
+    return len(executor.run(_REVIVE, ids=list(entry_ids), prefix=prefix, check_interval_s=check_interval_s))

@@ -18,8 +18,8 @@ from ..task_end import UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST
 
-HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, look_at = 'infinity',
-    missing_at = NULL"""
+HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = 'infinity',
+    suspected_at = NULL"""
 """What a run writes into the row that it holds, as SQL: nobody looks for it while its worker lives."""
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
 """Whether the worker that is to hold a row was not declared dead, as SQL."""
@@ -63,24 +63,24 @@ def send_begin(
 
 
 _ADOPT = Statement("""
-INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, look_at,
-  look_after, locked_by, locked_at, locked_pid, on_lost, max_losses)
+INSERT INTO {messages} (task_id, task, queue, publication, body, generation, expires_at, published_at, next_check_at,
+  check_interval, locked_by, locked_at, locked_pid, on_lost, max_losses)
 SELECT %(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, %(expires_at)s::timestamptz, now(), 'infinity',
-  make_interval(secs => %(look_after_s)s), w.id, now(), %(pid)s, %(on_lost)s, %(max_losses)s
+  make_interval(secs => %(check_interval_s)s), w.id, now(), %(pid)s, %(on_lost)s, %(max_losses)s
 FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL
 ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
 
 
 def adopt(
     executor: Executor, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
-    look_after_s: float,
+    check_interval_s: float,
 ) -> bool:  # fmt: skip
     """Make a locked row for a message that has none; False if another delivery was quicker."""
     return bool(
         executor.run(
             _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
             body=message.body, expires_at=message.expires_at, worker_id=worker_id, pid=pid, on_lost=on_lost,
-            max_losses=max_losses, look_after_s=look_after_s,
+            max_losses=max_losses, check_interval_s=check_interval_s,
         )
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ def holds(executor: Executor, key: Key, *, worker_id: int) -> bool:
 _UNLOCK = Statement(f"""
 UPDATE {{messages}} SET {UNLOCKED},
   published_at = CASE WHEN doom IS NULL THEN now() END,
-  look_at = CASE WHEN doom IS NULL THEN now() + look_after ELSE now() END
+  next_check_at = CASE WHEN doom IS NULL THEN now() + check_interval ELSE now() END
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s RETURNING task_id""")
 
 
@@ -191,7 +191,7 @@ def held_by_nobody(executor: Executor, limit: int) -> Sequence[Any]:
 # -- of durable tasks that were lost ---------------------------------------------------------------------------------
 
 _LOST = f"""
-UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, missing_at = NULL, look_at = now(),
+UPDATE {{messages}} m SET {UNLOCKED}, published_at = NULL, suspected_at = NULL, next_check_at = now(),
   losses = m.losses + free.loss,
   doom = coalesce(m.doom, CASE WHEN free.begun AND m.on_lost = 'dead'
     OR free.loss > 0 AND m.losses + free.loss >= m.max_losses THEN 'lost' END)
@@ -217,7 +217,7 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: boo
 
 
 TAKEN = 200
-"""Runs that are taken from dead workers in one statement; in its text, as `checks.LOOK_PAGE`."""
+"""Runs that are taken from dead workers in one statement; in its text, as `checks.CHECK_PAGE`."""
 
 _TAKE_FROM_THE_DEAD = Statement(
     f"""

@@ -149,8 +149,8 @@ def take_back(executor: Executor, key: Key, content: Content, *, age_s: float | 
 _KEEP_FROM_OTHERS = Statement(
     f"""
 WITH row AS (
-  UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, missing_at = NULL,
-    look_at = now() + make_interval(secs => %(for_s)s)
+  UPDATE {{messages}} SET doom = coalesce(doom, 'lost'), published_at = NULL, suspected_at = NULL,
+    next_check_at = now() + make_interval(secs => %(for_s)s)
   WHERE task_id = %(task_id)s AND generation = %(generation)s AND {_FREE} RETURNING task_id)
 SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = ({_ENTRY})"""
 )

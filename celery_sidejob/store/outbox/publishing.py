@@ -8,7 +8,7 @@ from typing import Any
 from ..statement import Executor, Statement
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
-LONGEST_LOOK_S = 6 * 3600.0
+LONGEST_CHECK_S = 6 * 3600.0
 RESERVE_S = 10.0
 """How long a sweeper that took a page of messages has to publish them, before another may."""
 
@@ -17,11 +17,11 @@ _MARK = {
         free(
             kind.given,
             f"""{kind.is_given} AND m.published_at IS NULL AND m.locked_by IS NULL AND m.doom IS NULL
-      AND m.missing_at IS NULL AND (%(again)s::boolean OR m.on_lost IS NULL)""",
+      AND m.suspected_at IS NULL AND (%(again)s::boolean OR m.on_lost IS NULL)""",
             of_row=f"m.task_id, {SOON}",
         )
         + """
-UPDATE {messages} m SET published_at = now(), look_at = greatest(m.due_at, now()) + m.look_after
+UPDATE {messages} m SET published_at = now(), next_check_at = greatest(m.due_at, now()) + m.check_interval
 FROM free WHERE m.task_id = free.task_id""",
         frequent=True,
     )
@@ -46,19 +46,19 @@ def _reserve(condition: str, *, missing: str, fate: str, columns: str) -> Statem
     return Statement(
         free(
             BY_TASK_ID,
-            f"m.task_id = r.task_id AND m.locked_by IS NULL AND m.look_at <= now() AND {condition}",
+            f"m.task_id = r.task_id AND m.locked_by IS NULL AND m.next_check_at <= now() AND {condition}",
             columns=f"found.task_id, {missing} AS missing, {fate} AS fate",
-            of_row="m.task_id, m.missing_at, m.doom, m.expires_at, m.published_at",
+            of_row="m.task_id, m.suspected_at, m.doom, m.expires_at, m.published_at",
         )
         + f"""
 UPDATE {{messages}} m SET
-  look_at = now() + make_interval(secs => CASE free.fate WHEN 'strike'
+  next_check_at = now() + make_interval(secs => CASE free.fate WHEN 'strike'
     THEN %(strike_s)s::double precision ELSE %(reserve_s)s::double precision END),
-  missing_at = CASE free.fate WHEN 'strike' THEN now() END,
+  suspected_at = CASE free.fate WHEN 'strike' THEN now() END,
   published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
   doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
-  look_after = CASE WHEN free.fate = 'publish' AND free.missing
-    THEN least(m.look_after * 2::double precision, make_interval(secs => %(longest_s)s)) ELSE m.look_after END
+  check_interval = CASE WHEN free.fate = 'publish' AND free.missing
+    THEN least(m.check_interval * 2::double precision, make_interval(secs => %(longest_s)s)) ELSE m.check_interval END
 FROM free WHERE m.task_id = free.task_id
 RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
     )
@@ -79,9 +79,9 @@ _RESERVE = {
     ),
     TASKS: _reserve(
         "m.body IS NOT NULL",
-        missing="found.missing_at IS NOT NULL",
+        missing="found.suspected_at IS NOT NULL",
         fate="""CASE WHEN found.doom IS NOT NULL THEN found.doom WHEN found.expires_at < now() THEN 'expired'
-      WHEN found.published_at IS NOT NULL AND found.missing_at IS NULL THEN 'strike' ELSE 'publish' END""",
+      WHEN found.published_at IS NOT NULL AND found.suspected_at IS NULL THEN 'strike' ELSE 'publish' END""",
         columns="""m.task, m.generation, m.expires_at, m.losses, m.on_lost,
   CASE WHEN free.fate <> 'strike' THEN m.publication END AS publication,
   CASE WHEN free.fate <> 'strike' THEN m.body END AS body""",
@@ -93,19 +93,19 @@ def reserve(executor: Executor, kind: Kind, task_ids: Sequence[str], *, strike_s
     """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
 
     No row lock is held while they are published or buried. If this process dies meanwhile, the next sweeper takes them.
-    The message of a durable task that was published and not heard of is struck twice: at the first look it is only
-    noted as missing, and looked at again in `strike_s`.
+    The message of a durable task that was published and not heard of is struck twice: the first check only
+    suspects it, and it is checked again in `strike_s`.
     """
     return executor.run(
-        _RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_LOOK_S
+        _RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_CHECK_S
     )
 
 
 _GIVE_UP = Statement("""
-UPDATE {messages} SET look_at = now() + make_interval(secs => %(wait_s)s)
+UPDATE {messages} SET next_check_at = now() + make_interval(secs => %(wait_s)s)
 WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NULL AND locked_by IS NULL""")
 
 
 def give_up(executor: Executor, task_ids: Iterable[str], *, wait_s: float) -> None:
-    """Have those of the reserved rows that were neither published nor buried looked at again, in `wait_s` seconds."""
+    """Have those of the reserved rows that were neither published nor buried checked again, in `wait_s` seconds."""
     executor.run(_GIVE_UP, task_ids=list(task_ids), wait_s=wait_s)

@@ -16,9 +16,9 @@ SINCE = "0005"
 
 _REVOKE = Statement(
     """
-UPDATE {messages} m SET doom = 'revoked', missing_at = NULL,
+UPDATE {messages} m SET doom = 'revoked', suspected_at = NULL,
   published_at = CASE WHEN m.locked_by IS NULL THEN NULL ELSE m.published_at END,
-  look_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.look_at END
+  next_check_at = CASE WHEN m.locked_by IS NULL THEN now() ELSE m.next_check_at END
 FROM (SELECT task_id FROM {messages}
       WHERE task_id = ANY(%(task_ids)s::text[]) AND body IS NOT NULL AND doom IS NULL
         AND (%(call)s::text IS NULL OR generation = 1 AND publication::json->>'call' = %(call)s)

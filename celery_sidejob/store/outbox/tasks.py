@@ -18,7 +18,7 @@ from ..connection import Connections
 from ..pending_statement import Sent
 from ..statement import Executor, Statement
 from ..task_end import UNLOCKED, TaskEnd
-from .arming import FIRST_LOOK_S
+from .arming import FIRST_CHECK_S
 
 SINCE = "0003"
 DIGEST = "encode(sha256(body), 'hex')"
@@ -27,21 +27,22 @@ EARLY_S = 2.0
 """How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
 
 
-def _first_look(eta: str) -> str:
-    """When a row is looked at first, as SQL. By the clock: a borrowed transaction may have begun long ago."""
+def _first_check(eta: str) -> str:
+    """When a row is first checked, as SQL. By the clock: a borrowed transaction may have begun long ago."""
     return f"""CASE WHEN {eta} > now() + make_interval(secs => %(horizon_s)s)
     THEN {eta} - make_interval(secs => %(early_s)s)
-    ELSE clock_timestamp() + make_interval(secs => %(first_look_s)s) END"""
+    ELSE clock_timestamp() + make_interval(secs => %(first_check_s)s) END"""
 
 
-_FIRST_LOOK = _first_look("%(eta)s::timestamptz")
+_FIRST_CHECK = _first_check("%(eta)s::timestamptz")
 _WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
 
 _KEEP = Statement(
     f"""
-INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+INSERT INTO {{messages}}
+  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval)
 VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
-  %(expires_at)s::timestamptz, {_FIRST_LOOK}, make_interval(secs => %(look_after_s)s))
+  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s))
 ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
     frequent=True,
 )
@@ -49,9 +50,9 @@ ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """When a message is looked at: so long after its publication; what is due beyond the horizon waits here."""
+    """When a message is checked: so long after its publication; what is due beyond the horizon waits here."""
 
-    look_after_s: float
+    check_interval_s: float
     horizon_s: float
 
 
@@ -83,9 +84,9 @@ WITH r AS MATERIALIZED (
     AS r(task_id, task, queue, publication, body, eta, expires_at)),
 kept AS (
   INSERT INTO {{messages}}
-    (task_id, task, queue, publication, body, generation, due_at, expires_at, look_at, look_after)
+    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval)
   SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
-    {_first_look("r.eta")}, make_interval(secs => %(look_after_s)s)
+    {_first_check("r.eta")}, make_interval(secs => %(check_interval_s)s)
   FROM r
   ON CONFLICT (task_id) DO NOTHING
   RETURNING task_id, {_WAITS})
@@ -109,8 +110,8 @@ def keep_many(
         task_ids=[message.task_id for message in messages], tasks=[message.task for message in messages],
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],
         bodies=[message.body for message in messages], etas=[message.eta for message in messages],
-        expires=[message.expires_at for message in messages], look_after_s=waits.look_after_s,
-        horizon_s=waits.horizon_s, first_look_s=FIRST_LOOK_S + publishing_takes_s, early_s=EARLY_S,
+        expires=[message.expires_at for message in messages], check_interval_s=waits.check_interval_s,
+        horizon_s=waits.horizon_s, first_check_s=FIRST_CHECK_S + publishing_takes_s, early_s=EARLY_S,
     )  # fmt: skip
     return found[0].waiting, found[0].taken
 
@@ -132,8 +133,8 @@ def unpublished(executor: Executor, task_ids: Iterable[str], *, horizon_s: float
 def _columns(message: Message, waits: Waits) -> dict[str, Any]:
     return {
         "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
-        "eta": message.eta, "expires_at": message.expires_at, "look_after_s": waits.look_after_s,
-        "horizon_s": waits.horizon_s, "first_look_s": FIRST_LOOK_S, "early_s": EARLY_S,
+        "eta": message.eta, "expires_at": message.expires_at, "check_interval_s": waits.check_interval_s,
+        "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S,
     }  # fmt: skip
 
 
@@ -151,9 +152,9 @@ def is_kept(executor: Executor, message: Message) -> bool:
 _MOVE = Statement(f"""
 UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
   generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
-  look_at = CASE WHEN doom IS NULL THEN {_FIRST_LOOK} ELSE now() END,
-  look_after = make_interval(secs => %(look_after_s)s),
-  published_at = NULL, missing_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0
+  next_check_at = CASE WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
+  check_interval = make_interval(secs => %(check_interval_s)s),
+  published_at = NULL, suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
 RETURNING generation, {_WAITS}""")
 
@@ -170,13 +171,13 @@ def move(message: Message, key: Key, waits: Waits, *, worker_id: int) -> TaskEnd
 _READ = Statement("""
 SELECT generation, locked_by, locked_pid, doom,
   published_at IS NULL AND locked_by IS NULL AND doom IS NULL
-    AND look_at < now() + make_interval(secs => %(first_look_s)s) AS unpublished
+    AND next_check_at < now() + make_interval(secs => %(first_check_s)s) AS unpublished
 FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""")
 
 
 def read(executor: Executor, task_id: str) -> Any | None:
     """Read how the row of a task id stands; None if there is none: it was finished."""
-    found = executor.run(_READ, task_id=task_id, first_look_s=FIRST_LOOK_S)
+    found = executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S)
     return found[0] if found else None
 
 

@@ -201,13 +201,13 @@ def test_what_was_rescued_before_the_store_went_away_is_counted(
 def test_what_a_process_took_and_had_not_begun_is_rung_again(stage: Stage, heartbeat: Heartbeat, pool: Pool) -> None:
     """Its message was acknowledged, and nothing but its row says that a run is owed."""
     job = stage.job()
-    stage.sql("UPDATE messages SET published_at = now(), look_at = now() + interval '1 hour'")
+    stage.sql("UPDATE messages SET published_at = now(), next_check_at = now() + interval '1 hour'")
     heartbeat.runs.accepted(heartbeat.runs.received((job.id, 1)), DEAD_PID)
     pool.dead.append(DEAD_PID)
 
     heartbeat.run_once()
 
-    assert stage.sql("SELECT published_at IS NULL, look_at <= now() FROM messages") == [(True, True)]
+    assert stage.sql("SELECT published_at IS NULL, next_check_at <= now() FROM messages") == [(True, True)]
 
 
 @pytest.mark.parametrize("name", ["_orphans", "tasks"])
@@ -270,7 +270,9 @@ def test_a_worker_that_was_declared_dead_goes_on_as_another(
     waiting = stage.job()
     for job_id in (hold.job_id, waiting.id):
         heartbeat.runs.received((job_id, 1))
-    stage.sql("UPDATE messages SET published_at = now(), look_at = now() + interval '1 hour' WHERE locked_by IS NULL")
+    stage.sql(
+        "UPDATE messages SET published_at = now(), next_check_at = now() + interval '1 hour' WHERE locked_by IS NULL"
+    )
     stage.declare_dead(before)
     monkeypatch.setattr(heartbeat, "_beat_at", float("-inf"))
 
@@ -279,7 +281,7 @@ def test_a_worker_that_was_declared_dead_goes_on_as_another(
     assert heartbeat.worker_id != before
     assert heartbeat.may_claim
     assert not heartbeat.runs.knows(key(hold))
-    assert stage.sql("SELECT look_at <= now() FROM messages WHERE locked_by IS NULL") == [(True,)]
+    assert stage.sql("SELECT next_check_at <= now() FROM messages WHERE locked_by IS NULL") == [(True,)]
     assert row(stage, hold) == ("running", 1, 0), "rescuing it is the sweeper's"
     assert stage.sidejob.poll().rescued == 1
     assert stage.claim(waiting, worker_id=heartbeat.worker_id) is not None

@@ -20,14 +20,16 @@ def publish(stage: Stage, *jobs: Job, ago_s: float = 60, look_in_s: float = 1) -
     """Have the jobs' messages published so long ago, to be looked at in so many seconds."""
     for job in jobs:
         stage.sql(
-            "UPDATE messages SET published_at = now() - %s * interval '1 s', look_at = now() + %s * interval '1 s'"
-            " WHERE job_id = %s", ago_s, look_in_s, job.id,
+            "UPDATE messages SET published_at = now() - %s * interval '1 s',"
+            " next_check_at = now() + %s * interval '1 s' WHERE job_id = %s", ago_s, look_in_s, job.id,
         )  # fmt: skip
 
 
 def look_in(stage: Stage, job: Job) -> float:
     """Return in how many seconds the sweeper looks at a job's message."""
-    return float(stage.sql("SELECT extract(epoch FROM look_at - now()) FROM messages WHERE job_id = %s", job.id)[0][0])
+    return float(
+        stage.sql("SELECT extract(epoch FROM next_check_at - now()) FROM messages WHERE job_id = %s", job.id)[0][0]
+    )
 
 
 def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +38,7 @@ def test_a_worker_vouches_for_what_it_cannot_begin_for_one_lease(stage: Stage, m
     publish(stage, soon, stale, elsewhere, running)
     publish(stage, late, look_in_s=1000)
     stage.runtime.connections.write_behind_now()
-    stage.sql("UPDATE messages SET published_at = NULL, look_at = now() WHERE job_id = %s", unpublished.id)
+    stage.sql("UPDATE messages SET published_at = NULL, next_check_at = now() WHERE job_id = %s", unpublished.id)
     assert stage.claim(running) is not None
     worker = Worker(stage.runtime)
     for job in (soon, late, unpublished, running):
@@ -106,6 +108,6 @@ def test_a_queue_that_vanished_has_its_messages_published_again_and_no_other(sta
     assert checks.republish_in(stage.runtime.connections, "gone") == 0
 
     assert checks.queues_in_broker(stage.runtime.connections) == ["other"]
-    due = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL AND look_at <= now() ORDER BY job_id")
+    due = stage.sql("SELECT job_id FROM messages WHERE published_at IS NULL AND next_check_at <= now() ORDER BY job_id")
     assert [row[0] for row in due] == [job.id for job in gone]
     assert look_in(stage, other) > 900

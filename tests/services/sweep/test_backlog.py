@@ -24,13 +24,13 @@ from celery_sidejob.store.outbox.kinds import TASKS
 from celery_sidejob.store.statement import Statement
 from tests.tools.waiting import wait_until
 
-DUE = Statement("UPDATE {messages} SET look_at = now() - interval '1 s' WHERE look_at < 'infinity'")
+DUE = Statement("UPDATE {messages} SET next_check_at = now() - interval '1 s' WHERE next_check_at < 'infinity'")
 AGED = Statement("""
-UPDATE {messages} SET published_at = now() - make_interval(secs => %(seconds)s), look_at = now() - interval '1 s'
+UPDATE {messages} SET published_at = now() - make_interval(secs => %(seconds)s), next_check_at = now() - interval '1 s'
 WHERE task_id = ANY(%(task_ids)s::text[])""")
 ROWS = Statement("""
-SELECT task_id, generation, missing_at IS NOT NULL AS missing, published_at,
-  extract(epoch FROM look_at - now())::float AS look_in_s
+SELECT task_id, generation, suspected_at IS NOT NULL AS missing, published_at,
+  extract(epoch FROM next_check_at - now())::float AS look_in_s
 FROM {messages} ORDER BY task_id""")
 
 
@@ -275,7 +275,7 @@ def test_a_worker_vouches_for_what_it_has_received_and_cannot_begin(
     shop.aged(4000, "late")
     shop.poll()
     shop.client.flushdb()
-    shop.connections.run(Statement("UPDATE {messages} SET missing_at = now() WHERE task_id = 'soon'"))
+    shop.connections.run(Statement("UPDATE {messages} SET suspected_at = now() WHERE task_id = 'soon'"))
     shop.connections.run(Statement("UPDATE {messages} SET published_at = NULL WHERE task_id = 'unpublished'"))
     runs: Deliveries[tuple[str, int]] = Deliveries()
     for task_id in ("soon", "late", "unpublished"):

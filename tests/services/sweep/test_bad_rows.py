@@ -99,7 +99,7 @@ def test_what_was_buried_before_the_store_went_away_is_counted(stage: Stage, mon
 
     monkeypatch.setattr(stage.runtime.results, "tell_of_doom", away_for_the_second)
     stage.sql("""
-        INSERT INTO messages (task_id, task, queue, publication, body, generation, look_at, look_after)
+        INSERT INTO messages (task_id, task, queue, publication, body, generation, next_check_at, check_interval)
         SELECT unnest(ARRAY['a', 'b']), 'mail', 'q', '{}', 'x', 1, now(), interval '1 s'""")
     refused: Refused = [(Message(task_id, "mail", "q", "{}", b"x"), ValueError("no queue")) for task_id in "ab"]
     report = Report()

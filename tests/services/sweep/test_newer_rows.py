@@ -21,11 +21,11 @@ def test_a_continuation_of_a_newer_format_waits_for_a_newer_sweeper(
     for name, version in (("newer", 2), ("ours", 1)):
         text = json.dumps({"v": version, "signature": signature, "args": [], "options": {}})
         continuations.add(
-            stage.runtime.connections, key=f"continuation:{name}", queue="celery", publication=text, look_after_s=1
+            stage.runtime.connections, key=f"continuation:{name}", queue="celery", publication=text, check_interval_s=1
         )
     job = stage.job()
     stage.runtime.connections.write_behind_now()
-    stage.sql("UPDATE messages SET look_at = now(), published_at = NULL")
+    stage.sql("UPDATE messages SET next_check_at = now(), published_at = NULL")
 
     with caplog.at_level(logging.WARNING):
         report = Sweeper(stage.runtime).run_once()

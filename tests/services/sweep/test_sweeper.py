@@ -272,7 +272,7 @@ def unpublished(stage: Stage) -> int:
 
 def is_published_once_it_may(stage: Stage) -> None:
     """Sweep until the pause after a failure is over and nothing is left to be published."""
-    stage.sql("UPDATE messages SET look_at = now() WHERE published_at IS NULL")
+    stage.sql("UPDATE messages SET next_check_at = now() WHERE published_at IS NULL")
     wait_until(lambda: stage.sidejob.poll() and unpublished(stage) == 0, message="everything to be published")
 
 
@@ -281,9 +281,9 @@ def test_what_the_broker_did_not_take_is_not_marked_and_goes_out_later(broker: t
     proxy.refuse()
     jobs = [stage.job() for _ in range(3)]
     assert unpublished(stage) == 3
-    assert stage.sql("SELECT count(*) FROM messages WHERE look_at <= now() + interval '2 s'") == [(3,)]
+    assert stage.sql("SELECT count(*) FROM messages WHERE next_check_at <= now() + interval '2 s'") == [(3,)]
 
-    stage.sql("UPDATE messages SET look_at = now()")
+    stage.sql("UPDATE messages SET next_check_at = now()")
     report = stage.sidejob.poll()
     assert (report.published, unpublished(stage)) == (0, 3)
 
@@ -300,7 +300,7 @@ def test_a_death_between_publish_and_mark_is_one_copy_more(
     monkeypatch.setattr(runtime, "MARK_S", 3600.0)
     job = stage.job()
     assert (rung(client), unpublished(stage)) == ([job.id], 1)
-    stage.sql("UPDATE messages SET look_at = now()")
+    stage.sql("UPDATE messages SET next_check_at = now()")
     assert stage.sidejob.poll().published == 1
     assert rung(client) == [job.id] * 2
     assert stage.run(job) == "completed"
@@ -341,7 +341,7 @@ def test_a_continuation_is_kept_until_the_broker_has_it(broker: tuple[Stage, Tcp
     proxy.refuse()
     assert stage.run(job) == "completed"
     assert stage.row_counts()["messages"] == 1
-    stage.sql("UPDATE messages SET look_at = now()")
+    stage.sql("UPDATE messages SET next_check_at = now()")
     stage.sidejob.poll()
     assert stage.row_counts()["messages"] == 1
 
@@ -414,7 +414,7 @@ def test_what_was_seen_of_an_emptied_broker_outlives_trouble_with_the_store(
     stage.runtime.connections.write_behind_now()
     client.flushdb()
     sweeper = Sweeper(stage.runtime)
-    at("look-now:before-commit", lost)
+    at("check-now:before-commit", lost)
     with pytest.raises(StoreUnavailableError):
         sweeper.run_once()
     assert rung(client) == []
@@ -428,11 +428,11 @@ def test_what_was_seen_of_an_emptied_broker_outlives_trouble_with_the_store(
 def test_a_page_that_was_reserved_in_vain_is_looked_at_again(stage: Stage, sweeper: Sweeper, at: Arm) -> None:
     stage.job()
     stage.runtime.connections.write_behind_now()
-    stage.sql("UPDATE messages SET published_at = NULL, look_at = now()")
+    stage.sql("UPDATE messages SET published_at = NULL, next_check_at = now()")
     at("reserve:after-commit", lost)
     with pytest.raises(StoreUnavailableError):
         sweeper.run_once()
-    assert stage.sql("SELECT look_at > now() FROM messages") == [(True,)]
+    assert stage.sql("SELECT next_check_at > now() FROM messages") == [(True,)]
 
     report = sweeper.run_once()
     assert report is not None
@@ -442,19 +442,19 @@ def test_a_page_that_was_reserved_in_vain_is_looked_at_again(stage: Stage, sweep
 def test_a_page_that_died_with_its_sweeper_is_looked_at_when_its_reservation_ends(stage: Stage) -> None:
     job = stage.job()
     stage.runtime.connections.write_behind_now()
-    stage.sql("UPDATE messages SET published_at = NULL, look_at = now()")
+    stage.sql("UPDATE messages SET published_at = NULL, next_check_at = now()")
     (row,) = publishing.reserve(stage.runtime.connections, JOBS, [str(job.task_id)])
     assert (row.job_id, row.for_run, row.missing) == (job.id, 1, False)
     assert not stage.sidejob.poll()
-    stage.sql("UPDATE messages SET look_at = look_at - make_interval(secs => %s)", publishing.RESERVE_S)
+    stage.sql("UPDATE messages SET next_check_at = next_check_at - make_interval(secs => %s)", publishing.RESERVE_S)
     assert stage.sidejob.poll().published == 1
 
 
 def test_a_full_queue_keeps_back_no_other(stage: Stage) -> None:
     stage.sidejob.enqueue_many([{"task": "stage.idle", "queue": "full"} for _ in range(PAGE + 1)])
-    stage.sql("UPDATE messages SET look_at = now() - interval '1 hour'")
+    stage.sql("UPDATE messages SET next_check_at = now() - interval '1 hour'")
     other = stage.job(queue="other")
-    stage.sql("UPDATE messages SET look_at = now() WHERE queue = 'other'")
+    stage.sql("UPDATE messages SET next_check_at = now() WHERE queue = 'other'")
 
     found = [row.task_id for row in checks.candidates(stage.runtime.connections, JOBS, per_queue=PAGE)]
 

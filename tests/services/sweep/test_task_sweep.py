@@ -70,14 +70,14 @@ class Post:
     def row(self, task_id: str) -> Any:
         """The row of a task."""
         return self.sql(
-            "SELECT published_at, missing_at, look_after, look_at > now() AS later, locked_by, losses, doom"
+            "SELECT published_at, suspected_at, check_interval, next_check_at > now() AS later, locked_by, losses, doom"
             " FROM messages WHERE task_id = %s",
             task_id,
         )[0]
 
     def poll(self) -> PollReport:
         """Sweep once, when all that is kept is due to be looked at."""
-        self.sql("UPDATE messages SET look_at = now() WHERE locked_by IS NULL")
+        self.sql("UPDATE messages SET next_check_at = now() WHERE locked_by IS NULL")
         return self.sidejob.poll()
 
     def sent(self, queue: str = "post") -> list[str]:
@@ -95,9 +95,9 @@ class Post:
     def many(self, count: int, queue: str = "post", *, doom: str | None = None) -> None:
         """Copy the message "one" so many times, published and due; in one statement."""
         self.sql(
-            "INSERT INTO messages (task_id, task, queue, publication, body, generation, published_at, look_at,"
-            " look_after, doom) SELECT %s || n, task, %s, replace(publication, task_id, %s || n), body, 1,"
-            " CASE WHEN %s::text IS NULL THEN now() END, now() - interval '1 hour', look_after, %s"
+            "INSERT INTO messages (task_id, task, queue, publication, body, generation, published_at, next_check_at,"
+            " check_interval, doom) SELECT %s || n, task, %s, replace(publication, task_id, %s || n), body, 1,"
+            " CASE WHEN %s::text IS NULL THEN now() END, now() - interval '1 hour', check_interval, %s"
             " FROM messages, generate_series(1, %s) n WHERE task_id = 'one'",
             queue, queue, queue, doom, doom, count,
         )  # fmt: skip
@@ -132,20 +132,20 @@ def post(database_url: str, redis_url: str) -> Iterator[Post]:
 
 def test_what_is_not_heard_of_is_struck_twice_then_published_again(post: Post) -> None:
     post.send("one")
-    assert (post.row("one").missing_at, post.row("one").later) == (None, True)
+    assert (post.row("one").suspected_at, post.row("one").later) == (None, True)
     assert not post.sidejob.poll(), "nobody looks before its time"
 
     post.empty()
     report = post.poll()
     struck = post.row("one")
     assert (report.missing, report.published, report.tasks_buried) == (0, 0, 0)
-    assert (struck.missing_at is not None, struck.later, post.sent()) == (True, True, [])
+    assert (struck.suspected_at is not None, struck.later, post.sent()) == (True, True, [])
     assert not post.sidejob.poll(), "nor before the second look"
 
     report = post.poll()
     again = post.row("one")
     assert (report.missing, report.published) == (1, 1)
-    assert (again.missing_at, again.look_after, post.sent()) == (None, 2 * struck.look_after, ["one"])
+    assert (again.suspected_at, again.check_interval, post.sent()) == (None, 2 * struck.check_interval, ["one"])
     assert len(post.sidejob.dead) == 0
 
 
@@ -157,11 +157,11 @@ def test_what_begins_is_missing_no_longer(post: Post) -> None:
 
     run = post.begin("one", worker_id)
     assert run is not None
-    assert post.row("one").missing_at is None
+    assert post.row("one").suspected_at is None
     assert not post.poll(), "what runs is not looked for"
 
     durable_locks.put_back(post.runtime, run)
-    assert (post.poll().missing, post.row("one").missing_at is not None) == (0, True), "the first strike once more"
+    assert (post.poll().missing, post.row("one").suspected_at is not None) == (0, True), "the first strike once more"
 
 
 def test_what_is_just_being_published_when_the_broker_was_emptied_is_left_to_its_publisher(post: Post) -> None:
@@ -185,7 +185,7 @@ def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatc
     post.many(PER_QUEUE * 4 + 99)
     post.send("last", "other")
     post.empty()
-    post.sql("UPDATE messages SET missing_at = now(), look_at = least(look_at, now())")
+    post.sql("UPDATE messages SET suspected_at = now(), next_check_at = least(next_check_at, now())")
     post.sql(
         "INSERT INTO dead (task_id, task, queue, reason, payload)"
         " SELECT 'd' || n, 'post.letter', 'post', 'lost', '{}' FROM generate_series(1, 600) n"
@@ -197,7 +197,7 @@ def test_no_queue_is_too_long_and_none_keeps_back_another(post: Post, monkeypatc
     assert post.sent("other") == ["last"], "the youngest of all, in a queue of its own"
     assert (report.published, len(post.sent())) == (PER_QUEUE + 1, PER_QUEUE), "a page of the long queue"
     turns = 1
-    while post.sql("SELECT 1 FROM messages WHERE published_at IS NULL OR look_at < now()"):
+    while post.sql("SELECT 1 FROM messages WHERE published_at IS NULL OR next_check_at < now()"):
         post.sidejob.poll()
         turns += 1
     assert (len(post.sent()), turns < 10) == (PER_QUEUE * 4 + 100, True)
@@ -252,7 +252,7 @@ def test_any_number_of_pollers_do_each_thing_once(post: Post, database_url: str)
     post.send("one")
     post.many(300)
     post.many(120, "doomed", doom="lost")
-    post.sql("UPDATE messages SET missing_at = now() WHERE queue = 'post'")
+    post.sql("UPDATE messages SET suspected_at = now() WHERE queue = 'post'")
     post.sql("DELETE FROM messages WHERE task_id = 'one'")
     post.empty()
     told: list[str] = []

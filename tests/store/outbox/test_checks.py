@@ -8,7 +8,7 @@ from tests.tools.in_process import Stage
 
 def test_what_somebody_is_claiming_is_passed_over_by_a_look_at_its_queue(stage: Stage) -> None:
     jobs = [stage.job() for _ in range(3)]
-    stage.sql("UPDATE messages SET published_at = now(), look_at = now() + interval '1 hour'")
+    stage.sql("UPDATE messages SET published_at = now(), next_check_at = now() + interval '1 hour'")
     with stage.connect(autocommit=False) as claimer:
         claimer.execute("UPDATE messages SET locked_by = %s, locked_at = now() WHERE job_id = %s",
                         (stage.worker_id, jobs[0].id))  # fmt: skip
