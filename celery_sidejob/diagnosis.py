@@ -26,7 +26,7 @@ from .store import (
     statistics,
     workers,
 )
-from .store.connection import Connections
+from .store.connection.connections import Connections
 from .store.errors import LacksRights
 from .store.statement import Executor
 

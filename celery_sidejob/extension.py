@@ -43,9 +43,9 @@ from .operations.runtime import Runtime
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import duplicates, job_lists, jobs, ports, registry, schema_check, url_agreement
-from .store.connection import Connections
+from .store.connection.connections import Connections
+from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
-from .store.parameters import connection_parameters
 from .unit.open_unit import submit
 
 logger = logging.getLogger("celery_sidejob")

@@ -33,7 +33,7 @@ from celery_sidejob import (
 from celery_sidejob.model import crash_points, values
 from celery_sidejob.model.status import ASKABLE, MOVES
 from celery_sidejob.operations import recovery
-from celery_sidejob.store import own_executor
+from celery_sidejob.store.connection import own_executor
 from tests.tools.in_process import Stage
 
 ALL = tuple(Status)

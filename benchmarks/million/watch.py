@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery_sidejob import store
-from celery_sidejob.store.own_executor import OwnExecutor
+from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 
 

@@ -26,10 +26,10 @@ from ..model.durable import Key
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.protocols import Observer
 from ..store import write_behind
+from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import latecomers
 from ..store.outbox.latecomers import Late
-from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
 from .contents import is_forged
 from .runtime import Aftermath, Runtime

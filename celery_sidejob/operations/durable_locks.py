@@ -11,9 +11,9 @@ from ..model.durable import NOWHERE, Address, Content, Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Observer
 from ..store import duplicates
+from ..store.connection.pending_statement import Sent
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import holds, tasks
-from ..store.pending_statement import Sent
 from ..store.statement import Executor
 from ..store.task_end import TaskEnd
 from . import deduplication, deferred_locks

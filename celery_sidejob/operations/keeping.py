@@ -16,10 +16,10 @@ from ..model.durable import Message
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed import Borrowed
+from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
-from ..store.own_executor import OwnExecutor
 from ..store.statement import Executor
 from .publishing import send
 from .retrying import patience_s, patiently, repeat

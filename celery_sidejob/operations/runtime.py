@@ -14,7 +14,7 @@ from ..model.protocols import Observer, Publication, Publisher, Refused, Results
 from ..model.settings import Settings
 from ..model.status import Status
 from ..store import askings
-from ..store.connection import Connections
+from ..store.connection.connections import Connections
 from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.continuations import remove as remove_continuations
 from ..store.outbox.kinds import JOBS

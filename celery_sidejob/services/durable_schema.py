@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..store.connection import Connections
+from ..store.connection.connections import Connections
 from ..store.outbox import tasks
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ..model import native
 from ..model.errors import StoreUnavailableError
-from ..store.turns import take_turns
+from ..store.connection.turns import take_turns
 
 logger = logging.getLogger("celery_sidejob")
 

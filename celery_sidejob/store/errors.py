@@ -9,7 +9,7 @@ import psycopg
 from psycopg import errors as pg
 
 from ..model.errors import SchemaError, StoreUnavailableError
-from .bounded import Overdue
+from .connection.bounded import Overdue
 
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
 

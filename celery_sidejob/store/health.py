@@ -11,7 +11,7 @@ import psycopg
 
 from ..model.errors import StoreUnavailableError
 from . import estimates
-from .connection import Connections
+from .connection.connections import Connections
 from .estimates import Share
 from .statement import Executor, Statement
 

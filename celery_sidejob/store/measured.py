@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.measures import TIMED, Measures
 from . import counters
-from .connection import Connections
+from .connection.connections import Connections
+from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
-from .own_executor import OwnExecutor
 from .statement import Executor
 
 T = TypeVar("T")

@@ -27,10 +27,10 @@ from sqlalchemy.pool import NullPool
 
 from ..model.errors import SchemaError
 from . import registry, workers
-from .connection import Connections
+from .connection.connections import Connections
+from .connection.own_executor import OwnExecutor
+from .connection.parameters import connection_parameters
 from .outbox import checks
-from .own_executor import OwnExecutor
-from .parameters import connection_parameters
 from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00

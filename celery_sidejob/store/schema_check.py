@@ -17,9 +17,9 @@ from psycopg import sql
 from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from . import grants, registry, revisions, shape
-from .connection import Connections
+from .connection.connections import Connections
+from .connection.own_executor import OwnExecutor
 from .errors import LacksRights
-from .own_executor import OwnExecutor
 from .statement import Statement
 
 SUPPORTED = range(-1, 2)

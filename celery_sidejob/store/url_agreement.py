@@ -8,7 +8,7 @@ from dataclasses import replace
 import psycopg
 
 from ..model.errors import SettingsError, StoreUnavailableError
-from .connection import Connections
+from .connection.connections import Connections
 from .identity import Database, cluster, place
 
 

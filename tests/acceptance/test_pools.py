@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from celery_sidejob.store.idle import IDLE_S
-from celery_sidejob.store.turns import GREENLETS_SHARE
+from celery_sidejob.store.connection.idle import IDLE_S
+from celery_sidejob.store.connection.turns import GREENLETS_SHARE
 from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.pgbouncer import client_ports
 from tests.tools.waiting import wait_until

@@ -21,7 +21,8 @@ from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.services.sweep.unsent_results import UnsentResults
-from celery_sidejob.store import own_executor, ports
+from celery_sidejob.store import ports
+from celery_sidejob.store.connection import own_executor
 from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread

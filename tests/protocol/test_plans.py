@@ -33,7 +33,8 @@ from celery_sidejob.store import (
     statistics,
     trees,
 )
-from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.connection.connections import Connections
+from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.outbox import (
     arming,
     burials,
@@ -47,7 +48,6 @@ from celery_sidejob.store.outbox import (
     tasks,
 )
 from celery_sidejob.store.outbox.kinds import JOBS, TASKS
-from celery_sidejob.store.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.waiting import wait_until

@@ -19,9 +19,9 @@ from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.prefetched import Prefetched
 from celery_sidejob.services.sweep.duties import COUNTS, DUTIES
 from celery_sidejob.services.sweep.sweeper import PollReport, Sweeper
+from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.errors import RowsLocked
 from celery_sidejob.store.outbox import tasks
-from celery_sidejob.store.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import EMPTY, Stage
 

@@ -11,7 +11,7 @@ import pytest
 
 from celery_sidejob import SchemaError
 from celery_sidejob.store import grants, schema_check
-from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.statement import Statement
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role

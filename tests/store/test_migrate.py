@@ -18,7 +18,7 @@ from alembic.script import ScriptDirectory
 
 from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
 from celery_sidejob.store import migrate, revisions, schema_check, workers
-from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.revisions import KNOWN
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role

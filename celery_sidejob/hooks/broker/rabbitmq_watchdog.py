@@ -14,7 +14,7 @@ from typing import Any
 from celery.worker import state
 
 from ...store import counters
-from ...store.connection import Connections
+from ...store.connection.connections import Connections
 from .publishing import CeleryPublisher
 
 logger = logging.getLogger("celery_sidejob")

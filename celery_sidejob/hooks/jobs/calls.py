@@ -22,7 +22,7 @@ from ...model.columns import COLUMNS, OPTIONS
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.port import NO_DATA, PortOptions, parse_ports
 from ...store import registry
-from ...store.connection import Connections
+from ...store.connection.connections import Connections
 from ..broker.carried import check_headers, check_names
 from ..call_options import check_options, is_expiry
 from .propagation import propagated

@@ -7,7 +7,7 @@ from typing import Any
 from billiard import current_process
 from celery import signals
 
-from ...store.turns import share_one
+from ...store.connection.turns import share_one
 from ...store.write_behind import write_all_now
 
 

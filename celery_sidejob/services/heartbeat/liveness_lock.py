@@ -13,8 +13,8 @@ import time
 from ...model.errors import StoreUnavailableError
 from ...model.settings import Settings
 from ...store import workers
-from ...store.connection import Connections
-from ...store.own_executor import OwnExecutor
+from ...store.connection.connections import Connections
+from ...store.connection.own_executor import OwnExecutor
 
 logger = logging.getLogger("celery_sidejob")
 

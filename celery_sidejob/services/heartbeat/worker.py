@@ -9,7 +9,7 @@ from typing import Any
 from ...model import native
 from ...operations import recovery
 from ...operations.runtime import Runtime
-from ...store.own_executor import OwnExecutor
+from ...store.connection.own_executor import OwnExecutor
 from ..duty import Duty, Report
 from ..set_aside import SetAside
 from .deliveries import Deliveries, Key

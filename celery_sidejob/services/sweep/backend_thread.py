@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from ...store.turns import take_turns
+from ...store.connection.turns import take_turns
 from ..loop import Turn
 
 logger = logging.getLogger("celery_sidejob")

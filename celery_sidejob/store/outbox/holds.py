@@ -11,8 +11,8 @@ from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from ..connection import Connections
-from ..pending_statement import Sent
+from ..connection.connections import Connections
+from ..connection.pending_statement import Sent
 from ..statement import Executor, Statement
 from ..task_end import UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free

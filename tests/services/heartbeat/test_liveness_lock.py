@@ -14,8 +14,8 @@ from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.liveness_lock import LivenessLock
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.store import workers
-from celery_sidejob.store.connection import Connections
-from celery_sidejob.store.own_executor import OwnExecutor
+from celery_sidejob.store.connection.connections import Connections
+from celery_sidejob.store.connection.own_executor import OwnExecutor
 from tests.tools.databases import Databases
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import PgBouncer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from ..model import native
-from ..model.errors import StoreUnavailableError
+from ...model import native
+from ...model.errors import StoreUnavailableError
 from .bounded import Overdue
 from .own_executor import OwnExecutor
 

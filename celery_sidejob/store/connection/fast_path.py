@@ -16,8 +16,8 @@ from psycopg import errors as pg
 from psycopg import pq
 from psycopg.adapt import Transformer
 
+from ..statement import Statement, row_type
 from .bounded import BoundedConnection
-from .statement import Statement, row_type
 
 POLL_MS = 1000
 """How long one wait takes at most; signals end it sooner."""

@@ -16,7 +16,7 @@ PROGRAM = """
 import os, sys, time
 from contextlib import suppress
 from celery_sidejob.store import workers
-from celery_sidejob.store.connection import Connections
+from celery_sidejob.store.connection.connections import Connections
 
 url, schema = sys.argv[1:]
 holder = Connections(url, schema).connect()

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from ..model import native
+from ...model import native
 
 SILENT_S = 5.0
 """How long an answer is waited for before the store is asked over another connection whether it answers at all."""

@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from ..model.errors import SettingsError
-from .errors import first_line
+from ...model.errors import SettingsError
+from ..errors import first_line
 
 _SCHEME = re.compile(r"^postgres(ql)?(\+\w+)?://")
 

@@ -8,7 +8,7 @@ PROGRAM = """
 from gevent import monkey
 monkey.patch_all()
 import gevent
-from celery_sidejob.store import places
+from celery_sidejob.store.connection import places
 
 def use(name, seconds):
     with pool.one():

@@ -7,8 +7,8 @@ from psycopg import errors as pg
 
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.store import registry
+from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.errors import OutcomeUnknown
-from celery_sidejob.store.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage

@@ -7,7 +7,7 @@ import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ..model import native
+from ...model import native
 from .places import Places
 
 GREENLETS_SHARE = 10

@@ -13,15 +13,15 @@ import psycopg
 from psycopg import errors as pg
 from psycopg.pq import ConnStatus, TransactionStatus
 
-from ..model import native
-from ..model.crash_points import AnswerLost, reach
-from ..model.errors import StoreUnavailableError
+from ...model import native
+from ...model.crash_points import AnswerLost, reach
+from ...model.errors import StoreUnavailableError
+from ..errors import first_line, unknown
+from ..statement import Statement, rows
 from . import fork
 from .bounded import BoundedConnection
-from .errors import first_line, unknown
 from .fast_path import Exchange
 from .pending_statement import Sent
-from .statement import Statement, rows
 from .turns import LONGEST_TURN_S
 
 T = TypeVar("T")

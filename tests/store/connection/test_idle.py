@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.store import idle
-from celery_sidejob.store.own_executor import OwnExecutor
+from celery_sidejob.store.connection import idle
+from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from celery_sidejob.store.bounded import BoundedConnection, Overdue
-from celery_sidejob.store.fast_path import Exchange
+from celery_sidejob.store.connection.bounded import BoundedConnection, Overdue
+from celery_sidejob.store.connection.fast_path import Exchange
 from celery_sidejob.store.statement import Statement
 
 PREPARE_AFTER = 2

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from ..model.crash_points import AnswerLost, reach
+from ...model.crash_points import AnswerLost, reach
 from .bounded import Overdue
 
 if TYPE_CHECKING:

@@ -1,13 +1,4 @@
-"""Our own connections to Postgres: few, short-lived, safe across forks, with no session state.
-
-At most one transaction per thread is open at a time and none while user code runs, so a pool child needs one
-connection. A connection that was idle for `IDLE_S` is closed. A worker's services take turns on one (`take_turns`),
-its heartbeat has one of its own (`Connections.over`).
-
-Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). So
-nothing is kept in a session: no SET but SET LOCAL, no temporary tables, no LISTEN, and prepared statements only where
-the server that answered the connect is the one that answers statements.
-"""
+"""Opens, lends and closes this process's connections to one store, and runs transactions of its own on them."""
 
 from __future__ import annotations
 
@@ -22,14 +13,12 @@ from typing import Any, TypeVar, cast
 import psycopg
 from psycopg import errors as pg
 
-from ..model import native
-from ..model.crash_points import AnswerLost, reach
-from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
-from ..model.settings import NO_STORE
-from . import fork
-from .borrowed import Address, Borrowed, borrow, check
-from .bounded import BoundedConnection, Overdue
-from .errors import (
+from ...model import native
+from ...model.crash_points import AnswerLost, reach
+from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ...model.settings import NO_STORE
+from ..borrowed import Address, Borrowed, borrow, check
+from ..errors import (
     ATTEMPTS,
     REFUSED,
     UPGRADE,
@@ -42,14 +31,16 @@ from .errors import (
     refusal,
     unknown,
 )
-from .identity import Database, cluster, look
+from ..identity import Database, cluster, look
+from ..statement import Statement
+from ..write_behind import Late
+from . import fork
+from .bounded import BoundedConnection, Overdue
 from .idle import Idle
 from .own_executor import OwnExecutor
 from .parameters import connection_parameters
 from .pending_statement import Sent
-from .statement import Statement
 from .turns import Turns, shares_one, takes_turns
-from .write_behind import Late
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Late)

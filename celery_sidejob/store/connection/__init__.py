@@ -1,0 +1,10 @@
+"""Our own connections to Postgres: few, short-lived, safe across forks, with no session state.
+
+At most one transaction per thread is open at a time and none while user code runs, so a pool child needs one
+connection. A connection that was idle for `IDLE_S` is closed. A worker's services take turns on one (`take_turns`),
+its heartbeat has one of its own (`Connections.over`).
+
+Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). So
+nothing is kept in a session: no SET but SET LOCAL, no temporary tables, no LISTEN, and prepared statements only where
+the server that answered the connect is the one that answers statements.
+"""
