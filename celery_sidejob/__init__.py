@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from .extension import SideJob
     from .hooks.jobs.decorators import sidejob_task
     from .hooks.jobs.revocation import TaskRevokedError
-    from .hooks.jobs.task import SideJobTask
+    from .hooks.jobs.sidejob_task import SideJobTask
     from .hooks.logs import JSONFormatter, RunFilter
     from .hooks.signals import job_status_changed, task_buried, task_lost, task_recovered
-    from .hooks.tasks.task import DurableTask
+    from .hooks.tasks.durable_task import DurableTask
     from .jobs.job import Job
     from .jobs.port import Packet, Port
     from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
@@ -52,11 +52,11 @@ _PLACES = {
     ".deadset": ("DeadEntry", "DeadSet"),
     ".extension": ("SideJob",),
     ".hooks.jobs.decorators": ("sidejob_task",),
-    ".hooks.tasks.task": ("DurableTask",),
+    ".hooks.tasks.durable_task": ("DurableTask",),
     ".hooks.logs": ("JSONFormatter", "RunFilter"),
     ".hooks.jobs.revocation": ("TaskRevokedError",),
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
-    ".hooks.jobs.task": ("SideJobTask",),
+    ".hooks.jobs.sidejob_task": ("SideJobTask",),
     ".jobs.job": ("Job",),
     ".model.errors": (
         "AliasTakenError",

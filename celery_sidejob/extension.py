@@ -21,9 +21,7 @@ from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
 from .hooks.signals import SignalObserver
-from .hooks.tasks import chord_transaction, keeping, sending
-from .hooks.tasks import request as durable_request
-from .hooks.tasks import task as durable_task
+from .hooks.tasks import chord_transaction, durable_request, durable_task, keeping, sending
 from .hooks.worker import pool_process, recording  # fmt: skip
 from .hooks.worker.bootsteps import SideJobStep
 from .hooks.worker.consumer_step import DisconnectionStep

@@ -11,7 +11,7 @@ import pytest
 from kombu.exceptions import EncodeError
 
 from celery_sidejob import InvalidValueError, RunningJob, SideJobError
-from celery_sidejob.hooks.tasks.task import DurableTask
+from celery_sidejob.hooks.tasks.durable_task import DurableTask
 from tests.tools.in_process import EMPTY, Stage
 
 LONG = "x" * 5000

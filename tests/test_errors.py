@@ -21,7 +21,7 @@ from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
 from celery_sidejob.hooks.broker import carried
-from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..diagnosis import Diagnosis
 from ..hooks import task_check
-from ..hooks.broker import check as broker_check
+from ..hooks.broker import broker_check
 from ..model.finding import Finding, Level
 from .command import as_json, load_modules, with_app, with_sidejob
 from .output import Output, printable, table

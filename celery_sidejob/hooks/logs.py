@@ -12,7 +12,7 @@ from typing import Any
 from celery import signals
 
 from ..unit.open_unit import active
-from .tasks.task import DurableTask
+from .tasks.durable_task import DurableTask
 
 
 class RunFilter(logging.Filter):

@@ -19,7 +19,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
-from celery_sidejob.hooks.broker import check as broker_check
+from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.store import counters, migrate, registry, served_tasks, workers
 from tests.cli.test_commands import ask

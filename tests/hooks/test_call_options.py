@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import InvalidValueError
-from tests.hooks.test_durable import app, published
+from tests.hooks.tasks.test_durable import app, published
 
 __all__ = ["app"]
 

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_sidejob import RunningJob, SideJob, task_buried
-from celery_sidejob.hooks.broker import check as broker_check
+from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.buried import Place
 from celery_sidejob.model.durable import Death
 from celery_sidejob.operations import burials, durable_locks

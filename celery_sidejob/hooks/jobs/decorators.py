@@ -17,7 +17,7 @@ from ...jobs.job import Job
 from ...jobs.running import RunningJob
 from .. import apps, bodies
 from ..task_options import check_options
-from .task import SideJobTask
+from .sidejob_task import SideJobTask
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -24,7 +24,7 @@ from ..broker.publishing import INLINE
 from .run import run_claimed
 
 if TYPE_CHECKING:
-    from .task import SideJobTask
+    from .sidejob_task import SideJobTask
 
 
 def apply_eagerly(task: SideJobTask, args: Any, kwargs: Any, options: dict[str, Any]) -> EagerResult:

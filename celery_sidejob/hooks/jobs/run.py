@@ -48,7 +48,7 @@ from .events import Suspended, Terminated
 from .revocation import TaskRevokedError as RevokedError
 
 if TYPE_CHECKING:
-    from .task import SideJobTask
+    from .sidejob_task import SideJobTask
 
 logger = logging.getLogger("celery_sidejob")
 

@@ -21,7 +21,7 @@ from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import Hearing
-from ..tasks import task as durable_task
+from ..tasks import durable_task
 from . import greenlets, pool_kind
 from .bell import Bell
 

@@ -17,9 +17,9 @@ from ...model.crash_points import reach
 from ...model.durable import Address, Death, Message
 from ...model.protocols import Refused
 from ...model.troubles import log_trouble
-from ...operations import burials, deduplication, publishing
-from ...store.outbox import checks
-from ...store.outbox import publishing as reservations
+from ...operations import burials, deduplication
+from ...operations.publishing import dispatch
+from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS
 from ...store.statement import Executor
 from ..duty import Count, Report
@@ -78,13 +78,13 @@ class DueTasks(TaskDuty):
         """Strike, publish or bury rows that do not wait, in this order; False if nothing can be published just now."""
 
         def reserve(executor: Executor) -> Sequence[Any]:
-            return reservations.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
+            return publishing.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
 
         place = {task_id: number for number, task_id in enumerate(task_ids)}
         rows = sorted(self._connections.transact("reserve", reserve, single=True), key=lambda row: place[row.task_id])
         doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._sweep.backend.do(lambda: self._bury(doomed, report)):
-            reservations.give_up(self._connections, [row.task_id for row in doomed], wait_s=CHECK_AGAIN_S)
+            publishing.give_up(self._connections, [row.task_id for row in doomed], wait_s=CHECK_AGAIN_S)
         return self._publish([row for row in rows if row.fate == "publish"], report)
 
     def _publish(self, rows: Sequence[Any], report: Report) -> bool:
@@ -92,14 +92,14 @@ class DueTasks(TaskDuty):
         report["missing"] += sum(row.missing for row in rows)
         reach("sweep:before-publish")
         refused: Refused = []
-        sent = publishing.dispatch(self._runtime, messages, refused=refused)
+        sent = dispatch(self._runtime, messages, refused=refused)
         report["published"] += sent
         report["unpublished"] += len(messages) - sent
         if refused:  # if the backend is busy, they come again, and are refused again
             self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
         if self._runtime.publisher.ready:
             return True  # what was passed over waits for the end of its reservation
-        reservations.give_up(self._connections, [row.task_id for row in rows], wait_s=CHECK_AGAIN_S)
+        publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=CHECK_AGAIN_S)
         return False
 
     def _bury(self, rows: Sequence[Any], report: Report) -> None:

@@ -37,7 +37,7 @@ class SideJobTask(OnCommit):
 
     abstract = True
     sidejob = True
-    Request = "celery_sidejob.hooks.jobs.request:JobRequest"
+    Request = "celery_sidejob.hooks.jobs.job_request:JobRequest"
     acks_late = False  # the store holds the job from the claim on, whatever the app's default says
     track_started = False
 

@@ -36,7 +36,7 @@ from ...services.heartbeat.deliveries import ENDED
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, keep_revocations, revoke
 from ..worker.pool_kind import not_begun
-from . import task as durable_task
+from . import durable_task
 from .kept_message import content_of, received
 from .not_begun import Copy, Forged, Left, SentBack
 

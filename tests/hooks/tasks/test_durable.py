@@ -29,10 +29,9 @@ from celery_sidejob import (
     SideJob,
     task_buried,
 )
-from celery_sidejob.hooks.tasks import chords
-from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.hooks.tasks import chords, durable_task
 from celery_sidejob.hooks.tasks.durability import is_durable
-from celery_sidejob.hooks.tasks.task import mark
+from celery_sidejob.hooks.tasks.durable_task import mark
 from celery_sidejob.model.durable import LATE, WORKER, Death
 from celery_sidejob.operations import burials, deferred_locks
 from celery_sidejob.operations.durable_runs import Run

@@ -28,7 +28,7 @@ from celery_sidejob import (
     current_job,
     sidejob_task,
 )
-from tests.hooks import decorated
+from tests.hooks.jobs import decorated
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
 from tests.tools.versions import CELERY_5_7
@@ -49,7 +49,7 @@ from celery import Celery, _state
 import psycopg
 psycopg.connect = psycopg.Connection.connect = refuse
 from celery_sidejob import SideJob, sidejob_task
-from tests.hooks import decorated
+from tests.hooks.jobs import decorated
 
 sidejob = SideJob()
 
@@ -170,7 +170,7 @@ def test_the_shared_style_before_and_after_the_app() -> None:
     assert first.tasks["decorated.add"] is not second.tasks["decorated.add"]
     for app in (first, second):
         assert app.tasks["decorated.add"].app is app
-        assert app.tasks["tests.hooks.decorated.bare"].__doc__ == "Its own words."
+        assert app.tasks["tests.hooks.jobs.decorated.bare"].__doc__ == "Its own words."
 
     @sidejob_task(name="shared.late")
     def late(job: RunningJob) -> None: ...
@@ -576,7 +576,7 @@ def test_current_job(sidejob: SideJob) -> None:
 @CELERY_5_7
 def test_workers_that_spawn(database_url: str, redis_url: str, record: Record, processes: Processes) -> None:
     env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": redis_url, **record.env}
-    processes.start_worker("tests.hooks.spawned", env=env, pool="prefork", concurrency=1)
+    processes.start_worker("tests.hooks.jobs.spawned", env=env, pool="prefork", concurrency=1)
     client = Celery("spawned", broker=redis_url, set_as_current=False)
     client.conf.sidejob_database_url = database_url
     sidejob = SideJob(client)

@@ -14,7 +14,7 @@ from celery import Celery, Task, chord, states
 from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError, SideJob
-from celery_sidejob.hooks.tasks import task as durable_task
+from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Death, Digest, digest_of
 from celery_sidejob.operations import burials, deferred_locks, durable_locks
 from celery_sidejob.operations.durable_runs import Run

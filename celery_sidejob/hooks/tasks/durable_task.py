@@ -76,7 +76,7 @@ class DurableTask(OnCommit):
     on_lost: str | None = None
     max_losses: int | None = None
     locks_late: bool | None = None
-    Request = "celery_sidejob.hooks.tasks.request:DurableRequest"
+    Request = "celery_sidejob.hooks.tasks.durable_request:DurableRequest"
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -10,7 +10,7 @@ from celery import Celery
 from celery_sidejob import RunningJob, SideJob, sidejob_task
 from tests.tools.recorder import Record
 
-app = Celery("spawned", broker=os.environ["BROKER_URL"], include=["tests.hooks.spawned"])
+app = Celery("spawned", broker=os.environ["BROKER_URL"], include=["tests.hooks.jobs.spawned"])
 app.conf.update(worker_pool_start_method="spawn", worker_prefetch_multiplier=1)
 sidejob = SideJob(app)
 
