@@ -24,7 +24,7 @@ from .operations import burials
 from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
 from .store import dead
-from .store.statement import Executor
+from .store.statement import Transaction
 
 T = TypeVar("T")
 Progress = Callable[[int], object]
@@ -223,7 +223,7 @@ class DeadSet:
     def _page(self, store: Runtime, **which: Any) -> Sequence[Any]:
         return self._ask(store, lambda executor: dead.page(executor, **which))
 
-    def _ask(self, store: Runtime, ask: Callable[[Executor], T]) -> T:
+    def _ask(self, store: Runtime, ask: Callable[[Transaction], T]) -> T:
         """Ask a store one thing, and wait for its answer as long as commands do."""
         return store.connections.read(ask, within_s=self._stores.look_s(store))
 

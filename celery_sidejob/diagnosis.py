@@ -28,7 +28,7 @@ from .store import (
 )
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
-from .store.statement import Executor
+from .store.statement import Transaction
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
 )  # fmt: skip
 """Why a schema is of no use here, by the kind of its error; what that means, and what to do. The first that fits."""
 
-Check = Callable[[Executor], Iterable[Finding]]
+Check = Callable[[Transaction], Iterable[Finding]]
 
 
 class Diagnosis:
@@ -163,7 +163,7 @@ class Diagnosis:
         with health.looking(connections), connections.answering(within_s=within_s):
             return connections.transact("doctor", lambda executor: list(check(executor)))
 
-    def _of_first_store(self, executor: Executor, ask: Callable[[Executor], T]) -> T | None:
+    def _of_first_store(self, executor: Transaction, ask: Callable[[Transaction], T]) -> T | None:
         """Ask the first store, in which workers say what they serve in all stores; None if it cannot be asked."""
         if self._runtime.place == 0:
             return ask(executor)
@@ -176,7 +176,7 @@ class Diagnosis:
 
     # -- the server ----------------------------------------------------------------------------------------------
 
-    def _server(self, executor: Executor) -> Iterator[Finding]:
+    def _server(self, executor: Transaction) -> Iterator[Finding]:
         before = time.time()
         row = health.server(executor)
         here = (before + time.time()) / 2
@@ -239,7 +239,7 @@ class Diagnosis:
                 remedy=f"When all workers have this version, {UPGRADE}; if the schema is the newer one, upgrade here.",
             )  # fmt: skip
 
-    def _rights(self, executor: Executor) -> Iterator[Finding]:
+    def _rights(self, executor: Transaction) -> Iterator[Finding]:
         workers.list_all(executor, self._settings)  # raises SchemaError where there are no tables to have rights on
         missing = grants.missing(executor, self._settings.schema)
         if missing:
@@ -256,14 +256,14 @@ class Diagnosis:
 
     # -- work and workers ----------------------------------------------------------------------------------------
 
-    def _queues(self, executor: Executor) -> Iterator[Finding]:
+    def _queues(self, executor: Transaction) -> Iterator[Finding]:
         queues = depths.read(executor)
         found = self._of_first_store(executor, partial(_served_queues, self._settings))
         if found is not None:
             served, unannounced = found
             yield from self._unserved([row for row in queues if row.depth and row.queue not in served], unannounced)
 
-    def _publishing(self, executor: Executor) -> Iterator[Finding]:
+    def _publishing(self, executor: Transaction) -> Iterator[Finding]:
         queues = depths.read(executor)
         ages = [(row.oldest_unpublished_s, row) for row in queues if row.oldest_unpublished_s is not None]
         oldest_s = max((age for age, _ in ages), default=0.0)
@@ -300,7 +300,7 @@ class Diagnosis:
                 "revoke <task id>, a job with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
 
-    def _tasks(self, executor: Executor) -> Iterator[Finding]:
+    def _tasks(self, executor: Transaction) -> Iterator[Finding]:
         due = served_tasks.due(executor, for_s=UNSERVED_S)
         rows = self._of_first_store(executor, partial(_unserved_tasks, self._settings, due))
         if rows is None:
@@ -328,7 +328,7 @@ class Diagnosis:
             remedy="Give the task its old name= as well, or import its module (imports, autodiscover_tasks).",
         )  # fmt: skip
 
-    def _workers(self, executor: Executor) -> Iterator[Finding]:
+    def _workers(self, executor: Transaction) -> Iterator[Finding]:
         known = [row for row in workers.list_all(executor, self._settings) if row.dead_at is None]
         silent = [row for row in known if row.silent_s is not None]
         alive = [row for row in known if row.silent_s is None]
@@ -371,7 +371,7 @@ class Diagnosis:
             for row in counters.skewed(executor, SKEW_S):
                 yield from self._clock(f"worker {row.ident}", row.skew_s)
 
-    def _sweeping(self, executor: Executor) -> Iterator[Finding]:
+    def _sweeping(self, executor: Transaction) -> Iterator[Finding]:
         row = statistics.sweep(executor)
         lag_s = max(0.0, row.lag_s or 0.0)
         if row.ident is not None and row.expired_s > UNSWEPT_S:
@@ -404,7 +404,7 @@ class Diagnosis:
             "if there is one, its log says why it fails.",
         )  # fmt: skip
 
-    def _results(self, executor: Executor) -> Iterator[Finding]:
+    def _results(self, executor: Transaction) -> Iterator[Finding]:
         row = statistics.results(executor)
         if row.oldest_s is not None and row.oldest_s > UNSENT_S:
             yield warning(
@@ -415,7 +415,7 @@ class Diagnosis:
         else:
             yield well("results", "the result backend has them")
 
-    def _dead(self, executor: Executor) -> Iterator[Finding]:
+    def _dead(self, executor: Transaction) -> Iterator[Finding]:
         entries, _ = statistics.dead_entries(executor)
         if not entries.number:
             yield well("dead set", "empty")
@@ -430,7 +430,7 @@ class Diagnosis:
             "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
 
-    def _retention(self, executor: Executor) -> Iterator[Finding]:
+    def _retention(self, executor: Transaction) -> Iterator[Finding]:
         finished = piles.finished(executor) if self._settings.retention is None else 0
         if finished >= FINISHED:
             yield warning(
@@ -451,7 +451,7 @@ class Diagnosis:
 
     # -- the health of tables ------------------------------------------------------------------------------------
 
-    def _vacuum(self, executor: Executor) -> Iterator[Finding]:
+    def _vacuum(self, executor: Transaction) -> Iterator[Finding]:
         if health.server(executor).autovacuum == "off":
             yield error(
                 "vacuum", "autovacuum is off", meaning="Every run leaves dead rows behind; claims and sweeps become "
@@ -469,7 +469,7 @@ class Diagnosis:
             remedy="End what holds the horizon; then VACUUM the table, and give autovacuum more (cost limit, workers).",
         )  # fmt: skip
 
-    def _horizon(self, executor: Executor) -> Iterator[Finding]:
+    def _horizon(self, executor: Transaction) -> Iterator[Finding]:
         held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
         sees_all = health.server(executor).sees_all
         if not held:
@@ -491,7 +491,7 @@ class Diagnosis:
             "nobody uses; set idle_in_transaction_session_timeout.",
         )  # fmt: skip
 
-    def _rules(self, executor: Executor, thorough: bool) -> Iterator[Finding]:
+    def _rules(self, executor: Transaction, thorough: bool) -> Iterator[Finding]:
         broken = health.broken_rules(executor, every_job=thorough)
         for row in broken.rows:
             yield error(
@@ -531,7 +531,7 @@ class Diagnosis:
             return
         yield from self._look(lambda executor: self._locks(executor, slow), within_s=self._patience_s)
 
-    def _locks(self, executor: Executor, slow: str) -> Iterator[Finding]:
+    def _locks(self, executor: Transaction, slow: str) -> Iterator[Finding]:
         known = workers.list_all(executor, self._settings)
         unlocked = [row.ident for row in known if row.dead_at is None and row.silent_s is None and not row.locked]
         if unlocked:
@@ -543,7 +543,7 @@ class Diagnosis:
             yield well("liveness", "locks can be taken, and all workers that are heard of hold theirs")
 
 
-def _served_queues(settings: Settings, executor: Executor) -> tuple[set[str], Sequence[Any]] | None:
+def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]] | None:
     """Read which queues live workers serve, and which workers have not said so; None without a table for that."""
     if not counters.exist(executor):
         return None
@@ -551,7 +551,7 @@ def _served_queues(settings: Settings, executor: Executor) -> tuple[set[str], Se
     return {row.queue for row in counters.served(executor, silent)}, counters.unannounced(executor, silent)
 
 
-def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Executor) -> Sequence[Any]:
+def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Transaction) -> Sequence[Any]:
     """Read which of these tasks no live worker of their queue knows; none without a table for that."""
     if not served_tasks.fits(executor):
         return []

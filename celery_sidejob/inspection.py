@@ -34,7 +34,7 @@ from .store import (
     workers,
 )
 from .store.outbox import doorbells
-from .store.statement import Executor
+from .store.statement import Transaction
 
 CHILDREN = 100
 """How many children and timers of a job are shown with it; `tree` and `jobs` page through more."""
@@ -74,7 +74,7 @@ class Inspection:
         message of its present or next run, timers, and its dead entry.
         """
 
-        def work(executor: Executor) -> dict[str, Any]:
+        def work(executor: Transaction) -> dict[str, Any]:
             return self._details(executor, job.id)
 
         return self._runtime.connections.transact("inspect", work)
@@ -125,7 +125,7 @@ class Inspection:
         Where something was left out, a node has more `children` than there are.
         """
 
-        def work(executor: Executor) -> list[Node]:
+        def work(executor: Transaction) -> list[Node]:
             return list(_walk(executor, job.id, depth, limit))
 
         return self._runtime.connections.transact("inspect", work)
@@ -155,7 +155,7 @@ class Inspection:
             stores.append({"place": store.place, "name": name, "answers": True, "error": None})
         return {**found, "stores": stores, "dead_list": self._runtime.publisher.dead_list()}
 
-    def _stats(self, executor: Executor) -> dict[str, Any]:
+    def _stats(self, executor: Transaction) -> dict[str, Any]:
         known = counters.exist(executor)
         totals = counters.read(executor) if known else {}
         here = workers.list_all(executor, self._runtime.settings)
@@ -212,11 +212,11 @@ class Inspection:
         the backend does not have yet.
         """
 
-        def depth(executor: Executor) -> Sequence[Any]:
+        def depth(executor: Transaction) -> Sequence[Any]:
             found = [row for row in depths.read(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
             return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
 
-        def work(executor: Executor) -> tuple[Sequence[Any], tuple[int, int], int, set[str] | None]:
+        def work(executor: Transaction) -> tuple[Sequence[Any], tuple[int, int], int, set[str] | None]:
             return (
                 depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent,
                 self._served(executor),
@@ -254,11 +254,11 @@ class Inspection:
         Where nothing is, all jobs and the dead set are read, a million of each in some seconds.
         """
 
-        def in_use(executor: Executor) -> bool:
+        def in_use(executor: Transaction) -> bool:
             served = counters.served(executor, ()) if counters.exist(executor) else ()
             return any(row.queue == queue for row in served) or job_lists.knows_queue(executor, queue)
 
-        def kept(executor: Executor) -> bool:
+        def kept(executor: Transaction) -> bool:
             return any(row.queue == queue for row in depths.read(executor))
 
         stores = self._runtime.stores
@@ -269,7 +269,7 @@ class Inspection:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _served(self, executor: Executor) -> set[str] | None:
+    def _served(self, executor: Transaction) -> set[str] | None:
         """Read which queues live workers serve; None if one of them has not said so, or none could."""
         if not counters.exist(executor):
             return None
@@ -278,7 +278,7 @@ class Inspection:
             return None
         return {row.queue for row in counters.served(executor, silent)}
 
-    def _details(self, executor: Executor, job_id: int) -> dict[str, Any]:
+    def _details(self, executor: Transaction, job_id: int) -> dict[str, Any]:
         found = jobs.find(executor, [job_id])
         if not found:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
@@ -313,12 +313,12 @@ class Inspection:
         }
 
 
-def _is_sure(executor: Executor, row: Any, horizon_s: float) -> bool:
+def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
     """Tell whether nothing of a queue is to be done soon, if that is said of it: a sample may have missed it."""
     return bool(not row.is_estimated or row.soon or not depths.is_any_soon(executor, row.queue, horizon_s=horizon_s))
 
 
-def _of_tasks(executor: Executor) -> dict[str, Any]:
+def _of_tasks(executor: Transaction) -> dict[str, Any]:
     """Read what there is to be told of a store that has durable tasks only."""
     queues, (buried, _) = depths.read(executor), statistics.dead_entries(executor)
     estimated = [f"queues.{row.queue}" for row in queues if row.is_estimated]
@@ -379,7 +379,7 @@ def _sweep(row: Any) -> dict[str, Any]:
     }
 
 
-def _ports(executor: Executor, job_id: int, hide: Callable[[Any], Any]) -> Mapping[str, dict[str, Any]]:
+def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Mapping[str, dict[str, Any]]:
     waiting = packets.count_by_port(executor, job_id)
     shown: dict[str, dict[str, Any]] = {"inports": {}, "outports": {}}
     for row in ports.of_jobs(executor, [job_id]):
@@ -394,7 +394,7 @@ def _ports(executor: Executor, job_id: int, hide: Callable[[Any], Any]) -> Mappi
     return shown
 
 
-def _walk(executor: Executor, root: int, depth: int | None, limit: int) -> Iterator[Node]:
+def _walk(executor: Transaction, root: int, depth: int | None, limit: int) -> Iterator[Node]:
     """Read a tree level by level, so that no more is read than is shown."""
     row = trees.node(executor, root)
     if row is None:

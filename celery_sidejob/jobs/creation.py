@@ -26,7 +26,7 @@ from ..operations.runtime import Aftermath, Runtime
 from ..operations.unit_of_work import carry_out
 from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from ..unit.lookup import locate
 from ..unit.open_unit import active
 
@@ -49,7 +49,7 @@ def draft(
     aliases: Iterable[str] = (),
     state: Mapping[str, Any] | None = None,
     priority: int | None = None,
-    executor: Executor | None = None,
+    executor: Transaction | None = None,
     **options: Any,
 ) -> NewJob:
     """Check and encode everything that a new job is made of, and return it without an id; nothing is written.
@@ -153,7 +153,7 @@ def when(
 
 
 def _parent_id(
-    runtime: Runtime, task: str, parent: int | str | None, child_name: str | None, executor: Executor | None
+    runtime: Runtime, task: str, parent: int | str | None, child_name: str | None, executor: Transaction | None
 ) -> int | None:
     """Return the id of the parent of a new job; in a run its name must be free there."""
     if parent is None and child_name is None:
@@ -198,7 +198,7 @@ def _is_plain(new: NewJob) -> bool:
 
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
-    def work(executor: Executor) -> Sequence[Any]:
+    def work(executor: Transaction) -> Sequence[Any]:
         return jobs.insert(executor, drafts, check_interval_s=runtime.settings.lost_after)
 
     rows = runtime.connections.transact("enqueue", work, single=True)
@@ -248,7 +248,7 @@ def _check_names_among(drafts: Sequence[NewJob]) -> None:
             raise AliasTakenError(f"{times} new jobs want the alias {alias!r}; it can belong to one of them.")
 
 
-def _check_child_names(executor: Executor, drafts: Iterable[NewJob]) -> None:
+def _check_child_names(executor: Transaction, drafts: Iterable[NewJob]) -> None:
     """Look before writing into a borrowed transaction: an error of Postgres would spoil it."""
     for new in drafts:
         if new.parent_id is None or new.name is None:

@@ -15,7 +15,7 @@ from ..model.messages import CONTINUATION, Continuation
 from ..store import duplicates
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import burials, continuations, tasks
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from . import deduplication
 from .contents import as_kept
 from .endings import storable
@@ -41,7 +41,7 @@ def fail(
         return False
     noted = deduplication.is_to_be_noted(address)
 
-    def work(executor: Executor) -> tuple[int, str] | None:
+    def work(executor: Transaction) -> tuple[int, str] | None:
         end = burials.bury(key, death, by=by, worker_id=worker_id, content=content)
         found = end_task_runs(executor, end)
         if found and noted:
@@ -81,7 +81,7 @@ def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: s
     """Move what follows an asking to the dead set, and tell of it once; False if it is gone."""
     shown = storable(error)
 
-    def work(executor: Executor) -> int | None:
+    def work(executor: Transaction) -> int | None:
         return continuations.bury(
             executor, continuation.key, task_id=continuation.task_id, task=storable(continuation.task), reason=reason,
             error=shown,
@@ -125,16 +125,19 @@ def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     """Take entries out of the dead set and publish their messages again, in new generations; returns how many."""
 
-    def work(executor: Executor) -> Sequence[Message]:
-        return burials.revive(executor, entry_ids, check_interval_s=runtime.settings.lost_after)
+    check_interval_s = runtime.settings.lost_after
+
+    def work(executor: Transaction) -> Sequence[Message]:
+        return burials.revive(executor, entry_ids, check_interval_s=check_interval_s)
+
+    def revive_continuations(executor: Transaction) -> int:
+        return continuations.revive(executor, entry_ids, prefix=CONTINUATION, check_interval_s=check_interval_s)
 
     messages = runtime.connections.transact("durable-revive", work, single=True)
     dispatch(runtime, messages)
     if len(messages) == len(entry_ids):
         return len(messages)
-    return len(messages) + continuations.revive(
-        runtime.connections, entry_ids, prefix=CONTINUATION, check_interval_s=runtime.settings.lost_after
-    )
+    return len(messages) + runtime.connections.transact("continuation-revive", revive_continuations, single=True)
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:

@@ -26,7 +26,7 @@ from ..model.errors import StoreUnavailableError
 from ..store import duplicates
 from ..store.duplicates import Copy
 from ..store.outbox import holds, revocation
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .runtime import Runtime
 from .task_run_end import end_task_runs
 
@@ -125,7 +125,7 @@ def _is_noted_elsewhere(runtime: Runtime, key: Key, address: Address, copy: Copy
     if not _any(runtime, asked, lambda executor: duplicates.settle(executor, copy)):
         return False
 
-    def drop(executor: Executor) -> None:
+    def drop(executor: Transaction) -> None:
         duplicates.forget(executor, copy)
         end_task_runs(executor, holds.drop(key, worker_id=worker_id))
 
@@ -139,7 +139,7 @@ def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, 
     if not _any(runtime, asked, lambda executor: duplicates.take(executor, copy)):
         return False
 
-    def give_way(executor: Executor) -> bool:
+    def give_way(executor: Transaction) -> bool:
         given = duplicates.give_way(executor, copy)
         if given:
             end_task_runs(executor, holds.drop(key, worker_id=worker_id))
@@ -148,7 +148,7 @@ def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, 
     return _transact(runtime, give_way)
 
 
-def _any(runtime: Runtime, stores: Iterable[Runtime], ask: Callable[[Executor], bool]) -> bool:
+def _any(runtime: Runtime, stores: Iterable[Runtime], ask: Callable[[Transaction], bool]) -> bool:
     """Ask stores until one says yes; one that does not answer says nothing, and is left alone for a while."""
     for store in stores:
         if runtime.stores.is_left_alone(store):
@@ -162,7 +162,7 @@ def _any(runtime: Runtime, stores: Iterable[Runtime], ask: Callable[[Executor], 
     return False
 
 
-def _doom_copy(executor: Executor, key: Key, call: str) -> None:
+def _doom_copy(executor: Transaction, key: Key, call: str) -> None:
     if revocation.fits(executor):
         revocation.revoke(executor, [key[0]], call=call)
 
@@ -179,5 +179,5 @@ def _name(runtime: Runtime, store: Runtime) -> str | None:
         return None
 
 
-def _transact(runtime: Runtime, work: Callable[[Executor], T]) -> T:
+def _transact(runtime: Runtime, work: Callable[[Transaction], T]) -> T:
     return runtime.connections.transact("durable-copy", work, within_s=runtime.settings.lease)

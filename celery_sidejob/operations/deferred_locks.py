@@ -30,7 +30,7 @@ from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import latecomers
 from ..store.outbox.latecomers import Late
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .contents import is_forged
 from .runtime import Aftermath, Runtime
 from .task_run_end import end_task_runs
@@ -275,11 +275,11 @@ class LateLocks:
                 )
 
     def _transact(
-        self, name: str, write: Callable[[Executor, list[Late]], set[str]], lates: Sequence[LateLock]
+        self, name: str, write: Callable[[Transaction, list[Late]], set[str]], lates: Sequence[LateLock]
     ) -> set[str]:
         """Write what belongs together, and return the ids of which it was written."""
 
-        def work(executor: Executor) -> set[str]:
+        def work(executor: Transaction) -> set[str]:
             now = time.monotonic()
             return write(
                 executor,
@@ -361,7 +361,7 @@ def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
         yield sorted((late for late in lates if late.run.worker_id == worker_id), key=_by_key)
 
 
-def _remove(executor: Executor, runs: list[Late], *, worker_id: int) -> set[str]:
+def _remove(executor: Transaction, runs: list[Late], *, worker_id: int) -> set[str]:
     ended = end_task_runs(executor, latecomers.remove_late(runs, worker_id=worker_id, pid=os.getpid()))
     return {row.task_id for row in ended}
 

@@ -15,7 +15,7 @@ from ..model.status import Status
 from ..store import jobs, trees
 from ..store.errors import Moved
 from ..store.outbox import doorbells
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .runtime import Runtime
 
 TOGETHER = 5000
@@ -35,7 +35,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     and zombies find no row.
     """
 
-    def work(executor: Executor) -> bool:
+    def work(executor: Transaction) -> bool:
         before = {row.id for row in trees.subtree(executor, [job_id])}
         if not before:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
@@ -58,7 +58,7 @@ def delete_finished(runtime: Runtime, job_ids: Sequence[int], statuses: Set[str]
     may wait for it. Raises TooLargeError, and changes nothing, where the trees have more than `most` jobs.
     """
 
-    def work(executor: Executor) -> int:
+    def work(executor: Transaction) -> int:
         found = _trees(executor, job_ids)
         everything = [job_id for tree in found.values() for job_id in tree]
         if most is not None and len(everything) > most:
@@ -74,7 +74,7 @@ def delete_finished(runtime: Runtime, job_ids: Sequence[int], statuses: Set[str]
     return runtime.connections.transact("delete", work) if job_ids else 0
 
 
-def _trees(executor: Executor, job_ids: Collection[int]) -> dict[int, set[int]]:
+def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = defaultdict(set)
     for row in trees.by_root(executor, job_ids):
         found[row.root].add(row.id)
@@ -104,7 +104,7 @@ class LargeTree:
         """Delete the next part; False if nothing more is to be deleted, or can be."""
         part = self._left[-PART:].tolist()
 
-        def work(executor: Executor) -> bool:
+        def work(executor: Transaction) -> bool:
             locked = jobs.lock_free_exclusively(executor, {self._root, *part})
             if not self._are_free(executor, locked, part):
                 return False
@@ -116,7 +116,7 @@ class LargeTree:
         del self._left[-PART:]
         return bool(self._left)
 
-    def _are_free(self, executor: Executor, locked: dict[int, Any], part: list[int]) -> bool:
+    def _are_free(self, executor: Transaction, locked: dict[int, Any], part: list[int]) -> bool:
         if locked.keys() != {self._root, *part} or any(row.status not in self._statuses for row in locked.values()):
             return False
         below = {row.id for row in trees.by_root(executor, part)}

@@ -14,7 +14,7 @@ from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import holds, latecomers, tasks
 from ..store.outbox.tasks import Kept
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from ..store.write_behind import WriteBehind
 from . import deferred_locks
 from .durable_locks import has_lock, have_lock
@@ -43,7 +43,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
     is_unknown = False
     began = time.monotonic()
 
-    def work(executor: Executor) -> Kept | None:
+    def work(executor: Transaction) -> Kept | None:
         end = tasks.move(message, run.key, waits_of(runtime), worker_id=run.worker_id)
         found = end_task_runs(executor, end)
         return Kept(found[0].waits, found[0].generation) if found else None
@@ -78,14 +78,14 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
     if run.is_revoked:
         return False
 
-    def hold(executor: Executor) -> bool:
+    def hold(executor: Transaction) -> bool:
         return holds.holds(executor, run.key, worker_id=run.worker_id)
 
-    def keep_from_others(executor: Executor) -> bool:
+    def keep_from_others(executor: Transaction) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
         return latecomers.keep_from_others(executor, run.key, run.content, age_s=age_s, for_s=runtime.settings.lease)
 
-    def ask(name: str, work: Callable[[Executor], bool]) -> bool:
+    def ask(name: str, work: Callable[[Transaction], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
 
     def once() -> bool:
@@ -161,15 +161,15 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
     due: list[Message] = []
     since = 0.0
 
-    def remove(executor: Executor) -> bool:
+    def remove(executor: Transaction) -> bool:
         ended = end_task_runs(executor, holds.remove(run.key, worker_id=run.worker_id))
         return finish(executor, bool(ended))
 
-    def take_back(executor: Executor) -> bool:
+    def take_back(executor: Transaction) -> bool:
         age_s = None if run.late is None else time.monotonic() - run.late.began_at
         return finish(executor, latecomers.take_back(executor, run.key, run.content, age_s=age_s))
 
-    def finish(executor: Executor, ended: bool) -> bool:
+    def finish(executor: Transaction, ended: bool) -> bool:
         nonlocal since
         due.clear()
         since = time.monotonic()
@@ -181,7 +181,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
                 due.append(message)
         return True
 
-    def once(work: Callable[[Executor], bool]) -> bool:
+    def once(work: Callable[[Transaction], bool]) -> bool:
         if run.claim is not None and not run.claim.hold():
             run.follows = [message for message in run.follows if message not in run.claim.messages]
             run.claim = None

@@ -14,7 +14,7 @@ from ..store import duplicates
 from ..store.connection.pending_statement import Sent
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import holds, tasks
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
 from . import deduplication, deferred_locks
 from .contents import is_forged
@@ -80,7 +80,7 @@ def begin(
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
 
-    def work(executor: Executor) -> bool:
+    def work(executor: Transaction) -> bool:
         begun = holds.begin(
             executor, run.key, run.content, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses
         )
@@ -133,7 +133,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
     address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
     noted = deduplication.is_to_be_noted(address)
 
-    def work(executor: Executor) -> bool:
+    def work(executor: Transaction) -> bool:
         adopted = holds.adopt(
             executor, message, worker_id=run.worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
             check_interval_s=runtime.settings.lost_after,

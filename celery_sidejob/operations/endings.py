@@ -13,7 +13,7 @@ from ..model.run_end import RunEnd
 from ..model.status import ASKABLE, Status
 from ..store import claims, jobs
 from ..store.errors import Moved
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
 from .noted_asks import apply_noted_asks
@@ -33,7 +33,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
         return ended
     known: Mapping[int, int | None] | None = {hold.job_id: hold.row.parent_id}
 
-    def work(executor: Executor) -> tuple[Applied, str]:
+    def work(executor: Transaction) -> tuple[Applied, str]:
         nonlocal known
         parents, known = known or jobs.parents(executor, [hold.job_id]), None  # if it moved, it is read again
         return _end(runtime, executor, hold, unit, ending, from_outside, parents)
@@ -57,7 +57,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
     if hold.row.parent_id is not None or hold.row.options is not None:
         return None
 
-    def work(executor: Executor) -> tuple[Any, Aftermath]:
+    def work(executor: Transaction) -> tuple[Any, Aftermath]:
         aftermath = Aftermath()
         return end_job_run(runtime, executor, hold, unit, ending, aftermath, quiet=True), aftermath
 
@@ -79,7 +79,7 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
 
 
 def _end(
-    runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
+    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:  # fmt: skip
     changes = list(unit.changes if unit is not None else ending.asked)
@@ -112,7 +112,7 @@ def _end(
     return applied, row.status
 
 
-def _hand_down(executor: Executor, hold: Hold, changes: list[Change]) -> bool:
+def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> bool:
     """Have the children of a job that was terminated recursively terminated too, also those that came since."""
     row = claims.read_claimed(executor, hold.job_id)
     if row is None or not row.terminate_tree:

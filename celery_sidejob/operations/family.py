@@ -16,7 +16,7 @@ from ..model.names import alias_taken, child_name_taken
 from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .lock_set import Touched
 from .mailboxes import port_row
 from .runtime import Aftermath, Runtime
@@ -26,7 +26,7 @@ class Family:
     """The jobs that a transaction makes and those whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
-        self, runtime: Runtime, executor: Executor, touched: Touched, aftermath: Aftermath, *, own: int | None = None
+        self, runtime: Runtime, executor: Transaction, touched: Touched, aftermath: Aftermath, *, own: int | None = None
     ) -> None:
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import claims
 from ..store.errors import OutcomeUnknown
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .runtime import Runtime
 
 T = TypeVar("T")
@@ -39,7 +39,13 @@ class Hold:
 
 
 def repeat_until_known(
-    runtime: Runtime, hold: Hold, name: str, work: Callable[[Executor], T], *, ends: bool = False, single: bool = False
+    runtime: Runtime,
+    hold: Hold,
+    name: str,
+    work: Callable[[Transaction], T],
+    *,
+    ends: bool = False,
+    single: bool = False,
 ) -> T | None:
     """Run a fenced transaction until it is known to be applied; None if it was, and its answer was lost.
 

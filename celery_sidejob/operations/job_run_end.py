@@ -19,7 +19,7 @@ from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import askings, asks, claims, dead, packets
 from ..store.outbox import arming, continuations
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .hold import Hold
 from .runs import Unit
 from .runtime import Aftermath, Runtime
@@ -54,7 +54,7 @@ class Ending:
 
 
 def end_job_run(
-    runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, aftermath: Aftermath, *,
+    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, aftermath: Aftermath, *,
     by_worker: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End a run; leave the asking, the message and the dead set as the job's new status requires.
@@ -85,7 +85,14 @@ def end_job_run(
 
 
 def _write(
-    runtime: Runtime, executor: Executor, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool, quiet: bool
+    runtime: Runtime,
+    executor: Transaction,
+    hold: Hold,
+    unit: Unit | None,
+    ending: Ending,
+    *,
+    by_worker: bool,
+    quiet: bool,
 ) -> Any | None:
     unwanted = not runtime.results.wanted(hold.row.task, None)
     run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id}
@@ -102,7 +109,7 @@ def _write(
 
 
 def _follow_closing(
-    runtime: Runtime, executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
 ) -> None:
     """Write the continuations of the asking that was just closed, and have its result stored in the backend."""
     job, options = hold.row, json.loads(row.options) if row.options else None
@@ -122,7 +129,7 @@ def _follow_closing(
 
 
 def _arm_next_run(
-    runtime: Runtime, executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
 ) -> None:
     """Turn the run's message into the next run's; the sweeper publishes that of a retry when its backoff is over."""
     is_queued = row.status == Status.QUEUED
@@ -140,7 +147,7 @@ def _arm_next_run(
         aftermath.ring(hold.row, armed)
 
 
-def _bury(executor: Executor, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath) -> None:
+def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath) -> None:
     """Enter the job in the dead set, with the wake that was pending when its last run was lost."""
     job, reason = hold.row, ending.reason
     shown = json.loads(ending.error) if ending.error else {}

@@ -20,7 +20,7 @@ from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .publishing import send
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
@@ -291,8 +291,8 @@ def _keep_all(
     return repeat(once)
 
 
-def _keeping(runtime: Runtime, message: Message, tried: tuple[str, ...] = ()) -> Callable[[Executor], Kept | None]:
-    def work(executor: Executor) -> Kept | None:
+def _keeping(runtime: Runtime, message: Message, tried: tuple[str, ...] = ()) -> Callable[[Transaction], Kept | None]:
+    def work(executor: Transaction) -> Kept | None:
         kept = tasks.keep(executor, message, waits_of(runtime))
         if kept is not None and tried and message.call is not None:
             duplicates.note(executor, [(message.task_id, message.call)], tried=tried, kept_s=duplicates.KEPT_S)

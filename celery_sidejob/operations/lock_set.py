@@ -29,7 +29,7 @@ from ..model.changes import (
 from ..model.errors import JobNotFoundError
 from ..store import jobs, ports, trees
 from ..store.errors import Moved
-from ..store.statement import Executor
+from ..store.statement import Transaction
 
 FAN_OUT = 64
 """Above so many subscribers their jobs are not locked: packets and asks are only noted, and applied afterwards."""
@@ -47,7 +47,7 @@ class _Found:
 class Touched:
     """The jobs that changes touch, their parents, ports and subscribers, as the transaction knows them."""
 
-    def __init__(self, executor: Executor, changes: Sequence[Change]) -> None:
+    def __init__(self, executor: Transaction, changes: Sequence[Change]) -> None:
         self._executor = executor
         self._changes = changes
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
@@ -60,7 +60,7 @@ class Touched:
         """Rows of the ports that subscribe to a channel or to an ancestor, by the channel's name."""
 
     @classmethod
-    def of_row(cls, executor: Executor, row: Any) -> Touched:
+    def of_row(cls, executor: Transaction, row: Any) -> Touched:
         """Return what is known of a single job that was locked already."""
         touched = cls(executor, ())
         touched.rows = {row.id: row}

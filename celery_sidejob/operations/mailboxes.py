@@ -12,7 +12,7 @@ from ..model.errors import PortNotFoundError
 from ..model.port import WILDCARD
 from ..store import packets, ports
 from ..store.errors import Moved
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .lock_set import FAN_OUT, Touched
 from .runtime import Aftermath
 from .wakes import Wakes
@@ -25,7 +25,7 @@ class Mailboxes:
     """The ports that a transaction makes, changes or writes to. `noting`: nothing is locked."""
 
     def __init__(
-        self, executor: Executor, touched: Touched, wakes: Wakes, aftermath: Aftermath, *, noting: bool = False
+        self, executor: Transaction, touched: Touched, wakes: Wakes, aftermath: Aftermath, *, noting: bool = False
     ) -> None:
         self._executor = executor
         self._touched = touched

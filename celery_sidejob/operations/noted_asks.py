@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ..model.errors import StoreUnavailableError
 from ..store import jobs
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .lock_set import Touched
 from .runtime import Aftermath, Runtime
 from .wakes import Wakes
@@ -25,7 +25,7 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
     while waiting:
         job_id = waiting.pop()
 
-        def work(executor: Executor, job_id: int = job_id) -> Aftermath:
+        def work(executor: Transaction, job_id: int = job_id) -> Aftermath:
             return mature(runtime, executor, job_id)
 
         try:
@@ -37,7 +37,7 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
         waiting += aftermath.noted  # a recursive termination notes what is below
 
 
-def mature(runtime: Runtime, executor: Executor, job_id: int) -> Aftermath:
+def mature(runtime: Runtime, executor: Transaction, job_id: int) -> Aftermath:
     """Apply a job's due timers, unless somebody has it locked."""
     aftermath = Aftermath()
     row = jobs.lock_if_free(executor, job_id)

@@ -9,7 +9,7 @@ from ..model.errors import StoreUnavailableError
 from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import asks, claims, jobs
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .endings import announce, error_json
 from .hold import PAUSE_S, Hold
 from .job_run_end import Ending, end_job_run
@@ -63,7 +63,7 @@ def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) ->
 
 
 def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:
-    def work(executor: Executor) -> Aftermath | None:
+    def work(executor: Transaction) -> Aftermath | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
@@ -79,7 +79,7 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
     return True
 
 
-def _free_locked(runtime: Runtime, executor: Executor, hold: Hold, ending: Ending, *, own: bool) -> Aftermath | None:
+def _free_locked(runtime: Runtime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool) -> Aftermath | None:
     aftermath = Aftermath()
     job = hold.row
     is_lost = ending.how == RunEnd.LOST

@@ -10,7 +10,7 @@ from ..model.checks import is_keepable
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import revocation
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .runtime import Runtime
 
 
@@ -74,7 +74,7 @@ def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked | None:
     """
     ids = list(task_ids)
 
-    def work(executor: Executor) -> Revoked | None:
+    def work(executor: Transaction) -> Revoked | None:
         if not revocation.fits(executor):
             return None
         rows = revocation.revoke(executor, ids)

@@ -14,7 +14,7 @@ from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableE
 from ..store import claims, jobs, packets
 from ..store.borrowed import Borrowed, transaction_id
 from ..store.errors import OutcomeUnknown
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .hold import PAUSE_S, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
 from .noted_asks import apply_noted_asks
@@ -68,7 +68,7 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
     process dies after the commit, the worker's death or its own reconciliation gives the job back.
     """
 
-    def work(executor: Executor) -> Any:
+    def work(executor: Transaction) -> Any:
         return claims.claim(executor, job_id, task=task, for_run=for_run, worker_id=worker_id)
 
     uncertain = False
@@ -124,7 +124,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     what it had read.
     """
 
-    def work(executor: Executor) -> Applied:
+    def work(executor: Transaction) -> Applied:
         return _apply(runtime, executor, hold, unit)
 
     applied = repeat_until_known(runtime, hold, "checkpoint", work)
@@ -180,7 +180,7 @@ def was_applied(runtime: Runtime, hold: Hold) -> bool:
     current.
     """
 
-    def work(executor: Executor) -> Any:
+    def work(executor: Transaction) -> Any:
         return jobs.lock(executor, [hold.job_id]).get(hold.job_id)
 
     row = runtime.connections.transact("find-out", work)
@@ -189,7 +189,7 @@ def was_applied(runtime: Runtime, hold: Hold) -> bool:
     return bool(row.unit_no == hold.unit_no + 1)
 
 
-def _apply(runtime: Runtime, executor: Executor, hold: Hold, unit: Unit) -> Applied:
+def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> Applied:
     applied = Applied(runtime, executor, unit.changes, own=hold.job_id)
     try:
         applied.lock([hold.job_id])
@@ -204,7 +204,7 @@ def _apply(runtime: Runtime, executor: Executor, hold: Hold, unit: Unit) -> Appl
     return applied
 
 
-def consume(executor: Executor, hold: Hold, unit: Unit) -> None:
+def consume(executor: Transaction, hold: Hold, unit: Unit) -> None:
     """Remove what a unit has read; raises InputsMovedError if another reader was quicker."""
     if unit.read and packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no) != len(unit.read):
         raise InputsMovedError(f"Packets read by run {hold.run_no} of job {hold.job_id} were consumed elsewhere.")

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
 
 
-def end_task_runs(executor: Executor, end: TaskEnd) -> Sequence[Any]:
+def end_task_runs(executor: Transaction, end: TaskEnd) -> Sequence[Any]:
     """End runs, and return a row for each run that still had its row."""
     return executor.run(end.statement, **end.parameters)

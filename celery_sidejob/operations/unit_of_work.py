@@ -12,7 +12,7 @@ from typing import Any
 from ..model.changes import Ask, Change, Publish, RememberInputs, SetState, Terminate, UnsetState, Write
 from ..store import jobs, state
 from ..store.borrowed import Borrowed
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .family import Family
 from .lending import follow_commit_of
 from .lock_set import Touched
@@ -54,7 +54,7 @@ class Applied:
     def __init__(
         self,
         runtime: Runtime,
-        executor: Executor,
+        executor: Transaction,
         changes: Sequence[Change],
         *,
         noting: bool = False,

@@ -9,7 +9,7 @@ from typing import Any
 from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
 from ..store import asks, jobs, trees
-from ..store.statement import Executor
+from ..store.statement import Transaction
 from .lock_set import Touched
 from .runtime import Aftermath, Move, Runtime
 
@@ -18,7 +18,7 @@ class Wakes:
     """What jobs that are touched are asked. `noting`: nothing is locked, so it is only noted and judged afterwards."""
 
     def __init__(
-        self, runtime: Runtime, executor: Executor, touched: Touched, aftermath: Aftermath, *, noting: bool = False
+        self, runtime: Runtime, executor: Transaction, touched: Touched, aftermath: Aftermath, *, noting: bool = False
     ) -> None:
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor

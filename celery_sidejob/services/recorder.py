@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ..model.errors import SchemaError
 from ..store import counters, served_tasks
 from ..store.measured import MeasuredConnections
-from ..store.statement import Executor
+from ..store.statement import Transaction
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -62,7 +62,7 @@ class Recorder:
             return
         worker_id, queues, tasks = found
 
-        def serve(executor: Executor) -> None:
+        def serve(executor: Transaction) -> None:
             counters.serve(executor, worker_id, queues)
             if served_tasks.fits(executor):
                 served_tasks.serve(executor, worker_id, tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _ADD = Statement("""
 INSERT INTO {aliases} (name, job_id)
@@ -13,7 +13,7 @@ SELECT r.name, r.job_id FROM json_to_recordset(%(rows)s::json) AS r(name text, j
 ON CONFLICT (name) DO UPDATE SET job_id = {aliases}.job_id RETURNING name, job_id""")
 
 
-def add(executor: Executor, names: Iterable[tuple[str, int]]) -> dict[str, int]:
+def add(executor: Transaction, names: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Add aliases and return whose they now are: a name that was taken stays its job's."""
     rows = [{"name": name, "job_id": job_id} for name, job_id in names]
     return {row.name: row.job_id for row in executor.run(_ADD, rows=json.dumps(rows))}
@@ -22,7 +22,7 @@ def add(executor: Executor, names: Iterable[tuple[str, int]]) -> dict[str, int]:
 _REMOVE = Statement("DELETE FROM {aliases} WHERE name = %(name)s AND job_id = %(job_id)s RETURNING name")
 
 
-def remove(executor: Executor, name: str, job_id: int) -> bool:
+def remove(executor: Transaction, name: str, job_id: int) -> bool:
     """Remove an alias of the job; False if it has none of this name."""
     return bool(executor.run(_REMOVE, name=name, job_id=job_id))
 
@@ -30,6 +30,6 @@ def remove(executor: Executor, name: str, job_id: int) -> bool:
 _OF = Statement("SELECT name FROM {aliases} WHERE job_id = %(job_id)s ORDER BY name")
 
 
-def of(executor: Executor, job_id: int) -> list[str]:
+def of(executor: Reader, job_id: int) -> list[str]:
     """Read a job's aliases."""
     return [row.name for row in executor.run(_OF, job_id=job_id)]

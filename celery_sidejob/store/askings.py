@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _OPEN = Statement("""
 WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
 INSERT INTO {askings} (task_id, job_id) VALUES (gen_random_uuid()::text, %(id)s) RETURNING task_id""")
 
 
-def open_next(executor: Executor, job_id: int) -> str:
+def open_next(executor: Transaction, job_id: int) -> str:
     """Open the next asking of a job that has none open, and return its task id."""
     task_id: str = executor.run(_OPEN, id=job_id)[0].task_id
     return task_id
@@ -26,7 +26,7 @@ UPDATE {askings} a SET stored_at = now() FROM unnest(%(task_ids)s::text[]) AS r(
 WHERE a.task_id = r.task_id""")
 
 
-def mark_stored(executor: Executor, task_ids: Iterable[str]) -> None:
+def mark_stored(executor: Transaction, task_ids: Iterable[str]) -> None:
     """Note that the backend has the results."""
     executor.run(_STORED, task_ids=list(task_ids))
 
@@ -40,7 +40,7 @@ WHERE a.closed_at IS NOT NULL AND a.stored_at IS NULL AND a.closed_at <= now() -
 ORDER BY a.closed_at LIMIT %(limit)s""")
 
 
-def unsent(executor: Executor, *, older_than_s: float, limit: int, since: Any = None) -> Sequence[Any]:
+def unsent(executor: Reader, *, older_than_s: float, limit: int, since: Any = None) -> Sequence[Any]:
     """Read askings, closed `since` then, whose result the backend does not have yet, oldest first."""
     return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit, since=since)
 
@@ -49,7 +49,7 @@ _OUTCOME = Statement("""
 SELECT task_id, outcome, result::text AS result FROM {askings} WHERE task_id = %(task_id)s""")
 
 
-def outcome(executor: Executor, task_id: str) -> Any | None:
+def outcome(executor: Reader, task_id: str) -> Any | None:
     """Read how an asking ended."""
     found = executor.run(_OUTCOME, task_id=task_id)
     return found[0] if found else None
@@ -58,6 +58,6 @@ def outcome(executor: Executor, task_id: str) -> Any | None:
 _JOBS_OF = Statement("SELECT task_id, job_id FROM {askings} WHERE task_id = ANY(%(task_ids)s::text[])")
 
 
-def jobs_of(executor: Executor, task_ids: Iterable[str]) -> dict[str, int]:
+def jobs_of(executor: Reader, task_ids: Iterable[str]) -> dict[str, int]:
     """Return the ids of the jobs whose askings these are; a task id without one is missing."""
     return {row.task_id: row.job_id for row in executor.run(_JOBS_OF, task_ids=list(task_ids))}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _ASK = Statement(
     """
@@ -42,7 +42,7 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 
 
 def ask(
-    executor: Executor, ids: Iterable[int], *, force: bool, check_interval_s: float, nudge: bool = False
+    executor: Transaction, ids: Iterable[int], *, force: bool, check_interval_s: float, nudge: bool = False
 ) -> Sequence[Any]:
     """Count one more wake of each job, and arm a message where no run is in progress.
 
@@ -80,7 +80,7 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 
 
 def terminate(
-    executor: Executor, ids: Iterable[int], *, tree: bool, check_interval_s: float, timers_before: int | None = None
+    executor: Transaction, ids: Iterable[int], *, tree: bool, check_interval_s: float, timers_before: int | None = None
 ) -> Sequence[Any]:
     """Make jobs terminating; earlier wakes and timers (up to the id `timers_before`) go, a backoff is cut short.
 
@@ -110,7 +110,7 @@ WITH t AS (
 )
 
 
-def set_timer(executor: Executor, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
+def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
     """Have the job asked at a time by the database's clock; it is queued at once unless a run is in progress.
 
     With `force` it leaves the dead set now. Returns the job's status.
@@ -129,7 +129,7 @@ WITH t AS (
 )
 
 
-def accept(executor: Executor, job_id: int, timer: Any) -> str:
+def accept(executor: Transaction, job_id: int, timer: Any) -> str:
     """Have a timer that was noted, and was just taken, count as one that is set now, in its place in the order."""
     status: str = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0].status
     return status
@@ -141,7 +141,7 @@ SELECT id, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wai
 FROM unnest(%(ids)s::bigint[]) AS id""")
 
 
-def note(executor: Executor, ids: Iterable[int], ask: str, *, due_at: Any = None, wait_s: float = 0.0) -> None:
+def note(executor: Transaction, ids: Iterable[int], ask: str, *, due_at: Any = None, wait_s: float = 0.0) -> None:
     """Note asks without a lock: they are judged and applied by `mature` when this transaction has committed."""
     executor.run(_NOTE, ids=sorted(set(ids)), ask=ask, due_at=due_at, wait_s=wait_s)
 
@@ -151,7 +151,7 @@ DELETE FROM {timers} WHERE job_id = %(id)s AND (due_at <= now() OR NOT accepted)
 RETURNING id, ask, accepted, CASE WHEN due_at > now() THEN due_at END AS later""")
 
 
-def take_due(executor: Executor, job_id: int) -> list[Any]:
+def take_due(executor: Transaction, job_id: int) -> list[Any]:
     """Remove the job's timers that are due or only noted, and return them, oldest first; the job is locked.
 
     Those that are noted for `later` are judged now, and set again by `accept`.
@@ -162,7 +162,7 @@ def take_due(executor: Executor, job_id: int) -> list[Any]:
 _DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'run'")
 
 
-def drop_runs(executor: Executor, job_id: int) -> None:
+def drop_runs(executor: Transaction, job_id: int) -> None:
     """Remove timers that can ask nothing of a job which is terminated now: their termination was noted before them."""
     executor.run(_DROP_RUNS, id=job_id)
 
@@ -178,7 +178,7 @@ SELECT t.job_id FROM (
 GROUP BY t.job_id ORDER BY min(t.due_at) LIMIT %(limit)s""")
 
 
-def due(executor: Executor, limit: int) -> list[int]:
+def due(executor: Reader, limit: int) -> list[int]:
     """Read the ids of jobs with timers that are due or only noted, those that have waited longest first."""
     return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
 
@@ -186,6 +186,6 @@ def due(executor: Executor, limit: int) -> list[int]:
 _TIMERS_OF = Statement("SELECT due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s")
 
 
-def timers_of(executor: Executor, job_id: int, *, limit: int) -> Sequence[Any]:
+def timers_of(executor: Transaction, job_id: int, *, limit: int) -> Sequence[Any]:
     """Read what the job will be asked, soonest first."""
     return executor.run(_TIMERS_OF, id=job_id, limit=limit)

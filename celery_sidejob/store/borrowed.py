@@ -20,7 +20,7 @@ from psycopg.pq import TransactionStatus
 from ..model.errors import InvalidValueError, SchemaError
 from .errors import ATTEMPTS, Moved, in_the_way
 from .identity import Database, cluster, look
-from .statement import Executor, Statement, rows
+from .statement import Reader, Statement, Transaction, rows
 
 SAVEPOINT = "celery_sidejob"
 
@@ -30,7 +30,7 @@ FOREIGN_KEY_VIOLATION = "23503"
 T = TypeVar("T")
 
 
-class Borrowed:
+class Borrowed(Transaction):
     """An executor over a transaction of the caller's."""
 
     def __init__(self, schema: str) -> None:
@@ -323,6 +323,6 @@ def transaction_id(borrowed: Borrowed) -> int:
     return found
 
 
-def is_open(executor: Executor, transaction: int) -> bool:
+def is_open(executor: Reader, transaction: int) -> bool:
     """Tell whether a transaction is neither committed nor rolled back yet."""
     return bool(executor.run(_TRANSACTION_OPEN, id=transaction)[0].open)

@@ -12,7 +12,7 @@ from typing import Any
 
 from .jobs import HANDLE, READ
 from .outbox.holds import HELD, LIVES
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _RUN = f"""j.id, {READ}, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
   j.retries, j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
@@ -43,7 +43,7 @@ SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL""")
 
 
-def claim(executor: Executor, job_id: int, *, task: str, for_run: int, worker_id: int) -> Any | None:
+def claim(executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int) -> Any | None:
     """Begin run `for_run` of the job for this worker, unless the delivery is stale; returns what the run needs.
 
     None as well if the job is of another `task` than the delivery says.
@@ -61,7 +61,7 @@ SELECT {_RUN}, (SELECT m.losses > 0 FROM {{messages}} m WHERE m.job_id = j.id) A
 FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
 
 
-def read_claimed(executor: Executor, job_id: int) -> Any | None:
+def read_claimed(executor: Reader, job_id: int) -> Any | None:
     """Read again what `claim` returned: its answer was lost, or its process is gone."""
     found = executor.run(_READ_CLAIMED, id=job_id)
     return found[0] if found else None
@@ -73,7 +73,7 @@ WHERE id = %(id)s AND run_no = %(run_no)s AND unit_no = %(unit_no)s AND worker_i
 RETURNING status""")
 
 
-def fence(executor: Executor, job_id: int, *, run_no: int, unit_no: int, worker_id: int) -> bool:
+def fence(executor: Transaction, job_id: int, *, run_no: int, unit_no: int, worker_id: int) -> bool:
     """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked."""
     return bool(executor.run(_FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id))
 
@@ -121,7 +121,7 @@ _END = _end_of_run(
 
 
 def end(
-    executor: Executor, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
+    executor: Transaction, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
     unwanted: bool, applied: bool, retry: bool, error: str | None, seen: int | None = None, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
@@ -155,7 +155,7 @@ LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id LIMI
 WHERE p.id = %(id)s ORDER BY c.id""")
 
 
-def look(executor: Executor, job_id: int, *, most: int) -> Sequence[Any]:
+def look(executor: Reader, job_id: int, *, most: int) -> Sequence[Any]:
     """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot.
 
     Reads `most` children and no more: where there are so many, there may be others. `came_late`: it never came to
@@ -170,7 +170,7 @@ SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked
 FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
 
 
-def outcome(executor: Executor, job_id: int) -> Any | None:
+def outcome(executor: Reader, job_id: int) -> Any | None:
     """Read what tells whether a commit whose answer was lost was applied."""
     found = executor.run(_OUTCOME, id=job_id)
     return found[0] if found else None
@@ -196,8 +196,8 @@ _GIVE_UP = _end_of_run(
 
 
 def release(
-    executor: Executor, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool, outcome: str | None = None,
-    error: str | None = None, unwanted: bool = False,
+    executor: Transaction, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool,
+    outcome: str | None = None, error: str | None = None, unwanted: bool = False,
 ) -> Any | None:  # fmt: skip
     """Take a run from its worker: from a dead one, or the worker's `own`. The job is queued again, or terminating.
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.measures import Key
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _ADD = Statement(
     """
@@ -22,7 +22,7 @@ ON CONFLICT (name, label) DO UPDATE SET value = {counters}.value + excluded.valu
 )
 
 
-def add(executor: Executor, amounts: Mapping[Key, float]) -> None:
+def add(executor: Transaction, amounts: Mapping[Key, float]) -> None:
     """Add to the totals; two processes that do so at a time take the rows in the same order."""
     names, labels = [name for name, _ in amounts], [label for _, label in amounts]
     executor.run(_ADD, names=names, labels=labels, amounts=[float(amount) for amount in amounts.values()])
@@ -31,7 +31,7 @@ def add(executor: Executor, amounts: Mapping[Key, float]) -> None:
 _READ = Statement("SELECT name, label, value FROM {counters}", since="0002")
 
 
-def read(executor: Executor) -> dict[Key, float]:
+def read(executor: Transaction) -> dict[Key, float]:
     """Read all totals."""
     return {(row.name, row.label): row.value for row in executor.run(_READ)}
 
@@ -39,7 +39,7 @@ def read(executor: Executor) -> dict[Key, float]:
 _EXISTS = Statement("SELECT to_regclass('{counters}') IS NOT NULL AS found")
 
 
-def exist(executor: Executor) -> bool:
+def exist(executor: Transaction) -> bool:
     """Tell whether the store is recent enough to have these tables."""
     return bool(executor.run(_EXISTS)[0].found)
 
@@ -56,7 +56,7 @@ ON CONFLICT (worker_id, queue) DO UPDATE SET skew_s = excluded.skew_s""",
 )
 
 
-def serve(executor: Executor, worker_id: int, queues: Iterable[str]) -> None:
+def serve(executor: Transaction, worker_id: int, queues: Iterable[str]) -> None:
     """Say which queues a worker takes messages from, and by its own clock when; a worker that is gone says nothing."""
     executor.run(_SERVE, worker_id=worker_id, queues=sorted(set(queues)), clock=time.time())
 
@@ -69,7 +69,7 @@ WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]) GROUP BY s.queue""
 )
 
 
-def served(executor: Executor, silent: Collection[int]) -> Sequence[Any]:
+def served(executor: Reader, silent: Collection[int]) -> Sequence[Any]:
     """Read how many live workers serve each queue, without those that are `silent` (`workers.silent`)."""
     return executor.run(_SERVED, silent=list(silent))
 
@@ -82,7 +82,7 @@ WHERE w.dead_at IS NULL AND abs(s.skew_s) > %(most_s)s ORDER BY w.id""",
 )
 
 
-def skewed(executor: Executor, most_s: float) -> Sequence[Any]:
+def skewed(executor: Transaction, most_s: float) -> Sequence[Any]:
     """Read the live workers whose clock differs from the database's by more than this, and by how much."""
     return executor.run(_SKEWED, most_s=most_s)
 
@@ -96,7 +96,7 @@ WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
 )
 
 
-def unannounced(executor: Executor, silent: Collection[int]) -> Sequence[Any]:
+def unannounced(executor: Transaction, silent: Collection[int]) -> Sequence[Any]:
     """Read which live workers have not said what they serve: they are of an older version, or only just starting.
 
     Those that are `silent` (`workers.silent`) are not among them.

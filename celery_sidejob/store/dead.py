@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import revisions
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 REASONS_SINCE = "0006"
 
 
-def known_reason(executor: Executor, reason: str) -> str:
+def known_reason(executor: Reader, reason: str) -> str:
     """Return a reason of the newest revision, or "failed" where the schema does not allow it yet."""
     return reason if (revisions.read(executor) or revisions.FIRST) >= REASONS_SINCE else "failed"
 
@@ -25,7 +25,7 @@ FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 
 
 def bury(
-    executor: Executor,
+    executor: Transaction,
     job_id: int,
     *,
     task_id: str | None,
@@ -74,7 +74,7 @@ SELECT d.id, (SELECT j.id FROM {jobs} j WHERE j.id = d.job_id AND j.parent_id IS
 FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d ORDER BY d.id""")
 
 
-def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> tuple[list[int], int | None]:
+def old_roots(executor: Reader, *, after: int, age_s: float, limit: int) -> tuple[list[int], int | None]:
     """Read, of the next `limit` entries, the jobs without a parent whose entry is older than this.
 
     Other jobs are kept by what is above them. Returns their ids, and after which entry to go on: None at the end, which
@@ -86,7 +86,7 @@ def old_roots(executor: Executor, *, after: int, age_s: float, limit: int) -> tu
 
 
 def page(
-    executor: Executor, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
+    executor: Transaction, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
     queue: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next entries by id, those that match; reads those of the task, or else all, until `limit` do."""
@@ -97,52 +97,52 @@ def page(
     return executor.run(_PAGE_OF_TASK, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
 
 
-def groups(executor: Executor) -> dict[str, int]:
+def groups(executor: Transaction) -> dict[str, int]:
     """Count all entries by task and kind of error; reads the whole dead set."""
     return {row.group: row.entries for row in executor.run(_GROUPS)}
 
 
-def last_id(executor: Executor) -> int:
+def last_id(executor: Transaction) -> int:
     """Read the id of the newest entry; 0 without any."""
     last: int = executor.run(_LAST)[0].last
     return last
 
 
-def id_before_the_newest(executor: Executor, keep: int) -> int:
+def id_before_the_newest(executor: Transaction, keep: int) -> int:
     """Read the id of the newest entry behind the `keep` newest; 0 if there is none."""
     found = executor.run(_BEFORE, keep=keep)
     return found[0].id if found else 0
 
 
-def old_page(executor: Executor, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
+def old_page(executor: Transaction, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
     """Read the next entries that are older than `age_s`, or whose id is not above `below`."""
     return executor.run(_OLD_PAGE, after=after, age_s=age_s, below=below, limit=limit)
 
 
-def delete_message(executor: Executor, entry_id: int) -> bool:
+def delete_message(executor: Transaction, entry_id: int) -> bool:
     """Remove the entry of an ordinary task, which has nothing but that."""
     return bool(executor.run(_DELETE_MESSAGE, id=entry_id))
 
 
-def get(executor: Executor, entry_id: int) -> Any | None:
+def get(executor: Transaction, entry_id: int) -> Any | None:
     """Read one entry."""
     found = executor.run(_GET, id=entry_id)
     return found[0] if found else None
 
 
-def of_job(executor: Executor, job_id: int) -> Any | None:
+def of_job(executor: Transaction, job_id: int) -> Any | None:
     """Read a job's entry."""
     found = executor.run(_OF_JOB, job_id=job_id)
     return found[0] if found else None
 
 
-def of_task(executor: Executor, task_id: str) -> Any | None:
+def of_task(executor: Transaction, task_id: str) -> Any | None:
     """Read the newest entry of this task id."""
     found = executor.run(_OF_TASK, task_id=task_id)
     return found[0] if found else None
 
 
-def count(executor: Executor) -> int:
+def count(executor: Transaction) -> int:
     """Count the entries."""
     entries: int = executor.run(_COUNT)[0].entries
     return entries

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from . import revisions
-from .statement import Executor, Statement
+from .statement import Autocommit, Reader, Statement, Transaction
 
 SINCE = "0004"
 KEPT_S = 7 * 86400.0
@@ -32,7 +32,7 @@ ON CONFLICT (task_id, call) DO NOTHING""",
 )
 
 
-def note(executor: Executor, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
+def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
     """Note that the copies here are those that count; `tried` are the stores that may have others."""
     pairs = list(copies)
     executor.run(
@@ -49,7 +49,7 @@ WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRA
 )
 
 
-def tried(executor: Executor, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ...]]:
+def tried(executor: Reader, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ...]]:
     """Read which of these messages other stores may have too: {(task id, call): the names of the stores}."""
     rows = executor.run(_TRIED, task_ids=list(task_ids))
     return {(row.task_id, row.call): tuple(row.tried) for row in rows}
@@ -62,7 +62,7 @@ UPDATE {twins} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND call 
 )
 
 
-def settle(executor: Executor, copy: Copy) -> bool:
+def settle(executor: Transaction, copy: Copy) -> bool:
     """Have this store's copy run, come what may, if it was noted that it counts: another one gives way to it.
 
     False if nothing was noted: no copy here, or it has given way itself.
@@ -85,7 +85,7 @@ SELECT NOT EXISTS (SELECT FROM gone) AND (
 )
 
 
-def take(executor: Executor, copy: Copy) -> bool:
+def take(executor: Transaction, copy: Copy) -> bool:
     """Remove this store's copy if nobody runs or buries it, and forget it; True if somebody does, or has."""
     return bool(executor.run(_TAKE, task_id=copy[0], call=copy[1])[0].begun)
 
@@ -99,12 +99,12 @@ WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>
 )
 
 
-def forget(executor: Executor, copy: Copy) -> None:
+def forget(executor: Transaction, copy: Copy) -> None:
     """Note no longer that the copy here counts."""
     executor.run(_FORGET, task_id=copy[0], call=copy[1])
 
 
-def give_way(executor: Executor, copy: Copy) -> bool:
+def give_way(executor: Transaction, copy: Copy) -> bool:
     """Note no longer that the copy here counts, unless another has given way to it; False in that case."""
     return bool(executor.run(_GIVE_WAY, task_id=copy[0], call=copy[1]))
 
@@ -120,11 +120,11 @@ DELETE FROM {{twins}} WHERE ctid = ANY(ARRAY(
 )
 
 
-def prune(executor: Executor) -> int:
+def prune(connections: Autocommit) -> int:
     """Forget a page of what was remembered for long enough; returns how much that was."""
-    return len(executor.run(_PRUNE))
+    return len(connections.run(_PRUNE))
 
 
-def exist(executor: Executor) -> bool:
+def exist(executor: Reader) -> bool:
     """Tell whether the schema is recent enough for this."""
     return (revisions.read(executor) or revisions.FIRST) >= SINCE

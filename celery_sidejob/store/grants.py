@@ -9,7 +9,7 @@ from typing import TextIO
 
 from psycopg import sql
 
-from .statement import Executor, Statement
+from .statement import Statement, Transaction
 
 TABLES: dict[str, tuple[str, ...]] = {
     "alembic_version": ("SELECT",),
@@ -62,7 +62,7 @@ WHERE NOT CASE WHEN to_regclass(%(schema)s || '.' || r.relation) IS NULL THEN tr
 ORDER BY 1, 2""")
 
 
-def missing(executor: Executor, schema: str) -> list[str]:
+def missing(executor: Transaction, schema: str) -> list[str]:
     """Tell which rights the connection's role lacks, as "UPDATE on jobs"."""
     needed = [(table, right) for table, rights in TABLES.items() for right in rights]
     needed += [(sequence, "USAGE") for sequence in SEQUENCES]

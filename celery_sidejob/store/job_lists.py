@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .jobs import HANDLE
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 SMALL = 10_000
 """Up to so many children of a job, or timers, count as few."""
@@ -62,7 +62,7 @@ SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at L
 
 
 def page(
-    executor: Executor,
+    executor: Reader,
     *,
     statuses: list[str] | None,
     task: str | None,
@@ -100,7 +100,7 @@ _COUNT = {
 }
 
 
-def count(executor: Executor, by: str) -> dict[str, int]:
+def count(executor: Reader, by: str) -> dict[str, int]:
     """Count jobs by one of their columns; reads the whole table."""
     return {row.key: row.jobs for row in executor.run(_COUNT[by])}
 
@@ -115,6 +115,6 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
   AS found""")
 
 
-def knows_queue(executor: Executor, queue: str) -> bool:
+def knows_queue(executor: Transaction, queue: str) -> bool:
     """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
     return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)

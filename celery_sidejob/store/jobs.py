@@ -12,7 +12,7 @@ from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Executor, Statement, violated
+from .statement import Autocommit, Reader, Statement, Transaction, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -28,9 +28,9 @@ HANDLE = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_n
 _NEXT_IDS = Statement("SELECT nextval('{jobs_id_seq}'::regclass) AS id FROM generate_series(1, %(count)s)")
 
 
-def next_ids(executor: Executor, count: int) -> list[int]:
+def next_ids(connections: Autocommit, count: int) -> list[int]:
     """Draw ids for new jobs. Ids drawn and not used are gaps; no id is ever used twice."""
-    return [row.id for row in executor.run(_NEXT_IDS, count=count)]
+    return [row.id for row in connections.run(_NEXT_IDS, count=count)]
 
 
 _NAMES = ", ".join(column.name for column in COLUMNS)
@@ -69,7 +69,7 @@ MANY = 64
 FIRST_CHECK_OF_MANY_S = 10.0
 
 
-def insert(executor: Executor, new: Sequence[NewJob], *, check_interval_s: float) -> Sequence[Any]:
+def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: float) -> Sequence[Any]:
     """Create jobs, each with its open asking and its message, or its timer if it is to run later.
 
     A job without an id is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
@@ -115,7 +115,7 @@ SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id,
 FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""")
 
 
-def lock(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
     """Lock jobs in ascending order of their ids and return their rows; an id without a job is missing from the result.
 
     Every transaction that asks, commits, ends or frees a run calls this first and once: a second, later lock of a
@@ -130,7 +130,7 @@ SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id,
 FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
 
 
-def lock_if_free(executor: Executor, job_id: int) -> Any | None:
+def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
     """Lock one job unless somebody holds it; the sweeper looks again later."""
     found = executor.run(_LOCK_FREE, id=job_id)
     return found[0] if found else None
@@ -140,7 +140,7 @@ _LOCK_EXCLUSIVELY = Statement("""
 SELECT id, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
 
 
-def lock_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+def lock_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
     """Lock jobs also against new children, ports and timers: for delete, adopt and disown."""
     return {row.id: row for row in executor.run(_LOCK_EXCLUSIVELY, ids=sorted(set(ids)))}
 
@@ -149,7 +149,7 @@ _LOCK_FREE_EXCLUSIVELY = Statement("""
 SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
 
 
-def lock_free_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, Any]:
+def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
     """Lock jobs as `lock_exclusively` does, but for those that somebody else has locked."""
     return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
 
@@ -157,7 +157,7 @@ def lock_free_exclusively(executor: Executor, ids: Iterable[int]) -> dict[int, A
 _PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
-def parents(executor: Executor, ids: Iterable[int]) -> dict[int, int | None]:
+def parents(executor: Transaction, ids: Iterable[int]) -> dict[int, int | None]:
     """Read the parents of jobs, without a lock: what was read must be compared after locking."""
     return {row.id: row.parent_id for row in executor.run(_PARENTS, ids=sorted(set(ids)))}
 
@@ -165,7 +165,7 @@ def parents(executor: Executor, ids: Iterable[int]) -> dict[int, int | None]:
 _FIND = Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.id = ANY(%(ids)s::bigint[]) ORDER BY j.id")
 
 
-def find(executor: Executor, ids: Iterable[int]) -> Sequence[Any]:
+def find(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
     """Read jobs as handles show them, in the order of their ids."""
     return executor.run(_FIND, ids=list(ids))
 
@@ -175,7 +175,7 @@ _FIND_ALIAS = Statement(
 )
 
 
-def find_by_alias(executor: Executor, name: str) -> Any | None:
+def find_by_alias(executor: Reader, name: str) -> Any | None:
     """Read the job that has this alias."""
     found = executor.run(_FIND_ALIAS, name=name)
     return found[0] if found else None
@@ -186,7 +186,7 @@ _FIND_TASK_ID = Statement(
 )
 
 
-def find_by_task_id(executor: Executor, task_id: str) -> Any | None:
+def find_by_task_id(executor: Reader, task_id: str) -> Any | None:
     """Read the job one of whose askings has this task id."""
     found = executor.run(_FIND_TASK_ID, task_id=task_id)
     return found[0] if found else None
@@ -195,7 +195,7 @@ def find_by_task_id(executor: Executor, task_id: str) -> Any | None:
 _CHILDREN = Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = %(id)s ORDER BY j.id")
 
 
-def children(executor: Executor, job_id: int) -> Sequence[Any]:
+def children(executor: Reader, job_id: int) -> Sequence[Any]:
     """Read a job's children, oldest first."""
     return executor.run(_CHILDREN, id=job_id)
 
@@ -203,7 +203,7 @@ def children(executor: Executor, job_id: int) -> Sequence[Any]:
 _CHILD_IDS = Statement("SELECT id FROM {jobs} WHERE parent_id = %(id)s ORDER BY id")
 
 
-def child_ids(executor: Executor, job_id: int) -> list[int]:
+def child_ids(executor: Transaction, job_id: int) -> list[int]:
     """Read the ids of a job's children, oldest first."""
     return [row.id for row in executor.run(_CHILD_IDS, id=job_id)]
 
@@ -211,7 +211,7 @@ def child_ids(executor: Executor, job_id: int) -> list[int]:
 _CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND name = %(name)s")
 
 
-def child(executor: Executor, parent_id: int, name: str) -> int | None:
+def child(executor: Reader, parent_id: int, name: str) -> int | None:
     """Read the id of a job's child of this name."""
     found = executor.run(_CHILD, parent_id=parent_id, name=name)
     return found[0].id if found else None
@@ -220,7 +220,7 @@ def child(executor: Executor, parent_id: int, name: str) -> int | None:
 _SET_PARENT = Statement("UPDATE {jobs} SET parent_id = %(parent_id)s, name = %(name)s WHERE id = %(id)s")
 
 
-def set_parent(executor: Executor, job_id: int, *, parent_id: int | None, name: str | None) -> None:
+def set_parent(executor: Transaction, job_id: int, *, parent_id: int | None, name: str | None) -> None:
     """Make the job a named child, or a root again."""
     executor.run(_SET_PARENT, id=job_id, parent_id=parent_id, name=name)
 
@@ -228,7 +228,7 @@ def set_parent(executor: Executor, job_id: int, *, parent_id: int | None, name: 
 _DELETE = Statement("DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
-def delete(executor: Executor, ids: Iterable[int]) -> None:
+def delete(executor: Transaction, ids: Iterable[int]) -> None:
     """Delete jobs with everything of theirs; the foreign key of children is checked at the statement's end."""
     executor.run(_DELETE, ids=list(ids))
 
@@ -239,7 +239,7 @@ UNION SELECT t.job_id FROM {timers} t WHERE t.job_id = ANY(%(ids)s::bigint[])
 UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) AND a.stored_at IS NULL""")
 
 
-def unsettled(executor: Executor, ids: Iterable[int]) -> set[int]:
+def unsettled(executor: Transaction, ids: Iterable[int]) -> set[int]:
     """Read which of these jobs are not settled: something is still to happen to them, or the backend lacks a result."""
     return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
 
@@ -269,7 +269,7 @@ class OldPage:
     last: int | None
 
 
-def old_page(executor: Executor, *, after: int, age_s: float | None) -> OldPage:
+def old_page(executor: Reader, *, after: int, age_s: float | None) -> OldPage:
     """Read, among the next `WINDOW` jobs, those that finished longer ago than their task's retention, or else than
     `age_s` (None: those are kept for ever), and that nothing above them keeps.
 
@@ -283,7 +283,7 @@ def old_page(executor: Executor, *, after: int, age_s: float | None) -> OldPage:
 _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")
 
 
-def remember_inputs(executor: Executor, job_id: int, memo: str) -> None:
+def remember_inputs(executor: Transaction, job_id: int, memo: str) -> None:
     """Remember which defaults `for_inputs` has been called with."""
     executor.run(_REMEMBER_INPUTS, id=job_id, memo=memo)
 
@@ -291,7 +291,7 @@ def remember_inputs(executor: Executor, job_id: int, memo: str) -> None:
 _INPUTS_MEMO = Statement("SELECT inputs_memo::text AS memo FROM {jobs} WHERE id = %(id)s")
 
 
-def inputs_memo(executor: Executor, job_id: int) -> str | None:
+def inputs_memo(executor: Reader, job_id: int) -> str | None:
     """Read what `remember_inputs` stored."""
     found = executor.run(_INPUTS_MEMO, id=job_id)
     return found[0].memo if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .statement import Executor, Statement
+from .statement import Statement, Transaction
 
 _OF_TASK = Statement(
     """
@@ -17,7 +17,7 @@ WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL""",
 )
 
 
-def of_task(executor: Executor, task_id: str) -> Any | None:
+def of_task(executor: Transaction, task_id: str) -> Any | None:
     """Read the message of a task that is not finished, without its body; None if there is none."""
     found = executor.run(_OF_TASK, task_id=task_id)
     return found[0] if found else None

@@ -13,7 +13,7 @@ from . import counters
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
-from .statement import Executor
+from .statement import Transaction
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class MeasuredConnections(Connections):
         if not taken:
             return False
 
-        def add(executor: Executor) -> None:
+        def add(executor: Transaction) -> None:
             counters.add(executor, taken)
 
         try:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _INSERT = Statement("""
 WITH r AS (
@@ -24,7 +24,7 @@ written AS (
 SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""")
 
 
-def write(executor: Executor, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
+def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
     """Append packets (port id, value, context, options), in this order; a port that is gone is passed over.
 
     Returns the channels that each of the other ports has, {port id: channels}. The port's job is locked, or the packets
@@ -50,7 +50,7 @@ ORDER BY p.id LIMIT %(limit)s""")
 
 
 def read_ahead(
-    executor: Executor, port_id: int, *, seen: Sequence[int], limit: int, job_id: int | None = None,
+    executor: Reader, port_id: int, *, seen: Sequence[int], limit: int, job_id: int | None = None,
     run_no: int | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next packets of a port without removing or locking them, also those taken for the run that asks.
@@ -72,7 +72,7 @@ FROM free WHERE q.port_id = %(port_id)s AND q.id = free.id
 RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
 
 
-def take(executor: Executor, port_id: int, *, job_id: int, run_no: int, limit: int) -> list[Any]:
+def take(executor: Transaction, port_id: int, *, job_id: int, run_no: int, limit: int) -> list[Any]:
     """Take free packets of a port for a run, oldest first, but for those that a transaction in progress is reading."""
     return sorted(
         executor.run(_TAKE, port_id=port_id, job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
@@ -88,7 +88,7 @@ WHERE p.port_id = r.port_id AND p.id = r.id AND (
 RETURNING p.id""")
 
 
-def consume(executor: Executor, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
+def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
     """Remove the packets a unit has read, (port id, packet id), and return how many were still the run's to remove."""
     return len(
         executor.run(
@@ -105,7 +105,7 @@ WHERE p.taken_by = %(job_id)s AND p.taken_run = %(run_no)s AND o.id = p.port_id
 RETURNING CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader""")
 
 
-def release(executor: Executor, job_id: int, run_no: int) -> set[int]:
+def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
     """Free what a run took and did not consume, and return the natural readers: they may have found nothing."""
     return {row.reader for row in executor.run(_RELEASE, job_id=job_id, run_no=run_no)} - {None, job_id}
 
@@ -118,7 +118,7 @@ DELETE FROM {{packets}} q USING free WHERE q.port_id = %(port_id)s AND q.id = fr
 RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
 
 
-def pop(executor: Executor, port_id: int) -> Any | None:
+def pop(executor: Transaction, port_id: int) -> Any | None:
     """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's."""
     found = executor.run(_POP, port_id=port_id)
     return found[0] if found else None
@@ -130,7 +130,7 @@ WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE
 
 
 def count(
-    executor: Executor, port_id: int, *, seen: Sequence[int] = (), job_id: int | None = None, run_no: int | None = None
+    executor: Reader, port_id: int, *, seen: Sequence[int] = (), job_id: int | None = None, run_no: int | None = None
 ) -> int:
     """Count the packets that wait on a port, with those taken for the run that asks."""
     packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen), job_id=job_id, run_no=run_no)[0].packets
@@ -146,6 +146,6 @@ SELECT o.id AS port_id, (SELECT count(*) FROM (
 FROM {{ports}} o WHERE o.job_id = %(job_id)s""")
 
 
-def count_by_port(executor: Executor, job_id: int) -> dict[int, int]:
+def count_by_port(executor: Transaction, job_id: int) -> dict[int, int]:
     """Count the packets that wait on each port of a job, {port id: packets}, up to `COUNTED` and one of a port."""
     return {row.port_id: row.packets for row in executor.run(_COUNT_BY_PORT, job_id=job_id)}

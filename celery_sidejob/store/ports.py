@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .statement import Executor, Statement
+from .statement import Reader, Statement, Transaction
 
 _INSERT = Statement("""
 WITH r AS (
@@ -27,7 +27,7 @@ s AS (
 SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
 
 
-def put(executor: Executor, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
+def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
     """Create ports, or replace the options of those that exist; queued packets stay. Input channels subscribe."""
     return executor.run(_INSERT, rows=json.dumps(list(rows)))
 
@@ -37,7 +37,7 @@ SELECT id, job_id, direction, name, default_value::text AS default_value, channe
 FROM {ports} WHERE job_id = ANY(%(job_ids)s::bigint[]) ORDER BY job_id, direction, name""")
 
 
-def of_jobs(executor: Executor, job_ids: Iterable[int]) -> Sequence[Any]:
+def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
     """Read all ports of jobs."""
     return executor.run(_OF_JOBS, job_ids=sorted(set(job_ids)))
 
@@ -46,7 +46,7 @@ _KEEP_ONLY = Statement("""
 DELETE FROM {ports} WHERE job_id = %(job_id)s AND NOT id = ANY(%(ids)s::bigint[])""")
 
 
-def keep_only(executor: Executor, job_id: int, ids: Iterable[int]) -> None:
+def keep_only(executor: Transaction, job_id: int, ids: Iterable[int]) -> None:
     """Remove the job's other ports with their packets."""
     executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
 
@@ -56,7 +56,7 @@ UPDATE {ports} SET default_value = %(value)s::json WHERE id = %(id)s
 RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
 
 
-def set_default(executor: Executor, port_id: int, value: str | None) -> Any | None:
+def set_default(executor: Transaction, port_id: int, value: str | None) -> Any | None:
     """Set what a read of the empty port returns; None clears it, the text `null` is a value. None for a port that went.
 
     Returns the port as it now is.
@@ -77,7 +77,7 @@ s AS (
 SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
 
 
-def set_channels(executor: Executor, port_id: int, channels: Iterable[str]) -> Any | None:
+def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -> Any | None:
     """Set a port's channels, and with them what an input port subscribes to. None for a port that went.
 
     Returns the port as it now is.
@@ -93,7 +93,7 @@ ON CONFLICT (job_id, direction, name) DO NOTHING
 RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
 
 
-def make(executor: Executor, pattern_id: int, name: str) -> Any | None:
+def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:
     """Make a port by the pattern that allows it, and return it; None if it is there already, or the pattern went."""
     found = executor.run(_MAKE, pattern_id=pattern_id, name=name)
     return found[0] if found else None
@@ -104,6 +104,6 @@ SELECT s.port_id, (SELECT p.job_id FROM {ports} p WHERE p.id = s.port_id) AS job
 FROM (SELECT DISTINCT port_id FROM {subscriptions} WHERE channel = ANY(%(channels)s::text[])) s ORDER BY job_id""")
 
 
-def subscribers(executor: Executor, channels: Iterable[str]) -> Sequence[Any]:
+def subscribers(executor: Reader, channels: Iterable[str]) -> Sequence[Any]:
     """Read the input ports that subscribe to any of these channels, each once."""
     return executor.run(_SUBSCRIBERS, channels=list(channels))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .statement import Executor, Statement
+from .statement import Autocommit, Reader, Statement, Transaction
 
 _SERVE = Statement("""
 INSERT INTO {registry} (task, queue, options)
@@ -15,7 +15,7 @@ FROM json_to_recordset(%(rows)s::json) AS r(task text, queue text, options text)
 ON CONFLICT (task, queue) DO UPDATE SET options = excluded.options, seen_at = now()""")
 
 
-def serve(executor: Executor, tasks: Iterable[dict[str, Any]]) -> None:
+def serve(executor: Transaction, tasks: Iterable[dict[str, Any]]) -> None:
     """Say which sidejob tasks this worker serves: {task, queue, options as JSON text}."""
     executor.run(_SERVE, rows=json.dumps(list(tasks)))
 
@@ -24,7 +24,7 @@ _SERVED = Statement("""
 SELECT task, queue, options::text AS options FROM {registry} WHERE task = %(task)s ORDER BY seen_at DESC LIMIT 1""")
 
 
-def served(executor: Executor, task: str) -> Any | None:
+def served(executor: Reader, task: str) -> Any | None:
     """Read how a task was served last, for a client that does not have its code."""
     found = executor.run(_SERVED, task=task)
     return found[0] if found else None
@@ -38,9 +38,9 @@ WHERE r.seen_at < now() - make_interval(days => {UNSERVED_DAYS})
   AND r.seen_at < (SELECT min(w.started_at) FROM {{workers}} w WHERE w.dead_at IS NULL) - interval '1 day'""")
 
 
-def forget_unserved(executor: Executor) -> None:
+def forget_unserved(connections: Autocommit) -> None:
     """Forget tasks that were not served for half a year, and by no worker that lives now; without any, none."""
-    executor.run(_FORGET_UNSERVED)
+    connections.run(_FORGET_UNSERVED)
 
 
 _NOTE_META = Statement("""
@@ -52,7 +52,7 @@ _NAME = Statement("""
 INSERT INTO {meta} (key, value) VALUES ('identity', gen_random_uuid()::text) ON CONFLICT (key) DO NOTHING""")
 
 
-def give_identity(executor: Executor) -> None:
+def give_identity(executor: Transaction) -> None:
     """Give the schema a random name, once, by which it is told from others of its kind."""
     executor.run(_NAME)
 
@@ -61,17 +61,17 @@ _CHANGE_META = Statement("""
 INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO UPDATE SET value = excluded.value""")
 
 
-def change_meta(executor: Executor, key: str, value: str) -> None:
+def change_meta(executor: Transaction, key: str, value: str) -> None:
     """Record a fact about the schema in place of what was recorded."""
     executor.run(_CHANGE_META, key=key, value=value)
 
 
-def note_meta(executor: Executor, key: str, value: str) -> None:
+def note_meta(executor: Transaction, key: str, value: str) -> None:
     """Record a fact about the schema, once."""
     executor.run(_NOTE_META, key=key, value=value)
 
 
-def read_meta(executor: Executor) -> dict[str, str]:
+def read_meta(executor: Transaction) -> dict[str, str]:
     """Read the recorded facts about the schema."""
     return {row.key: row.value for row in executor.run(_READ_META)}
 
@@ -79,7 +79,7 @@ def read_meta(executor: Executor) -> dict[str, str]:
 _IDENTITY = Statement("SELECT value FROM {meta} WHERE key = 'identity'")
 
 
-def identity(executor: Executor) -> str | None:
+def identity(executor: Transaction) -> str | None:
     """Read the schema's random name."""
     found = executor.run(_IDENTITY)
     return found[0].value if found else None

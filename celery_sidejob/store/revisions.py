@@ -6,7 +6,7 @@ older one lacks is asked for here before it is used.
 
 from __future__ import annotations
 
-from .statement import Executor, Statement
+from .statement import Reader, Statement
 
 KNOWN = "0006"
 """The newest revision this code knows; the head of the migrations."""
@@ -16,7 +16,7 @@ FIRST = "0001"
 _REVISION = Statement("SELECT version_num AS revision FROM {alembic_version}")
 
 
-def read(executor: Executor) -> str | None:
+def read(executor: Reader) -> str | None:
     """Read the schema's revision; None if there are no migrations in it yet."""
     found = executor.run(_REVISION)
     return found[0].revision if found else None

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from . import revisions
-from .statement import Executor, Statement
+from .statement import Statement, Transaction
 
 SINCE = "0005"
 
@@ -22,7 +22,7 @@ ON CONFLICT (worker_id) DO UPDATE SET tasks = excluded.tasks""",
 )
 
 
-def serve(executor: Executor, worker_id: int, tasks: Iterable[str]) -> None:
+def serve(executor: Transaction, worker_id: int, tasks: Iterable[str]) -> None:
     """Say which tasks a worker knows; one that is gone says nothing."""
     executor.run(_SERVE, worker_id=worker_id, tasks=sorted(set(tasks)))
 
@@ -38,7 +38,7 @@ GROUP BY 1, 2""",
 )
 
 
-def due(executor: Executor, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
+def due(executor: Transaction, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
     """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
 
     Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a
@@ -64,7 +64,7 @@ ORDER BY 3 DESC, 1, 2""",
 )
 
 
-def unserved(executor: Executor, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
+def unserved(executor: Transaction, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
     """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
 
     `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. A worker
@@ -77,6 +77,6 @@ def unserved(executor: Executor, rows: Sequence[Any], silent: Collection[int]) -
     )  # fmt: skip
 
 
-def fits(executor: Executor) -> bool:
+def fits(executor: Transaction) -> bool:
     """Tell whether the schema has the table."""
     return (revisions.read(executor) or revisions.FIRST) >= SINCE

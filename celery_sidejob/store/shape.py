@@ -6,7 +6,7 @@ The migrations are the schema; a test holds this against them.
 from __future__ import annotations
 
 from ..model.columns import COLUMNS
-from .statement import Executor, Statement
+from .statement import Statement, Transaction
 
 ADDED: dict[str, dict[str, str]] = {
     "0001": {
@@ -56,7 +56,7 @@ def columns(revision: str) -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
-def missing(executor: Executor, schema: str, revision: str) -> list[str]:
+def missing(executor: Transaction, schema: str, revision: str) -> list[str]:
     """Tell what a schema at this revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
     expected = columns(revision)
     rows = executor.run(

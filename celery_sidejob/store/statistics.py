@@ -12,7 +12,7 @@ from typing import Any
 from . import estimates
 from .estimates import COUNTED, SAMPLE, Count
 from .outbox.checks import QUEUES
-from .statement import Executor, Statement
+from .statement import Statement, Transaction
 
 GROUPED = 10_000
 """How many entries of the dead set, from the newest on, are counted by group."""
@@ -42,7 +42,7 @@ class Unfinished:
     is_estimated: bool
 
 
-def unfinished(executor: Executor) -> Unfinished:
+def unfinished(executor: Transaction) -> Unfinished:
     """Count the jobs that something is asked of, by status; estimate them where they are very many.
 
     Finished ones are not looked at, but for those in the pages of the sample.
@@ -60,7 +60,7 @@ _FIRST_TIMER = Statement("""
 SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s FROM {timers}""")
 
 
-def timers(executor: Executor) -> tuple[Count, float | None]:
+def timers(executor: Transaction) -> tuple[Count, float | None]:
     """Count timers, and tell how long ago the first was due; less than nothing if that is still to come."""
     count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
     return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
@@ -85,7 +85,7 @@ class Results:
     is_estimated: bool
 
 
-def results(executor: Executor) -> Results:
+def results(executor: Transaction) -> Results:
     """Count results that the backend does not have yet."""
     count = estimates.count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
     first = executor.run(_FIRST_RESULT) if count.number else ()
@@ -100,7 +100,7 @@ _DEAD_JOBS_SAMPLE = Statement(f"""
 SELECT count(*) AS rows FROM {{dead}} {SAMPLE} WHERE job_id IS NOT NULL""")
 
 
-def dead_entries(executor: Executor) -> tuple[Count, Count]:
+def dead_entries(executor: Transaction) -> tuple[Count, Count]:
     """Count the entries of the dead set, and those of them that are jobs."""
     return (
         estimates.count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
@@ -124,7 +124,7 @@ FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL W
 )
 
 
-def sweep(executor: Executor) -> Any:
+def sweep(executor: Transaction) -> Any:
     """Tell how long the oldest thing that a sweeper should have seen to has been due, and who sweeps since when."""
     return executor.run(_SWEEP)[0]
 
@@ -135,7 +135,7 @@ SELECT d.task, split_part(coalesce(d.error, ''), ':', 1) AS error, count(*) AS e
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""")
 
 
-def dead_groups(executor: Executor) -> Sequence[Any]:
+def dead_groups(executor: Transaction) -> Sequence[Any]:
     """Count the newest `GROUPED` entries of the dead set by task and kind of error."""
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
@@ -151,7 +151,7 @@ SELECT count(*) AS rows FROM {{timers}} t {SAMPLE} CROSS JOIN LATERAL (
   SELECT FROM {{jobs}} j WHERE j.id = t.job_id AND j.queue = %(queue)s OFFSET 0) j""")
 
 
-def resting(executor: Executor, queue: str | None) -> tuple[int, int]:
+def resting(executor: Transaction, queue: str | None) -> tuple[int, int]:
     """Count what is not finished and waits for no worker, of one queue or of all: (suspended jobs, timers).
 
     Very many are estimated, as by `unfinished` and `timers`.

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..model.settings import Settings
 from . import revisions
-from .statement import Executor, Statement
+from .connection.connections import Connections
+from .statement import Autocommit, Reader, Statement, Transaction
 
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
@@ -28,7 +29,7 @@ def new_ident() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
 
 
-def register(executor: Executor, ident: str) -> int:
+def register(executor: Transaction, ident: str) -> int:
     """Enter a process, with what its code knows, and return the identity under which it claims runs."""
     if revisions.KNOWN >= "0002" and (revisions.read(executor) or revisions.FIRST) >= "0002":
         worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
@@ -38,13 +39,13 @@ def register(executor: Executor, ident: str) -> int:
 
 
 @contextmanager
-def as_worker(executor: Executor) -> Iterator[int]:
+def as_worker(connections: Connections) -> Iterator[int]:
     """Enter this process as a worker for the block, and lend the identity under which it claims runs."""
-    worker_id = register(executor, new_ident())
+    worker_id = connections.transact("register", lambda executor: register(executor, new_ident()))
     try:
         yield worker_id
     finally:
-        leave(executor, worker_id)
+        leave(connections, worker_id)
 
 
 _LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
@@ -55,12 +56,12 @@ SELECT ident FROM {workers} WHERE dead_at IS NULL AND coalesce(revision, '0001')
 )
 
 
-def live(executor: Executor) -> list[str]:
+def live(executor: Transaction) -> list[str]:
     """Read who is registered and was not declared dead."""
     return [row.ident for row in executor.run(_LIVE)]
 
 
-def older_than(executor: Executor, revision: str) -> list[str]:
+def older_than(executor: Transaction, revision: str) -> list[str]:
     """Read which of those have code that does not know a revision; a schema of revision 0001 does not tell: all."""
     if (revisions.read(executor) or revisions.FIRST) < "0002":
         return live(executor)
@@ -72,7 +73,7 @@ SELECT pg_try_advisory_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)
 _ANNOUNCE_LOCK = Statement("UPDATE {workers} SET locked = %(locked)s WHERE id = %(id)s")
 
 
-def take_lock(executor: Executor, worker_id: int, schema: str) -> bool:
+def take_lock(executor: Transaction, worker_id: int, schema: str) -> bool:
     """Take the liveness lock, for as long as this connection lives."""
     return bool(executor.run(_TAKE_LOCK, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].taken)
 
@@ -81,12 +82,12 @@ _SEEN = Statement("""
 SELECT NOT pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)) AS seen""")
 
 
-def lock_is_seen(executor: Executor, worker_id: int, schema: str) -> bool:
+def lock_is_seen(executor: Transaction, worker_id: int, schema: str) -> bool:
     """Tell whether the liveness lock, taken on one connection, is held as others see it: theirs is another one."""
     return bool(executor.run(_SEEN, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].seen)
 
 
-def announce_lock(executor: Executor, worker_id: int, locked: bool) -> None:
+def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
     """Say whether the absence of the worker's lock means anything."""
     executor.run(_ANNOUNCE_LOCK, id=worker_id, locked=locked)
 
@@ -118,7 +119,7 @@ class Beaten:
     sweep_in_s: float | None
 
 
-def beat(executor: Executor, worker_id: int, *, schema: str) -> Beaten | None:
+def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None:
     """Renew the worker's life, and look whether anybody sweeps; None if it was declared dead, for good.
 
     It does not wait for the disk: a beat that is lost with a crash of Postgres is followed by another within the time
@@ -132,12 +133,12 @@ _LEAVE = Statement("""
 UPDATE {workers} SET dead_at = now(), suspect_at = NULL, suspect_by = NULL WHERE id = %(id)s AND dead_at IS NULL""")
 
 
-def leave(executor: Executor, worker_id: int) -> None:
+def leave(connections: Autocommit, worker_id: int) -> None:
     """Declare oneself gone: a worker that stopped as planned claims nothing any more.
 
     Unlike one that was declared dead by another it is not suspected of anything.
     """
-    executor.run(_LEAVE, id=worker_id)
+    connections.run(_LEAVE, id=worker_id)
 
 
 _FORGET = Statement("""
@@ -145,9 +146,9 @@ DELETE FROM {workers} w WHERE w.dead_at IS NOT NULL
   AND NOT EXISTS (SELECT FROM {messages} m WHERE m.locked_by = w.id) RETURNING w.id""")
 
 
-def forget_dead(executor: Executor) -> int:
+def forget_dead(connections: Autocommit) -> int:
     """Remove dead workers that hold nothing any more; reads the whole of `messages` if there is a dead one."""
-    return len(executor.run(_FORGET))
+    return len(connections.run(_FORGET))
 
 
 _LIVENESS = Statement("""
@@ -159,7 +160,7 @@ SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
 FROM {workers} w ORDER BY w.id""")
 
 
-def liveness(executor: Executor, *, schema: str, silence_s: float) -> Sequence[Any]:
+def liveness(executor: Reader, *, schema: str, silence_s: float) -> Sequence[Any]:
     """Look at every worker: is its lock free, is it silent, is it suspected or dead."""
     return executor.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
 
@@ -169,9 +170,9 @@ UPDATE {workers} SET suspect_at = clock_timestamp(), suspect_by = %(by)s
 WHERE id = %(id)s AND beat_at = %(seen)s AND suspect_at IS NULL AND dead_at IS NULL RETURNING id""")
 
 
-def suspect(executor: Executor, worker_id: int, *, by: str, seen: Any) -> bool:
+def suspect(connections: Autocommit, worker_id: int, *, by: str, seen: Any) -> bool:
     """Suspect a worker whose beat is still the one that was seen; its next beat clears the suspicion."""
-    return bool(executor.run(_SUSPECT, id=worker_id, by=by, seen=seen))
+    return bool(connections.run(_SUSPECT, id=worker_id, by=by, seen=seen))
 
 
 _DECLARE_DEAD = Statement("""
@@ -182,9 +183,9 @@ WHERE id = %(id)s AND dead_at IS NULL AND beat_at < suspect_at
 RETURNING id""")
 
 
-def declare_dead(executor: Executor, worker_id: int, *, lock_grace_s: float, silence_s: float) -> bool:
+def declare_dead(connections: Autocommit, worker_id: int, *, lock_grace_s: float, silence_s: float) -> bool:
     """Declare a suspected worker dead if it has not beaten since, irrevocably; only then may its runs be rescued."""
-    return bool(executor.run(_DECLARE_DEAD, id=worker_id, lock_grace_s=lock_grace_s, silence_s=silence_s))
+    return bool(connections.run(_DECLARE_DEAD, id=worker_id, lock_grace_s=lock_grace_s, silence_s=silence_s))
 
 
 _HOLD_LEASE = Statement("""
@@ -196,7 +197,7 @@ WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR hold
 RETURNING name""")
 
 
-def hold_sweeper_lease(executor: Executor, worker_id: int, *, schema: str, lease_s: float) -> bool:
+def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, lease_s: float) -> bool:
     """Become or stay the one sweeper of the schema.
 
     A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
@@ -209,9 +210,9 @@ _DROP_LEASE = Statement(
 )
 
 
-def drop_sweeper_lease(executor: Executor, worker_id: int) -> None:
+def drop_sweeper_lease(connections: Autocommit, worker_id: int) -> None:
     """Let another sweep at once."""
-    executor.run(_DROP_LEASE, id=worker_id)
+    connections.run(_DROP_LEASE, id=worker_id)
 
 
 _LIST = Statement("""
@@ -227,7 +228,7 @@ SELECT w.id, w.ident, w.locked, w.started_at, w.beat_at, w.suspect_at, w.dead_at
 FROM {workers} w ORDER BY w.id""")
 
 
-def list_all(executor: Executor, settings: Settings) -> Sequence[Any]:
+def list_all(executor: Transaction, settings: Settings) -> Sequence[Any]:
     """Read every worker that is known, and of those that are silent `silent_s`, for how long; None of the others.
 
     For who only looks on: nothing follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
@@ -239,6 +240,6 @@ def list_all(executor: Executor, settings: Settings) -> Sequence[Any]:
     )  # fmt: skip
 
 
-def silent(executor: Executor, settings: Settings) -> list[int]:
+def silent(executor: Transaction, settings: Settings) -> list[int]:
     """Read which workers `list_all` finds silent."""
     return [row.id for row in list_all(executor, settings) if row.silent_s is not None]

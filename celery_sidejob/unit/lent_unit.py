@@ -15,7 +15,7 @@ from ..model.errors import (
 )
 from ..operations.runs import InputsMovedError, Unit
 from ..store.borrowed import Borrowed, is_open
-from ..store.statement import Executor
+from ..store.statement import Reader
 from ..store.trouble import is_trouble
 
 
@@ -34,7 +34,7 @@ class LentUnit:
     commit_was_heard: Callable[[], bool]
     """Whether the caller got an answer to its commit, once that is known to have happened."""
 
-    def is_open(self, executor: Executor) -> bool:
+    def is_open(self, executor: Reader) -> bool:
         """Tell whether the transaction is neither committed nor rolled back yet."""
         return is_open(executor, self.number)
 

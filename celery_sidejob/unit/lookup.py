@@ -8,17 +8,19 @@ from ..model.errors import InvalidValueError
 from ..model.names import why_not_storable
 from ..operations.runtime import Runtime
 from ..store import jobs
-from ..store.statement import Executor
+from ..store.statement import Reader, Transaction
 from .open_unit import active
 
 
-def locate(runtime: Runtime, id_or_alias: int | str, executor: Executor | None = None) -> tuple[int, Any | None] | None:
+def locate(
+    runtime: Runtime, id_or_alias: int | str, transaction: Transaction | None = None
+) -> tuple[int, Any | None] | None:
     """Return the job's id with its row (None where only this unit knows the job); None only if there is no such job.
 
-    `executor` may be the caller's transaction, in which the job was made.
+    `transaction` may be the caller's transaction, in which the job was made.
     """
     unit = active()
-    executor = executor if executor is not None else runtime.connections
+    reader: Reader = transaction if transaction is not None else runtime.connections
     if isinstance(id_or_alias, str) and why_not_storable(id_or_alias):  # nor could Python read so long a number
         return None
     if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
@@ -28,7 +30,7 @@ def locate(runtime: Runtime, id_or_alias: int | str, executor: Executor | None =
                 return given[id_or_alias], None
             if id_or_alias in taken:
                 return None
-        row = jobs.find_by_alias(executor, id_or_alias)
+        row = jobs.find_by_alias(reader, id_or_alias)
     else:
         if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
             raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
@@ -37,6 +39,6 @@ def locate(runtime: Runtime, id_or_alias: int | str, executor: Executor | None =
             return job_id, None
         if not -(2**63) <= job_id < 2**63:
             return None
-        found = jobs.find(executor, [job_id])
+        found = jobs.find(reader, [job_id])
         row = found[0] if found else None
     return None if row is None else (row.id, row)

@@ -9,7 +9,7 @@ from tests.tools.in_process import Stage
 
 
 def take(stage: Stage, port_id: int, job: Job, run_no: int) -> list[str]:
-    def work(executor: packets.Executor) -> list[str]:
+    def work(executor: packets.Transaction) -> list[str]:
         return [row.value for row in packets.take(executor, port_id, job_id=job.id, run_no=run_no, limit=10)]
 
     return stage.runtime.connections.transact("take", work)

@@ -188,9 +188,9 @@ class Heartbeat(Worker):
         self.register()
         for key in received:
             # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
-            checks.hasten(self.executor(), JOBS, [key])
+            checks.hasten(self.runtime.connections, JOBS, [key])
         if tasks:
-            checks.hasten(self.executor(), TASKS, tasks)
+            checks.hasten(self.runtime.connections, TASKS, tasks)
 
 
 class Beat(Duty):

@@ -18,7 +18,7 @@ from ...operations.runtime import Runtime
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE, OVERTAKEN_S
 from ...store.outbox.kinds import Kind
-from ...store.statement import Executor
+from ...store.statement import Transaction
 
 FRONT_S = 300.0
 REST_S = 3600.0
@@ -60,7 +60,7 @@ class Backlog:
             if ready is None or ready < number:
                 continue
 
-            def work(executor: Executor, queue: str = queue) -> int:
+            def work(executor: Transaction, queue: str = queue) -> int:
                 return checks.postpone_in(executor, queue)
 
             passed = CHECK_PAGE
@@ -141,7 +141,7 @@ class Backlog:
     def _pass_over(self, task_ids: Collection[str], longest_s: float, *, are_there: bool = True) -> None:
         if task_ids:
 
-            def work(executor: Executor) -> None:
+            def work(executor: Transaction) -> None:
                 checks.postpone(executor, task_ids, longest_s=longest_s, are_there=are_there)
 
             self._runtime.connections.transact("pass-over", work, single=True)

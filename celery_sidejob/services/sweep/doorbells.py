@@ -15,7 +15,7 @@ from ...model.messages import CONTINUATION, Continuation, Doorbell
 from ...model.protocols import Refused
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS
-from ...store.statement import Executor
+from ...store.statement import Transaction
 from ..duty import Count, Report
 from ..set_aside import SET_ASIDE_S
 from .sweep import Sweep, SweepDuty
@@ -61,7 +61,7 @@ class Doorbells(SweepDuty):
         if not found:
             return False
 
-        def reserve(executor: Executor) -> Any:
+        def reserve(executor: Transaction) -> Any:
             return publishing.reserve(executor, JOBS, found)
 
         rows = self._connections.transact("reserve", reserve)

@@ -21,7 +21,7 @@ from ...operations import burials, deduplication
 from ...operations.publishing import dispatch
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS
-from ...store.statement import Executor
+from ...store.statement import Transaction
 from ..duty import Count, Report
 from .doorbells import MISSING, PUBLISHED, UNPUBLISHED
 from .sweep import TaskDuty
@@ -77,7 +77,7 @@ class DueTasks(TaskDuty):
     def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
         """Strike, publish or bury rows that do not wait, in this order; False if nothing can be published just now."""
 
-        def reserve(executor: Executor) -> Sequence[Any]:
+        def reserve(executor: Transaction) -> Sequence[Any]:
             return publishing.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
 
         place = {task_id: number for number, task_id in enumerate(task_ids)}

@@ -15,7 +15,7 @@ from ...model.status import Status
 from ...operations.deletion import TOGETHER, LargeTree, TooLargeError, delete_finished
 from ...store import dead, duplicates, jobs, registry
 from ...store.outbox import burials, tasks
-from ...store.statement import Executor
+from ...store.statement import Transaction
 from ..duty import Report
 from .sweep import Sweep, SweepDuty
 
@@ -92,7 +92,7 @@ class Prune(SweepDuty):
         after: int | None = 0
         while after is not None:
 
-            def forget(executor: Executor, after: int = after) -> Any:
+            def forget(executor: Transaction, after: int = after) -> Any:
                 return burials.forget_entries(executor, after=after, age_s=age_s, limit=PAGE)
 
             page = self._connections.transact("prune", forget, single=True)

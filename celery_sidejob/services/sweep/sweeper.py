@@ -16,7 +16,7 @@ from ...model.errors import StoreUnavailableError
 from ...operations.runtime import Runtime
 from ...store import workers
 from ...store.errors import RowsLocked
-from ...store.statement import Executor
+from ...store.statement import Transaction
 from ..duty import Duties, Report
 from ..heartbeat.heartbeat import Heartbeat
 from .duties import COUNTS, DUTIES, TOTALS
@@ -88,7 +88,7 @@ class Sweeper:
         self._renewed_at = time.monotonic()
         worker_id, schema = self._worker.worker_id, self._runtime.settings.schema
 
-        def hold(executor: Executor) -> bool:
+        def hold(executor: Transaction) -> bool:
             return workers.hold_sweeper_lease(executor, worker_id, schema=schema, lease_s=LEASE_S)
 
         self._sweeps = self._runtime.connections.transact("lease", hold, single=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...model.messages import GONE
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE
-from ...store.statement import Executor
+from ...store.statement import Transaction
 from ..duty import Report
 from .sweep import SweepDuty
 
@@ -25,7 +25,7 @@ class VanishedQueues(SweepDuty):
             if publisher.ready_messages(queue) != GONE:
                 continue
 
-            def work(executor: Executor, queue: str = queue) -> int:
+            def work(executor: Transaction, queue: str = queue) -> int:
                 return checks.republish_in(executor, queue)
 
             while self._connections.transact("check-now", work) == CHECK_PAGE:

@@ -32,7 +32,7 @@ from ..errors import (
     unknown,
 )
 from ..identity import Database, cluster, look
-from ..statement import Statement
+from ..statement import Autocommit, Statement
 from ..write_behind import Late
 from . import fork
 from .bounded import BoundedConnection, Overdue
@@ -75,7 +75,7 @@ ANSWERS_S = 5.0
 _ANYTHING = Statement("SELECT 1 AS answer")
 
 
-class Connections:
+class Connections(Autocommit):
     """Opens, lends and closes this process's connections to one store."""
 
     def __init__(

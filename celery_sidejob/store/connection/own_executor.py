@@ -17,7 +17,7 @@ from ...model import native
 from ...model.crash_points import AnswerLost, reach
 from ...model.errors import StoreUnavailableError
 from ..errors import first_line, unknown
-from ..statement import Statement, rows
+from ..statement import Statement, Transaction, rows
 from . import fork
 from .bounded import BoundedConnection
 from .fast_path import Exchange
@@ -47,7 +47,7 @@ _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 _PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
-class OwnExecutor:
+class OwnExecutor(Transaction):
     """Runs statements on a connection of ours."""
 
     def __init__(self, connection: BoundedConnection, schema: str, *, longest_pause_s: float | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..statement import Executor, Statement
+from ..statement import Statement, Transaction
 from ..task_end import UNLOCKED
 
 FIRST_CHECK_S = 2.0
@@ -62,7 +62,7 @@ FROM armed LEFT JOIN {askings} a ON a.task_id = armed.task_id"""
 
 
 def rearm(
-    executor: Executor, job_id: int, *, check_interval_s: float, task_id: str | None = None, wait_s: float = 0,
+    executor: Transaction, job_id: int, *, check_interval_s: float, task_id: str | None = None, wait_s: float = 0,
     moved: bool = False,
 ) -> Any:  # fmt: skip
     """Turn the row of a run that is over into the row of the next; the same task id unless one is given.

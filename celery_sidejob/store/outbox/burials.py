@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.durable import Content, Death, Key, Message
 from ...model.run_end import RunEnd
-from ..statement import Executor, Statement
+from ..statement import Reader, Statement, Transaction
 from ..task_end import TaskEnd
 from .arming import FIRST_CHECK_S
 from .tasks import DIGEST
@@ -51,7 +51,7 @@ WHERE d.task_id = %(task_id)s AND (d.payload->>'generation')::int = %(generation
 ORDER BY d.id DESC LIMIT 1""")
 
 
-def buried(executor: Executor, key: Key) -> Any | None:
+def buried(executor: Reader, key: Key) -> Any | None:
     """Read the (id, task) of the entry that a row became; a generation does so once."""
     found = executor.run(_BURIED, task_id=key[0], generation=key[1])
     return found[0] if found else None
@@ -68,7 +68,7 @@ SELECT (SELECT count(*) FROM free) > 0 AS doomed,
   EXISTS (SELECT FROM {messages} m WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL) AS is_kept""")
 
 
-def poison(executor: Executor, key: Key) -> Any:
+def poison(executor: Transaction, key: Key) -> Any:
     """Doom a row whose message each worker died with, before it had begun a run: (doomed, is_kept).
 
     Its `on_lost` is null, as of no other that is doomed as lost. What runs, was revoked or goes on as another message
@@ -94,7 +94,7 @@ FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
 RETURNING task_id, task, queue, publication, body, generation, expires_at""")
 
 
-def revive(executor: Executor, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
+def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
     """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
     rows = executor.run(
         _REVIVE,
@@ -115,7 +115,7 @@ SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS las
   (SELECT count(*) = %(limit)s AND bool_or(died_at < now() - make_interval(secs => %(age_s)s)) FROM page) AS goes_on""")
 
 
-def forget_entries(executor: Executor, *, after: int, age_s: float, limit: int) -> Any:
+def forget_entries(executor: Transaction, *, after: int, age_s: float, limit: int) -> Any:
     """Remove those of a page of the dead set that are of ordinary tasks and older than this.
 
     Returns (removed, last, goes_on): the page's last id, and whether there may be old ones behind it.

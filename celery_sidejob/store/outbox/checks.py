@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..statement import Executor, Statement
+from ..statement import Autocommit, Reader, Statement, Transaction
 from .arming import FIRST_CHECK_S
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 from .publishing import LONGEST_CHECK_S
@@ -55,7 +55,7 @@ WHERE q.queue IS NOT NULL ORDER BY x.next_check_at LIMIT %(limit)s"""
 }
 
 
-def candidates(executor: Executor, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
+def candidates(executor: Reader, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
     """Read which rows should be checked now, so many of each queue and in all, without a lock.
 
     Returns (task_id, published_at, publication): the last only for what the broker may still have.
@@ -68,7 +68,7 @@ SELECT task_id, published_at FROM {messages}
 WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL""")
 
 
-def published_at(executor: Executor, task_ids: Iterable[str]) -> dict[str, datetime]:
+def published_at(executor: Reader, task_ids: Iterable[str]) -> dict[str, datetime]:
     """Read when messages were published, of those that are kept."""
     return {row.task_id: row.published_at for row in executor.run(_PUBLISHED_AT, task_ids=list(task_ids))}
 
@@ -84,7 +84,7 @@ WHERE q.queue IS NOT NULL AND x.messages > 0 ORDER BY q.queue"""
 )
 
 
-def overdue(executor: Executor, *, limit: int) -> dict[str, int]:
+def overdue(executor: Reader, *, limit: int) -> dict[str, int]:
     """Count the messages of each queue that were published and not heard of in time: {queue: at most `limit`}."""
     return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
 
@@ -107,7 +107,7 @@ FROM free WHERE m.task_id = free.task_id"""
 )
 
 
-def postpone(executor: Executor, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
+def postpone(executor: Transaction, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
     """Put off the check of durable tasks until they have waited for as long again, but no longer than `longest_s`.
 
     `are_there`: they were seen, or their queue goes on behind what was seen of it.
@@ -126,7 +126,7 @@ UPDATE {{messages}} m SET suspected_at = NULL, {_POSTPONED}
 FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
-def postpone_in(executor: Executor, queue: str) -> int:
+def postpone_in(executor: Transaction, queue: str) -> int:
     """Put off the check of messages in whose queue as many wait, until that long again has passed; counts them.
 
     A page of them: fewer than `CHECK_PAGE` are the last. Not at one that was overtaken: a queue is served in order, and
@@ -160,12 +160,12 @@ FROM free WHERE m.task_id = free.task_id RETURNING m.task_id"""
 }
 
 
-def vouch(executor: Executor, kind: Kind, received: Iterable[tuple[str | int, int]], *, wait_s: float) -> int:
+def vouch(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]], *, wait_s: float) -> int:
     """Move the check of messages that a worker has received to `wait_s` seconds from now: the worker vouches for them.
 
     Nobody vouches for what a dead worker had. Returns for how many messages the check was moved.
     """
-    return len(executor.run(_VOUCH[kind], **parameters(received), wait_s=wait_s))
+    return len(connections.run(_VOUCH[kind], **parameters(received), wait_s=wait_s))
 
 
 # -- what is published again at once ---------------------------------------------------------------------------------
@@ -185,13 +185,15 @@ WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <=
 }
 
 
-def hasten(executor: Executor, kind: Kind, received: Iterable[tuple[str | int, int]], *, begun: bool = False) -> None:
+def hasten(
+    connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]], *, begun: bool = False
+) -> None:
     """Have messages published again now: the process that had received them begins them no more.
 
     `begun`: runs of durable tasks had begun without a lock there. These are missing also where it was not noted yet
     that they were published, and that is not noted any more.
     """
-    executor.run(_HASTEN[kind], **parameters(received), begun=begun)
+    connections.run(_HASTEN[kind], **parameters(received), begun=begun)
 
 
 # What is due by now is checked anyhow. But a row that is due and not marked may have been in the broker.
@@ -209,7 +211,7 @@ ORDER BY m.{kind.key} LIMIT {CHECK_PAGE}""")
 }
 
 
-def in_broker(executor: Executor, kind: Kind, *, after: str | int) -> Sequence[Any]:
+def in_broker(executor: Reader, kind: Kind, *, after: str | int) -> Sequence[Any]:
     """Read a page of rows whose message the broker should have, in the order of their `key`, as `candidates` does.
 
     And when it was read, by Postgres' clock.
@@ -250,7 +252,7 @@ FROM free WHERE m.task_id = free.task_id"""
 }
 
 
-def republish(executor: Executor, kind: Kind, task_ids: Iterable[str], *, seen_at: datetime) -> None:
+def republish(executor: Transaction, kind: Kind, task_ids: Iterable[str], *, seen_at: datetime) -> None:
     """Have rows published again that no run holds: what the broker had of them at `seen_at` is gone.
 
     The oldest first; jobs of one transaction in the order of their ids, as rows are taken in the order of
@@ -275,7 +277,7 @@ WITH page AS (
 )
 
 
-def republish_jobs(executor: Executor, *, after: int) -> int | None:
+def republish_jobs(executor: Transaction, *, after: int) -> int | None:
     """Have a page of the published and unclaimed jobs published again; returns the last job id, None at the end.
 
     This is what follows a change of the broker.
@@ -293,7 +295,7 @@ WITH page AS (
 {_AGAIN} RETURNING m.task_id""")
 
 
-def republish_in(executor: Executor, queue: str) -> int:
+def republish_in(executor: Transaction, queue: str) -> int:
     """Have a page of one queue's published and unclaimed messages published again; returns how many those are.
 
     This is what follows a deleted queue. Fewer than `CHECK_PAGE`: there are no more.
@@ -310,7 +312,7 @@ SELECT count(*) AS messages FROM (
   ORDER BY m.next_check_at LIMIT %(limit)s) counted""")
 
 
-def in_queue(executor: Executor, queue: str, *, limit: int) -> int:
+def in_queue(executor: Reader, queue: str, *, limit: int) -> int:
     """Count the messages that a queue of the broker should have, to a limit.
 
     A row that is due and not marked counts: its mark may only be late (`publishing.py`).
@@ -328,6 +330,6 @@ WHERE q.queue IS NOT NULL ORDER BY q.queue"""
 )
 
 
-def queues_in_broker(executor: Executor) -> list[str]:
+def queues_in_broker(executor: Reader) -> list[str]:
     """Read which queues have messages that were published, were not claimed, and are not checked now."""
     return [row.queue for row in executor.run(_QUEUES_IN_BROKER)]

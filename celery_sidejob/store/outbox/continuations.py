@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..statement import Executor, Statement
+from ..statement import Statement, Transaction
 
 _ADD = Statement("""
 INSERT INTO {messages} (task_id, queue, publication, next_check_at, check_interval)
@@ -12,7 +12,7 @@ VALUES (%(key)s, %(queue)s, %(publication)s, now() + interval '2 s', make_interv
 ON CONFLICT (task_id) DO NOTHING""")
 
 
-def add(executor: Executor, *, key: str, queue: str, publication: str, check_interval_s: float) -> None:
+def add(executor: Transaction, *, key: str, queue: str, publication: str, check_interval_s: float) -> None:
     """Keep a publication that follows an asking's end until the broker has it."""
     executor.run(_ADD, key=key, queue=queue, publication=publication, check_interval_s=check_interval_s)
 
@@ -20,7 +20,7 @@ def add(executor: Executor, *, key: str, queue: str, publication: str, check_int
 _REMOVE = Statement("DELETE FROM {messages} WHERE task_id = ANY(%(keys)s::text[]) AND job_id IS NULL")
 
 
-def remove(executor: Executor, keys: Iterable[str]) -> None:
+def remove(executor: Transaction, keys: Iterable[str]) -> None:
     """Forget continuations that were published."""
     executor.run(_REMOVE, keys=list(keys))
 
@@ -34,7 +34,7 @@ SELECT %(task_id)s, %(task)s, queue, %(reason)s, %(error)s,
 FROM gone RETURNING id""")
 
 
-def bury(executor: Executor, key: str, *, task_id: str, task: str, reason: str, error: str) -> int | None:
+def bury(executor: Transaction, key: str, *, task_id: str, task: str, reason: str, error: str) -> int | None:
     """Move a continuation to the dead set; returns the entry's id, None if it is gone."""
     found = executor.run(_BURY, key=key, task_id=task_id, task=task, reason=reason, error=error)
     return found[0].id if found else None
@@ -51,7 +51,7 @@ SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
   pg_catalog.make_interval(secs => %(check_interval_s)s) FROM gone RETURNING task_id""")
 
 
-def revive(executor: Executor, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float) -> int:
+def revive(executor: Transaction, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float) -> int:
     """Take continuations out of the dead set, for the sweeper to publish; returns how many.
 
     Where several have one id the newest is taken, and the others stay: there is one row of an id.

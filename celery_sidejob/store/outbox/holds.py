@@ -13,7 +13,7 @@ from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
 from ..connection.connections import Connections
 from ..connection.pending_statement import Sent
-from ..statement import Executor, Statement
+from ..statement import Autocommit, Reader, Statement, Transaction
 from ..task_end import UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
 from .tasks import DIGEST
@@ -36,7 +36,7 @@ RETURNING losses""",
 
 
 def begin(
-    executor: Executor, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
+    executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
 ) -> bool:
     """Lock the row for a run of its content; False for a copy: it runs, was finished, moved on, or is in the dead set.
 
@@ -72,7 +72,7 @@ ON CONFLICT (task_id) DO NOTHING RETURNING task_id""")
 
 
 def adopt(
-    executor: Executor, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
+    executor: Transaction, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
     check_interval_s: float,
 ) -> bool:  # fmt: skip
     """Make a locked row for a message that has none; False if another delivery was quicker."""
@@ -117,7 +117,7 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(wo
 )
 
 
-def holds(executor: Executor, key: Key, *, worker_id: int) -> bool:
+def holds(executor: Transaction, key: Key, *, worker_id: int) -> bool:
     """Tell whether a run holds its row still."""
     return bool(executor.run(_HOLDS, task_id=key[0], generation=key[1], worker_id=worker_id))
 
@@ -142,7 +142,7 @@ FROM {{messages}} WHERE locked_by = %(worker_id)s AND {kind.generation} IS NOT N
 }
 
 
-def held_by(executor: Executor, kind: Kind, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
+def held_by(executor: Reader, kind: Kind, worker_id: int, *, older_than_s: float = 0) -> Sequence[Any]:
     """Read the rows that a worker holds, by the index of held rows, each with its key."""
     return executor.run(_HELD_BY[kind], worker_id=worker_id, older_than_s=older_than_s)
 
@@ -154,9 +154,9 @@ UPDATE {messages} SET locked_at = now()
 WHERE job_id = %(id)s AND for_run = %(run_no)s AND locked_by = %(worker_id)s RETURNING job_id""")
 
 
-def touch(executor: Executor, job_id: int, *, run_no: int, worker_id: int) -> bool:
+def touch(connections: Autocommit, job_id: int, *, run_no: int, worker_id: int) -> bool:
     """Move the deadline of a run that renews its own lease; False if the run is no longer current."""
-    return bool(executor.run(_TOUCH, id=job_id, run_no=run_no, worker_id=worker_id))
+    return bool(connections.run(_TOUCH, id=job_id, run_no=run_no, worker_id=worker_id))
 
 
 _OVERDUE = Statement("""
@@ -166,7 +166,7 @@ FROM {messages} m JOIN unnest(%(ids)s::bigint[], %(leases_s)s::double precision[
 WHERE m.locked_by = %(worker_id)s AND m.locked_at < now() - make_interval(secs => r.lease_s)""")
 
 
-def overdue(executor: Executor, leases: Mapping[int, float], *, worker_id: int) -> Sequence[Any]:
+def overdue(executor: Reader, leases: Mapping[int, float], *, worker_id: int) -> Sequence[Any]:
     """Read which of a worker's runs, {job id: lease in seconds}, have not renewed their own lease in time."""
     return executor.run(
         _OVERDUE, ids=list(leases), leases_s=[float(lease) for lease in leases.values()], worker_id=worker_id
@@ -180,7 +180,7 @@ WHERE m.locked_by IS NOT NULL AND m.job_id IS NOT NULL AND NOT EXISTS (
 ORDER BY m.job_id LIMIT %(limit)s""")
 
 
-def held_by_nobody(executor: Executor, limit: int) -> Sequence[Any]:
+def held_by_nobody(executor: Reader, limit: int) -> Sequence[Any]:
     """Read runs whose worker is dead and forgotten: its claim had waited for a lock and was committed after it died.
 
     Reads the whole of `messages`: once per lease.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ...model.durable import Content, Key
 from ...model.run_end import RunEnd
-from ..statement import Executor, Statement
+from ..statement import Statement, Transaction
 from ..task_end import TaskEnd
 from .holds import HELD, LIVES
 from .kinds import SOON
@@ -59,7 +59,7 @@ RETURNING m.task_id""",
 )
 
 
-def lock_late(executor: Executor, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
+def lock_late(executor: Transaction, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
     """Lock the rows of runs that have begun before; returns which are locked now, also by an earlier try.
 
     The others are somebody else's, gone, doomed, or of another content.
@@ -107,7 +107,7 @@ RETURNING task_id"""
 )
 
 
-def take_back_late(executor: Executor, runs: Sequence[Late]) -> set[str]:
+def take_back_late(executor: Transaction, runs: Sequence[Late]) -> set[str]:
     """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
     found = executor.run(_TAKE_BACK_LATE, **_parameters(runs))
     return {row.task_id for row in found}
@@ -132,7 +132,7 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry"""
 )
 
 
-def take_back(executor: Executor, key: Key, content: Content, *, age_s: float | None = None) -> bool:
+def take_back(executor: Transaction, key: Key, content: Content, *, age_s: float | None = None) -> bool:
     """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
 
     That is its row, if no other run holds it, or its entry in the dead set: as lost, or as what kept it from
@@ -156,7 +156,7 @@ SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = 
 )
 
 
-def keep_from_others(executor: Executor, key: Key, content: Content, *, age_s: float | None, for_s: float) -> bool:
+def keep_from_others(executor: Transaction, key: Key, content: Content, *, age_s: float | None, for_s: float) -> bool:
     """Doom what became of a run that was called lost and has ended well after all, so that no other run begins.
 
     `take_back` removes it afterwards. If that does not come, the sweeper buries it after `for_s` seconds. False where

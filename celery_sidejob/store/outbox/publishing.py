@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..statement import Executor, Statement
+from ..statement import Autocommit, Statement, Transaction
 from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
 LONGEST_CHECK_S = 6 * 3600.0
@@ -30,7 +30,7 @@ FROM free WHERE m.task_id = free.task_id""",
 
 
 def mark_published(
-    executor: Executor, kind: Kind, published: Iterable[tuple[str | int, int]], *, again: bool = True
+    executor: Transaction, kind: Kind, published: Iterable[tuple[str | int, int]], *, again: bool = True
 ) -> None:
     """Note which rows the broker has; a later generation is not touched.
 
@@ -89,7 +89,7 @@ _RESERVE = {
 }
 
 
-def reserve(executor: Executor, kind: Kind, task_ids: Sequence[str], *, strike_s: float = 0.0) -> Sequence[Any]:
+def reserve(executor: Transaction, kind: Kind, task_ids: Sequence[str], *, strike_s: float = 0.0) -> Sequence[Any]:
     """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
 
     No row lock is held while they are published or buried. If this process dies meanwhile, the next sweeper takes them.
@@ -106,6 +106,6 @@ UPDATE {messages} SET next_check_at = now() + make_interval(secs => %(wait_s)s)
 WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NULL AND locked_by IS NULL""")
 
 
-def give_up(executor: Executor, task_ids: Iterable[str], *, wait_s: float) -> None:
+def give_up(connections: Autocommit, task_ids: Iterable[str], *, wait_s: float) -> None:
     """Have those of the reserved rows that were neither published nor buried checked again, in `wait_s` seconds."""
-    executor.run(_GIVE_UP, task_ids=list(task_ids), wait_s=wait_s)
+    connections.run(_GIVE_UP, task_ids=list(task_ids), wait_s=wait_s)

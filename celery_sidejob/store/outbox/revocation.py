@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import revisions
-from ..statement import Executor, Statement
+from ..statement import Statement, Transaction
 
 SINCE = "0005"
 
@@ -27,7 +27,7 @@ WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL 
 )
 
 
-def revoke(executor: Executor, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
+def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
     """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of those there are.
 
     With `call` only what was made by that call, as no later task of the same id was.
@@ -35,6 +35,6 @@ def revoke(executor: Executor, task_ids: Iterable[str], *, call: str | None = No
     return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)
 
 
-def fits(executor: Executor) -> bool:
+def fits(executor: Transaction) -> bool:
     """Tell whether the schema can keep a revocation: it may be one revision behind."""
     return (revisions.read(executor) or revisions.FIRST) >= SINCE

@@ -16,7 +16,7 @@ from ...model.run_end import RunEnd
 from .. import revisions
 from ..connection.connections import Connections
 from ..connection.pending_statement import Sent
-from ..statement import Executor, Statement
+from ..statement import Reader, Statement, Transaction
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
 
@@ -64,7 +64,7 @@ class Kept:
     generation: int = 1
 
 
-def keep(executor: Executor, message: Message, waits: Waits) -> Kept | None:
+def keep(executor: Transaction, message: Message, waits: Waits) -> Kept | None:
     """Keep a message that is about to be published; None if there is one of this task id already."""
     found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
     return Kept(found[0].waits) if found else None
@@ -124,7 +124,7 @@ SELECT task_id FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND gen
 )
 
 
-def unpublished(executor: Executor, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
+def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
     """Read which of these rows are there, not marked as published, and not to wait in the store."""
     found = executor.run(_UNPUBLISHED, task_ids=list(task_ids), horizon_s=horizon_s)
     return {row.task_id for row in found}
@@ -143,7 +143,7 @@ SELECT body = %(body)s AND publication = %(publication)s AND generation = 1 AS s
 WHERE task_id = %(task_id)s""")
 
 
-def is_kept(executor: Executor, message: Message) -> bool:
+def is_kept(executor: Transaction, message: Message) -> bool:
     """Tell whether the row of this task id is this very message: its insert was repeated."""
     found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
     return bool(found and found[0].same)
@@ -175,7 +175,7 @@ SELECT generation, locked_by, locked_pid, doom,
 FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""")
 
 
-def read(executor: Executor, task_id: str) -> Any | None:
+def read(executor: Reader, task_id: str) -> Any | None:
     """Read how the row of a task id stands; None if there is none: it was finished."""
     found = executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S)
     return found[0] if found else None
@@ -189,7 +189,7 @@ RETURNING task_id""",
 )
 
 
-def forget(executor: Executor, key: Key, content: Content | None) -> bool:
+def forget(executor: Transaction, key: Key, content: Content | None) -> bool:
     """Remove a row that no run holds: its run had ended well after all, or was one without a lock.
 
     With the `content` that has run, only the row of that. Tells whether it was there.
@@ -203,12 +203,12 @@ SELECT task, {DIGEST} AS digest, CASE WHEN %(whole)s::boolean THEN body END AS b
 FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AND body IS NOT NULL""")
 
 
-def content_of(executor: Executor, key: Key, *, whole: bool = False) -> Any | None:
+def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None:
     """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
     found = executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole)
     return found[0] if found else None
 
 
-def fits(executor: Executor) -> bool:
+def fits(executor: Reader) -> bool:
     """Tell whether the schema has what durable tasks need."""
     return (revisions.read(executor) or revisions.FIRST) >= SINCE
