@@ -6,10 +6,11 @@ import logging
 
 from celery.utils.dispatch import Signal
 
+from ..model import events
 from ..model.measures import Measures
 
 logger = logging.getLogger("celery_sidejob")
-events = logging.getLogger("celery_sidejob.events")
+status_changes = logging.getLogger("celery_sidejob.events")
 """One line for each status change, with its facts as the record's attributes."""
 
 job_status_changed = Signal(name="job_status_changed", providing_args={"job_id", "task", "before", "after"})
@@ -21,81 +22,81 @@ task_lost = Signal(name="task_lost", providing_args={"job_id", "task", "run_no"}
 task_recovered = Signal(name="task_recovered", providing_args={"job_id", "task", "run_no"})
 """A lost run was rescued: its job is queued again, with its inputs as they were.
 
-For an ordinary durable task, with `task_id`: it was called lost, and has ended well after all.
+For an ordinary durable task, with `task_id`: it runs again, or it was called lost, and has ended well after all.
 """
 
 task_buried = Signal(name="task_buried", providing_args={"entry_id", "job_id", "task", "reason"})
 """A job was entered in the dead set, or (`job_id` is None, `task_id` given) an ordinary durable task."""
 
+SIGNALS: dict[type[events.Event], Signal] = {
+    events.JobMoved: job_status_changed,
+    events.JobBuried: task_buried,
+    events.RunLost: task_lost,
+    events.RunRescued: task_recovered,
+    events.TaskBuried: task_buried,
+    events.TaskLost: task_lost,
+    events.TaskRescued: task_recovered,
+    events.TaskEndedWell: task_recovered,
+}
+"""The signal of each event that has one."""
+
 
 class SignalObserver:
-    """Tells Celery signal receivers, and the log, what happened, and counts it."""
+    """Writes events to the log, counts them, and sends their signals."""
 
-    def __init__(self, measures: Measures | None = None) -> None:
-        self._measures = measures or Measures()
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
 
-    def status_changed(
-        self, job_id: int, task: str, before: str | None, after: str, run_no: int | None = None,
-        task_id: str | None = None,
-    ) -> None:  # fmt: skip
-        """Send `job_status_changed`."""
-        if events.isEnabledFor(logging.INFO):
-            run = {name: value for name, value in (("run_no", run_no), ("task_id", task_id)) if value is not None}
-            events.info(
-                "Job %d (%s): %s -> %s", job_id, task, before or "new", after,
-                extra={"job_id": job_id, "task": task, "before": before, "after": str(after), **run},
+    def tell(self, event: events.Event) -> None:
+        """Log an event, count it and send its signal."""
+        if isinstance(event, events.Swept):
+            for total, amount in event.totals.items():
+                self._measures.count(total, amount=amount)
+            return
+        _log(event)
+        if event.total is not None:
+            label = str(getattr(event, event.counted_by)) if event.counted_by is not None else ""
+            self._measures.count(event.total, label)
+        signal = SIGNALS.get(type(event))
+        if signal is not None:
+            _send(signal, event)
+
+
+def _send(signal: Signal, event: events.JobEvent | events.TaskEvent) -> None:
+    facts = {name: getattr(event, name, None) for name in signal.providing_args}
+    if isinstance(event, events.TaskEvent):
+        facts["task_id"] = event.task_id
+    signal.send(sender=event.task, **facts)
+
+
+def _log(event: events.JobEvent | events.TaskEvent) -> None:
+    """Write a line about an event. Celery has logged a failure as an error already: one error, one report."""
+    match event:
+        case events.JobMoved() if status_changes.isEnabledFor(logging.INFO):
+            facts = {"job_id": event.job_id, "task": event.task, "before": event.before, "after": str(event.after)}
+            of_run = {"run_no": event.run_no, "task_id": event.task_id}
+            run = {name: value for name, value in of_run.items() if value is not None}
+            status_changes.info(
+                "Job %d (%s): %s -> %s", event.job_id, event.task, event.before or "new", event.after,
+                extra={**facts, **run},
             )  # fmt: skip
-        self._measures.count("status_changes", str(after))
-        job_status_changed.send(sender=task, job_id=job_id, task=task, before=before, after=after)
-
-    def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:
-        """Send `task_buried`."""
-        # A failure was logged as an error by Celery already, and reported by whoever listens: one error, one report.
-        level = logging.ERROR if reason in ("lost", "shutdown lost") else logging.WARNING
-        logger.log(level, "Job %d (%s) was entered in the dead set: %s", job_id, task, reason)
-        self._measures.count("jobs_buried", reason)
-        task_buried.send(sender=task, entry_id=entry_id, job_id=job_id, task=task, reason=reason)
-
-    def lost(self, job_id: int, task: str, run_no: int) -> None:
-        """Send `task_lost`."""
-        logger.warning("Run %d of job %d (%s) was lost with its worker", run_no, job_id, task)
-        self._measures.count("runs_lost")
-        task_lost.send(sender=task, job_id=job_id, task=task, run_no=run_no)
-
-    def task_buried(self, entry_id: int | str, task_id: str, task: str, reason: str) -> None:
-        """Send `task_buried` for an ordinary task."""
-        logger.log(
-            logging.ERROR if reason == "lost" else logging.WARNING,
-            "Task %s (%s) was entered in the dead set: %s", task_id, task, reason,
-            extra={"task_id": task_id, "task": task, "reason": reason},
-        )  # fmt: skip
-        self._measures.count("tasks_buried", reason)
-        task_buried.send(sender=task, entry_id=entry_id, job_id=None, task_id=task_id, task=task, reason=reason)
-
-    def task_lost(self, task_id: str, task: str) -> None:
-        """Send `task_lost` for an ordinary task."""
-        logger.warning("Task %s (%s) was lost with its worker", task_id, task, extra={"task_id": task_id, "task": task})
-        self._measures.count("tasks_lost")
-        task_lost.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
-
-    def task_rescued(self, task_id: str, task: str) -> None:
-        """Send `task_recovered` for an ordinary task that runs again."""
-        task_recovered.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
-
-    def task_recovered(self, task_id: str, task: str) -> None:
-        """Send `task_recovered` for an ordinary task that has ended well after all."""
-        logger.warning("Task %s (%s) was called lost while its worker was silent; it has ended well", task_id, task)
-        self._measures.count("tasks_recovered")
-        task_recovered.send(sender=task, job_id=None, task_id=task_id, task=task, run_no=None)
-
-    def recovered(self, job_id: int, task: str, run_no: int) -> None:
-        """Send `task_recovered`."""
-        self._measures.count("runs_rescued")
-        task_recovered.send(sender=task, job_id=job_id, task=task, run_no=run_no)
-
-    def published(self, channel: str, message: str) -> None:
-        """Nothing listens live yet; subscribed ports have the message already."""
-
-    def counted(self, what: str, amount: int = 1) -> None:
-        """Count it."""
-        self._measures.count(what, amount=amount)
+        case events.JobBuried():
+            level = logging.ERROR if event.reason in ("lost", "shutdown lost") else logging.WARNING
+            logger.log(level, "Job %d (%s) was entered in the dead set: %s", event.job_id, event.task, event.reason)
+        case events.RunLost():
+            logger.warning("Run %d of job %d (%s) was lost with its worker", event.run_no, event.job_id, event.task)
+        case events.TaskBuried():
+            logger.log(
+                logging.ERROR if event.reason == "lost" else logging.WARNING,
+                "Task %s (%s) was entered in the dead set: %s", event.task_id, event.task, event.reason,
+                extra={"task_id": event.task_id, "task": event.task, "reason": event.reason},
+            )  # fmt: skip
+        case events.TaskLost():
+            logger.warning(
+                "Task %s (%s) was lost with its worker", event.task_id, event.task,
+                extra={"task_id": event.task_id, "task": event.task},
+            )  # fmt: skip
+        case events.TaskEndedWell():
+            logger.warning(
+                "Task %s (%s) was called lost while its worker was silent; it has ended well", event.task_id, event.task
+            )

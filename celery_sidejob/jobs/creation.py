@@ -22,7 +22,8 @@ from ..model.errors import (
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key, child_name_taken
 from ..model.port import NO_DATA, PortOptions, parse_ports
-from ..operations.runtime import Aftermath, Runtime
+from ..operations.after_commit import AfterCommit, follow
+from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
 from ..store import askings, jobs
 from ..store.errors import NoAnswer, OutcomeUnknown
@@ -203,10 +204,10 @@ def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
 
     rows = runtime.connections.transact("enqueue", work, single=True)
     made = _numbered(drafts, [row.job_id for row in rows])  # ids grow in the order of the drafts
-    aftermath = Aftermath()
+    after_commit = AfterCommit()
     for new, row in zip(made, rows, strict=True):
-        aftermath.created(new, row)
-    runtime.follow(aftermath)
+        after_commit.created(new, row)
+    follow(runtime, after_commit)
     return made
 
 

@@ -10,6 +10,7 @@ from .broker_view import Look
 from .buried import Buried, Place
 from .call import Call
 from .durable import Key, Message
+from .events import Event
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
 
@@ -132,47 +133,8 @@ class Results(Protocol):
 class Observer(Protocol):
     """Is told what happened, after its commit."""
 
-    def status_changed(
-        self, job_id: int, task: str, before: str | None, after: str, run_no: int | None = None,
-        task_id: str | None = None,
-    ) -> None:  # fmt: skip
-        """A job moved from one status to another; by a run, if `run_no` says which."""
-        ...
-
-    def buried(self, entry_id: int, job_id: int, task: str, reason: str) -> None:
-        """A job was entered in the dead set."""
-        ...
-
-    def lost(self, job_id: int, task: str, run_no: int) -> None:
-        """A run's worker died."""
-        ...
-
-    def task_buried(self, entry_id: int | str, task_id: str, task: str, reason: str) -> None:
-        """An ordinary durable task was entered in the dead set."""
-        ...
-
-    def task_lost(self, task_id: str, task: str) -> None:
-        """The worker of an ordinary durable task died while it ran."""
-        ...
-
-    def task_rescued(self, task_id: str, task: str) -> None:
-        """A lost run of an ordinary durable task was rescued: it waits to run again."""
-        ...
-
-    def task_recovered(self, task_id: str, task: str) -> None:
-        """An ordinary durable task that was called lost has ended well after all."""
-        ...
-
-    def recovered(self, job_id: int, task: str, run_no: int) -> None:
-        """A lost run was rescued: its job is queued again."""
-        ...
-
-    def published(self, channel: str, message: str) -> None:
-        """A message was published on a channel: announce it live, not reliably."""
-        ...
-
-    def counted(self, what: str, amount: int = 1) -> None:
-        """Something happened that nobody is told of; it is only counted."""
+    def tell(self, event: Event) -> None:
+        """Make an event known. Never raises."""
         ...
 
 

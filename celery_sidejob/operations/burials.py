@@ -11,17 +11,19 @@ from dataclasses import replace
 from ..model.crash_points import reach
 from ..model.durable import NOWHERE, Address, Content, Death, Key, Message
 from ..model.errors import IllegalMoveError
+from ..model.events import TaskBuried
 from ..model.messages import CONTINUATION, Continuation
 from ..store import duplicates
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Transaction
 from . import deduplication
+from .after_commit import tell
 from .contents import as_kept
 from .endings import storable
 from .publishing import dispatch
 from .retrying import patience_s, patiently, repeat
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .task_run_end import end_task_runs
 
 
@@ -65,7 +67,7 @@ def fail(
         return False
     number, task = buried
     entry_id = entry_id_of(runtime, number)
-    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, key[0], task, death.reason)]))
+    tell(runtime, TaskBuried(key[0], task, entry_id, death.reason))
     return True
 
 
@@ -91,9 +93,8 @@ def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: s
     if number is None:
         return False
     entry_id = entry_id_of(runtime, number)
-    task_id, task = continuation.task_id, continuation.task
     runtime.results.fail_continuation(continuation, error)
-    runtime.follow(Aftermath(calls=[lambda observer: observer.task_buried(entry_id, task_id, task, reason)]))
+    tell(runtime, TaskBuried(continuation.task_id, continuation.task, entry_id, reason))
     return True
 
 

@@ -24,15 +24,16 @@ from typing import TYPE_CHECKING
 from ..model import native
 from ..model.durable import Key
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..model.protocols import Observer
+from ..model.events import TaskEndedWell
 from ..store import write_behind
 from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import latecomers
 from ..store.outbox.latecomers import Late
 from ..store.statement import Transaction
+from .after_commit import tell
 from .contents import is_forged
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .task_run_end import end_task_runs
 
 if TYPE_CHECKING:
@@ -266,9 +267,9 @@ class LateLocks:
         taken = self._transact("durable-late-end", latecomers.take_back_late, left)
         for late in left:
             late.then = OVER
-            task_id, task = late.run.key[0], late.run.task
+            task_id = late.run.key[0]
             if task_id in taken:
-                self._runtime.follow(Aftermath(calls=[partial(_tell_of_recovery, task_id=task_id, task=task)]))
+                tell(self._runtime, TaskEndedWell(task_id, late.run.task))
             elif not late.is_unknown and not is_forged(self._runtime, late.run.key, late.run.content):
                 logger.warning(
                     "Task %s has run without a lock, and that run does not count: a copy of it does", task_id
@@ -368,10 +369,6 @@ def _remove(executor: Transaction, runs: list[Late], *, worker_id: int) -> set[s
 
 def _by_key(late: LateLock) -> Key:
     return late.run.key
-
-
-def _tell_of_recovery(observer: Observer, *, task_id: str, task: str) -> None:
-    observer.task_recovered(task_id, task)
 
 
 def of(runtime: Runtime) -> LateLocks:

@@ -11,18 +11,20 @@ from functools import partial
 from ..model.crash_points import reach
 from ..model.durable import Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..model.events import TaskEndedWell
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import holds, latecomers, tasks
 from ..store.outbox.tasks import Kept
 from ..store.statement import Transaction
 from ..store.write_behind import WriteBehind
 from . import deferred_locks
+from .after_commit import tell
 from .durable_locks import has_lock, have_lock
 from .durable_runs import ClaimedElsewhereError, Run, lease_lost
 from .keeping import waits_of
 from .publishing import send
 from .retrying import patience_s, patiently
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .task_run_end import end_task_runs
 
 logger = logging.getLogger("celery_sidejob")
@@ -197,7 +199,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
     # What a run without a lock was refused may be held by another one of the same worker.
     if not has_lock(runtime, run) or not try_(lambda: once(remove)):
         if not run.is_revoked and try_(lambda: once(take_back)):
-            runtime.follow(Aftermath(calls=[lambda observer: observer.task_recovered(run.key[0], run.task)]))
+            tell(runtime, TaskEndedWell(run.key[0], run.task))
         elif not run.end_is_unknown:
             raise lease_lost(run)
     reach("durable-end:after")

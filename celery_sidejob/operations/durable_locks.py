@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 
 from ..model.durable import NOWHERE, Address, Content, Key, Message
 from ..model.errors import StoreUnavailableError
-from ..model.protocols import Observer
+from ..model.events import TaskLost, TaskRescued
 from ..store import duplicates
 from ..store.connection.pending_statement import Sent
 from ..store.errors import NoAnswer, OutcomeUnknown
@@ -17,10 +16,11 @@ from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
 from . import deduplication, deferred_locks
+from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import Run, lease_lost
 from .retrying import patience_s, patiently, repeat
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .task_run_end import end_task_runs
 
 logger = logging.getLogger("celery_sidejob")
@@ -197,19 +197,8 @@ def _lose(runtime: Runtime, end: TaskEnd) -> int:
     taken = runtime.connections.transact(
         "durable-lose", lambda executor: end_task_runs(executor, end), single=True, within_s=patience_s(runtime)
     )
-    runtime.follow(
-        Aftermath(
-            calls=[
-                partial(_tell_of_loss, task_id=row.task_id, task=row.task, goes_on=row.goes_on)
-                for row in taken
-                if row.loss
-            ]
-        )
-    )
+    for row in taken:
+        if row.loss:
+            rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []
+            tell(runtime, TaskLost(row.task_id, row.task), *rescued)
     return len(taken)
-
-
-def _tell_of_loss(observer: Observer, *, task_id: str, task: str, goes_on: bool) -> None:
-    observer.task_lost(task_id, task)
-    if goes_on:
-        observer.task_rescued(task_id, task)

@@ -14,11 +14,12 @@ from ..model.status import ASKABLE, Status
 from ..store import claims, jobs
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from .after_commit import AfterCommit, follow
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
 from .noted_asks import apply_noted_asks
 from .runs import Unit, consume
-from .runtime import Aftermath, Move, Runtime
+from .runtime import Runtime
 from .unit_of_work import Applied
 
 
@@ -42,8 +43,8 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     if done is None:
         return _ended_before(runtime, hold)
     applied, status = done
-    runtime.follow(applied.aftermath)
-    apply_noted_asks(runtime, applied.aftermath.noted)
+    follow(runtime, applied.after_commit)
+    apply_noted_asks(runtime, applied.after_commit.noted)
     return status
 
 
@@ -57,18 +58,18 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
     if hold.row.parent_id is not None or hold.row.options is not None:
         return None
 
-    def work(executor: Transaction) -> tuple[Any, Aftermath]:
-        aftermath = Aftermath()
-        return end_job_run(runtime, executor, hold, unit, ending, aftermath, quiet=True), aftermath
+    def work(executor: Transaction) -> tuple[Any, AfterCommit]:
+        after_commit = AfterCommit()
+        return end_job_run(runtime, executor, hold, unit, ending, after_commit, quiet=True), after_commit
 
     done = repeat_until_known(runtime, hold, "end", work, ends=True, single=True)
     if done is None:
         return _ended_before(runtime, hold)
-    row, aftermath = done
+    row, after_commit = done
     if row is None:
         return None
-    announce(hold, Status.RUNNING, row.status, ending, aftermath)
-    runtime.follow(aftermath)
+    announce(hold, Status.RUNNING, row.status, ending, after_commit)
+    follow(runtime, after_commit)
     return str(row.status)
 
 
@@ -101,10 +102,10 @@ def _end(
     applied.apply()
     if ending.outcome == Status.FAILED:
         applied.wakes.apply_due(hold.job_id)  # what is noted and committed by now came before the failure
-    row = end_job_run(runtime, executor, hold, unit, ending, applied.aftermath, by_worker=from_outside)
+    row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
     if row is None:
         raise lease_lost(hold)
-    announce(hold, applied.touched.statuses[hold.job_id], row.status, ending, applied.aftermath)
+    announce(hold, applied.touched.statuses[hold.job_id], row.status, ending, applied.after_commit)
     applied.touched.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.touched.statuses.get(row.parent_id) in ASKABLE
     if parent_may_run and ending.how != RunEnd.RETRIED:
@@ -123,7 +124,7 @@ def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> bool
     return True
 
 
-def announce(hold: Hold, before: str, status: str, ending: Ending, aftermath: Aftermath) -> None:
+def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit: AfterCommit) -> None:
     """Tell the outcome, then what the job is now: failed, then queued, if it was asked for meanwhile."""
     if status == Status.TERMINATING:
         steps: list[str] = []
@@ -132,7 +133,7 @@ def announce(hold: Hold, before: str, status: str, ending: Ending, aftermath: Af
     else:
         steps = [str(ending.outcome), status]
     for step in steps:
-        aftermath.moves.append(Move(hold.job_id, hold.row.task, before, step, hold.run_no, hold.row.task_id))
+        after_commit.moved(hold.row, before, step, hold.run_no, hold.row.task_id)
         before = step
 
 

@@ -17,21 +17,23 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from .after_commit import AfterCommit
 from .lock_set import Touched
 from .mailboxes import port_row
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 
 
 class Family:
     """The jobs that a transaction makes and those whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, touched: Touched, aftermath: Aftermath, *, own: int | None = None
-    ) -> None:
+        self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,
+        own: int | None = None,
+    ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
         self._touched = touched
-        self._aftermath = aftermath
+        self._after_commit = after_commit
         self._own = own
 
     def create(self) -> None:
@@ -44,7 +46,7 @@ class Family:
             self._check_parent(job)
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._touched.statuses[row.job_id] = Status.QUEUED
-            self._aftermath.created(self._touched.new[row.job_id], row)
+            self._after_commit.created(self._touched.new[row.job_id], row)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             for row in ports.put(executor, rows):

@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.changes import Change
+from ..model.events import JobBuried
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import askings, asks, claims, dead, packets
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction
+from .after_commit import AfterCommit
 from .hold import Hold
 from .runs import Unit
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 
 TAKEN = (RunEnd.LOST, RunEnd.GIVEN_BACK)
 """Ends that the run did not decide: it was taken from its worker."""
@@ -54,8 +56,8 @@ class Ending:
 
 
 def end_job_run(
-    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, aftermath: Aftermath, *,
-    by_worker: bool = False, quiet: bool = False,
+    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
+    after_commit: AfterCommit, *, by_worker: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End a run; leave the asking, the message and the dead set as the job's new status requires.
 
@@ -72,15 +74,15 @@ def end_job_run(
         to_ask.add(row.parent_id)
     if to_ask:
         asks.note(executor, to_ask, "run")
-        aftermath.noted += to_ask
+        after_commit.noted += to_ask
     if row.task_id is not None:
-        _follow_closing(runtime, executor, hold, row, ending, aftermath)
+        _follow_closing(runtime, executor, hold, row, ending, after_commit)
     if row.goes_on:
-        _arm_next_run(runtime, executor, hold, row, ending, aftermath)
+        _arm_next_run(runtime, executor, hold, row, ending, after_commit)
     if row.status == Status.TERMINATED:
         asks.drop_runs(executor, hold.job_id)
     if row.status in (Status.FAILED, ending.gives_up):
-        _bury(executor, hold, row, ending, aftermath)
+        _bury(executor, hold, row, ending, after_commit)
     return row
 
 
@@ -109,7 +111,7 @@ def _write(
 
 
 def _follow_closing(
-    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
     """Write the continuations of the asking that was just closed, and have its result stored in the backend."""
     job, options = hold.row, json.loads(row.options) if row.options else None
@@ -121,15 +123,15 @@ def _follow_closing(
             executor, key=continuation.key, queue=continuation.queue, publication=continuation.publication,
             check_interval_s=runtime.settings.lost_after,
         )  # fmt: skip
-        aftermath.continuations.append(continuation)
+        after_commit.continuations.append(continuation)
     if runtime.results.wanted(ended.task, options):
-        aftermath.outcomes.append(ended)
+        after_commit.outcomes.append(ended)
     elif options:
         askings.mark_stored(executor, [row.task_id])
 
 
 def _arm_next_run(
-    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath
+    runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
     """Turn the run's message into the next run's; the sweeper publishes that of a retry when its backoff is over."""
     is_queued = row.status == Status.QUEUED
@@ -144,10 +146,10 @@ def _arm_next_run(
         check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
     if not wait_s:
-        aftermath.ring(hold.row, armed)
+        after_commit.ring(hold.row, armed)
 
 
-def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath: Aftermath) -> None:
+def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit) -> None:
     """Enter the job in the dead set, with the wake that was pending when its last run was lost."""
     job, reason = hold.row, ending.reason
     shown = json.loads(ending.error) if ending.error else {}
@@ -157,4 +159,4 @@ def _bury(executor: Transaction, hold: Hold, row: Any, ending: Ending, aftermath
         retries=0 if ending.gives_up else job.retries,
         wake_pending=ending.gives_up == Status.FAILED and job.status == Status.QUEUED,
     )  # fmt: skip
-    aftermath.calls.append(lambda observer: observer.buried(entry, job.id, job.task, reason))
+    after_commit.events.append(JobBuried(job.id, job.task, entry, reason))

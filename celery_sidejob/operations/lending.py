@@ -6,33 +6,35 @@ import logging
 from collections.abc import Callable
 
 from ..model.errors import StoreUnavailableError
+from ..model.events import JobMoved
 from ..model.messages import Doorbell
 from ..store.borrowed import Borrowed
 from ..store.outbox import doorbells
+from .after_commit import AfterCommit, dispatch
 from .noted_asks import apply_noted_asks
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
 
-def follow_commit_of(runtime: Runtime, borrowed: Borrowed, aftermath: Aftermath) -> Callable[[], None]:
+def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCommit) -> Callable[[], None]:
     """Carry out what follows when the caller's transaction commits; never after its rollback.
 
     Returns what does it, for a caller who learns of the commit in another way.
 
     The rows are read again then: a savepoint inside the transaction may have been rolled back.
     """
-    jobs = [doorbell.job_id for doorbell in aftermath.doorbells]
-    noted = sorted(set(aftermath.noted))
+    jobs = [doorbell.job_id for doorbell in after_commit.doorbells]
+    noted = sorted(set(after_commit.noted))
 
     def committed() -> None:
         try:
             rows = doorbells.waiting(runtime.connections, jobs, unpublished=True) if jobs else ()
             there = {row.job_id for row in rows}
-            for move in aftermath.moves:
-                if move.job_id in there:
-                    runtime.observer.status_changed(*move)
-            runtime.dispatch(map(Doorbell.of_row, rows))
+            for event in after_commit.events:
+                if isinstance(event, JobMoved) and event.job_id in there:
+                    runtime.observer.tell(event)
+            dispatch(runtime, map(Doorbell.of_row, rows))
             for job_id in noted:
                 apply_noted_asks(runtime, [job_id])
         except StoreUnavailableError as error:

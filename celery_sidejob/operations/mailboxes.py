@@ -13,8 +13,8 @@ from ..model.port import WILDCARD
 from ..store import packets, ports
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from .after_commit import AfterCommit
 from .lock_set import FAN_OUT, Touched
-from .runtime import Aftermath
 from .wakes import Wakes
 
 PacketRow = tuple[int, str, str | None, str | None]
@@ -25,12 +25,12 @@ class Mailboxes:
     """The ports that a transaction makes, changes or writes to. `noting`: nothing is locked."""
 
     def __init__(
-        self, executor: Transaction, touched: Touched, wakes: Wakes, aftermath: Aftermath, *, noting: bool = False
+        self, executor: Transaction, touched: Touched, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
     ) -> None:
         self._executor = executor
         self._touched = touched
         self._wakes = wakes
-        self._aftermath = aftermath
+        self._after_commit = after_commit
         self._noting = noting
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
@@ -129,7 +129,6 @@ class Mailboxes:
         return row
 
     def _publish(self, name: str, value: str, context: str | None) -> None:
-        self._aftermath.published.append((name, value))
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
         found = self._touched.subscribers.get(name)
         if found is None:

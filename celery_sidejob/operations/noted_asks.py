@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from ..model.errors import StoreUnavailableError
 from ..store import jobs
 from ..store.statement import Transaction
+from .after_commit import AfterCommit, follow
 from .lock_set import Touched
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .wakes import Wakes
 
 logger = logging.getLogger("celery_sidejob")
@@ -25,23 +26,23 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
     while waiting:
         job_id = waiting.pop()
 
-        def work(executor: Transaction, job_id: int = job_id) -> Aftermath:
+        def work(executor: Transaction, job_id: int = job_id) -> AfterCommit:
             return mature(runtime, executor, job_id)
 
         try:
-            aftermath = runtime.connections.transact("mature", work)
+            after_commit = runtime.connections.transact("mature", work)
         except StoreUnavailableError as error:
             logger.warning("What was asked of job %d is noted, and applied by the sweeper: %s", job_id, error)
             return
-        runtime.follow(aftermath)
-        waiting += aftermath.noted  # a recursive termination notes what is below
+        follow(runtime, after_commit)
+        waiting += after_commit.noted  # a recursive termination notes what is below
 
 
-def mature(runtime: Runtime, executor: Transaction, job_id: int) -> Aftermath:
+def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:
     """Apply a job's due timers, unless somebody has it locked."""
-    aftermath = Aftermath()
+    after_commit = AfterCommit()
     row = jobs.lock_if_free(executor, job_id)
     if row is None:
-        return aftermath
-    Wakes(runtime, executor, Touched.of_row(executor, row), aftermath).apply_due(job_id)
-    return aftermath
+        return after_commit
+    Wakes(runtime, executor, Touched.of_row(executor, row), after_commit).apply_due(job_id)
+    return after_commit

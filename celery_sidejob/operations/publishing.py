@@ -16,7 +16,8 @@ from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.kinds import TASKS
 from ..store.outbox.publishing import mark_published
 from ..store.write_behind import WriteBehind
-from .runtime import MARK_S, Runtime
+from .after_commit import MARK_S
+from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -48,7 +49,7 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
-    """Publish, mark at once what the broker has, and return how many those were; as `Runtime.dispatch` does."""
+    """Publish, mark at once what the broker has, and return how many those were; as `after_commit.dispatch` does."""
     published = runtime.publisher.confirm(_publish(runtime, messages, refused=refused))
     if published:
         try:

@@ -6,16 +6,18 @@ import time
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
+from ..model.events import RunLost, RunRescued
 from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import asks, claims, jobs
 from ..store.statement import Transaction
+from .after_commit import AfterCommit, follow
 from .endings import announce, error_json
 from .hold import PAUSE_S, Hold
 from .job_run_end import Ending, end_job_run
 from .lock_set import Touched
 from .noted_asks import apply_noted_asks
-from .runtime import Aftermath, Move, Runtime
+from .runtime import Runtime
 from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
@@ -63,7 +65,7 @@ def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) ->
 
 
 def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:
-    def work(executor: Transaction) -> Aftermath | None:
+    def work(executor: Transaction) -> AfterCommit | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:
             return None
@@ -71,39 +73,41 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
         return _free_locked(runtime, executor, hold, ending, own=own)
 
     is_lost = ending.how == RunEnd.LOST
-    aftermath = runtime.connections.transact("rescue" if is_lost else "release", work)
-    if aftermath is None:
+    after_commit = runtime.connections.transact("rescue" if is_lost else "release", work)
+    if after_commit is None:
         return False
-    runtime.follow(aftermath)
-    apply_noted_asks(runtime, aftermath.noted)
+    follow(runtime, after_commit)
+    apply_noted_asks(runtime, after_commit.noted)
     return True
 
 
-def _free_locked(runtime: Runtime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool) -> Aftermath | None:
-    aftermath = Aftermath()
+def _free_locked(
+    runtime: Runtime, executor: Transaction, hold: Hold, ending: Ending, *, own: bool
+) -> AfterCommit | None:
+    after_commit = AfterCommit()
     job = hold.row
     is_lost = ending.how == RunEnd.LOST
     if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # What is noted and committed by now came before the end. The lock is held, this only reads what became of it.
-        Wakes(runtime, executor, Touched.of_row(executor, job), aftermath).apply_due(job.id)
+        Wakes(runtime, executor, Touched.of_row(executor, job), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(job)
     if is_lost:
-        aftermath.calls.append(lambda observer: observer.lost(job.id, job.task, hold.run_no))
-    row = end_job_run(runtime, executor, hold, None, ending, aftermath, by_worker=own)
+        after_commit.events.append(RunLost(job.id, job.task, hold.run_no))
+    row = end_job_run(runtime, executor, hold, None, ending, after_commit, by_worker=own)
     if row is None:
         return None
     if ending.gives_up:
         if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # its shutdown would have handed this down
             below = jobs.child_ids(executor, job.id)
             asks.note(executor, below, "terminate_tree")
-            aftermath.noted += below
-        announce(hold, job.status, row.status, ending, aftermath)
-        return aftermath
-    aftermath.moves.append(Move(job.id, job.task, job.status, row.status, hold.run_no))
+            after_commit.noted += below
+        announce(hold, job.status, row.status, ending, after_commit)
+        return after_commit
+    after_commit.moved(job, job.status, row.status, hold.run_no)
     if is_lost:
-        aftermath.calls.append(lambda observer: observer.recovered(job.id, job.task, hold.run_no))
-    return aftermath
+        after_commit.events.append(RunRescued(job.id, job.task, hold.run_no))
+    return after_commit
 
 
 def _giving_up(job: Any) -> Ending:

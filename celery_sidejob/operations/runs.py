@@ -15,6 +15,7 @@ from ..store import claims, jobs, packets
 from ..store.borrowed import Borrowed, transaction_id
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
+from .after_commit import follow
 from .hold import PAUSE_S, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
 from .noted_asks import apply_noted_asks
@@ -131,8 +132,8 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     hold.unit_no += 1
     hold.started = True
     if applied is not None:
-        runtime.follow(applied.aftermath)
-        apply_noted_asks(runtime, applied.aftermath.noted)
+        follow(runtime, applied.after_commit)
+        apply_noted_asks(runtime, applied.after_commit.noted)
 
 
 def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:
@@ -161,8 +162,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         return transaction_id(borrowed), applied
 
     number, applied = borrowed.apply(work)
-    follow = follow_commit_of(runtime, borrowed, applied.aftermath)
-    return number, follow
+    return number, follow_commit_of(runtime, borrowed, applied.after_commit)
 
 
 def is_applied(runtime: Runtime, hold: Hold) -> bool:

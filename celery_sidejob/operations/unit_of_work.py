@@ -13,12 +13,13 @@ from ..model.changes import Ask, Change, Publish, RememberInputs, SetState, Term
 from ..store import jobs, state
 from ..store.borrowed import Borrowed
 from ..store.statement import Transaction
+from .after_commit import AfterCommit, follow
 from .family import Family
 from .lending import follow_commit_of
 from .lock_set import Touched
 from .mailboxes import Mailboxes
 from .noted_asks import apply_noted_asks
-from .runtime import Aftermath, Runtime
+from .runtime import Runtime
 from .wakes import Wakes
 
 
@@ -31,8 +32,8 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
         return _lend(runtime, changes, transaction)
 
     applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
-    runtime.follow(applied.aftermath)
-    apply_noted_asks(runtime, applied.aftermath.noted)
+    follow(runtime, applied.after_commit)
+    apply_noted_asks(runtime, applied.after_commit.noted)
     return applied
 
 
@@ -40,7 +41,7 @@ def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Appl
     """Write changes into the caller's transaction: asks are only noted, no job is locked but for its state."""
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
-    follow_commit_of(runtime, borrowed, applied.aftermath)
+    follow_commit_of(runtime, borrowed, applied.after_commit)
     return applied
 
 
@@ -63,11 +64,11 @@ class Applied:
         self._executor = executor
         self._changes = changes
         self._noting = noting
-        self.aftermath = Aftermath()
+        self.after_commit = AfterCommit()
         self.touched = Touched(executor, changes)
-        self.wakes = Wakes(runtime, executor, self.touched, self.aftermath, noting=noting)
-        self._family = Family(runtime, executor, self.touched, self.aftermath, own=own)
-        self._mailboxes = Mailboxes(executor, self.touched, self.wakes, self.aftermath, noting=noting)
+        self.wakes = Wakes(runtime, executor, self.touched, self.after_commit, noting=noting)
+        self._family = Family(runtime, executor, self.touched, self.after_commit, own=own)
+        self._mailboxes = Mailboxes(executor, self.touched, self.wakes, self.after_commit, noting=noting)
 
     def done(self) -> Applied:
         """Lock what is touched, and apply everything."""

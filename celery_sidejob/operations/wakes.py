@@ -10,20 +10,22 @@ from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
 from ..store import asks, jobs, trees
 from ..store.statement import Transaction
+from .after_commit import AfterCommit
 from .lock_set import Touched
-from .runtime import Aftermath, Move, Runtime
+from .runtime import Runtime
 
 
 class Wakes:
     """What jobs that are touched are asked. `noting`: nothing is locked, so it is only noted and judged afterwards."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, touched: Touched, aftermath: Aftermath, *, noting: bool = False
-    ) -> None:
+        self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,
+        noting: bool = False,
+    ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
         self._touched = touched
-        self._aftermath = aftermath
+        self._after_commit = after_commit
         self._noting = noting
         self._steps: list[tuple[str, int]] = []
         self._timed: list[Ask] = []
@@ -106,7 +108,7 @@ class Wakes:
                     # job's own shutdown repeats it for children that come meanwhile.
                     below = jobs.child_ids(self._executor, job_id)
                     asks.note(self._executor, below, "terminate_tree")
-                    self._aftermath.noted += below
+                    self._after_commit.noted += below
                 self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
             elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
@@ -120,7 +122,7 @@ class Wakes:
         elif kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
             asks.note(self._executor, late, {"ask": "run", "nudge": "run", "note": "run"}.get(kind, kind))
-            self._aftermath.noted += late
+            self._after_commit.noted += late
         elif kind == "terminate":
             for job_id in ids:  # a recursive termination that was noted is not cancelled by a plain one
                 self.apply_due(job_id)
@@ -130,7 +132,7 @@ class Wakes:
             unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
             if unlocked:  # adopted in this very transaction, or since the tree was looked at
                 asks.note(self._executor, unlocked, "terminate_tree")
-                self._aftermath.noted += unlocked
+                self._after_commit.noted += unlocked
             self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
         else:
             for job_id in ids if kind == "force" else ():  # or a termination noted before would supersede it
@@ -146,7 +148,7 @@ class Wakes:
             asks.note(
                 self._executor, [job_id], "force" if force else "run", due_at=change.due_at, wait_s=change.wait_s or 0.0
             )
-            self._aftermath.noted.append(job_id)
+            self._after_commit.noted.append(job_id)
         else:
             after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
             self._moved(job_id, after)
@@ -161,10 +163,9 @@ class Wakes:
     def _ring(self, row: Any) -> None:
         if row.task_id is None:
             return
-        self._aftermath.ring(self._touched.job(row.id), row)
+        self._after_commit.ring(self._touched.job(row.id), row)
 
     def _moved(self, job_id: int, after: str) -> None:
         before = self._touched.statuses[job_id]
         self._touched.statuses[job_id] = after
-        if before != after:
-            self._aftermath.moves.append(Move(job_id, self._touched.job(job_id).task, before, after))
+        self._after_commit.moved(self._touched.job(job_id), before, after)

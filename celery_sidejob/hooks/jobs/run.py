@@ -25,6 +25,7 @@ from ...model import values
 from ...model.changes import Terminate
 from ...model.durable import WORKER
 from ...model.errors import InvalidValueError, LeaseLostError, SchemaError, StoreUnavailableError, TaskRevokedError
+from ...model.events import JobMoved, LeaseLost
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
@@ -130,9 +131,8 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
     job = RunningJob(unit, row)
     unit.job = job
     if hold.kind == "run":
-        runtime.observer.status_changed(
-            row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id
-        )  # fmt: skip
+        moved = JobMoved(row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id)
+        runtime.observer.tell(moved)
     try:
         with _inside(task, unit, job, row, request):
             if hold.kind == "shutdown":
@@ -150,7 +150,7 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         raise Ignore(str(error)) from None
     except LeaseLostError as error:
         logger.warning("%s", error)
-        runtime.observer.counted("leases_lost")
+        runtime.observer.tell(LeaseLost(row.id, row.task, hold.run_no))
         raise Ignore(str(error)) from None
     except StoreUnavailableError as error:
         # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's

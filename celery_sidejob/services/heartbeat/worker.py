@@ -30,7 +30,7 @@ class Worker:
         self.runs: Deliveries[Key] = Deliveries()
         self.errands = Errands(runtime.called("errands"))
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
-        self.own = replace(runtime, later=self.errands.soon) if native.is_patched() else runtime
+        self.own = replace(runtime, after_commit=self.errands.soon) if native.is_patched() else runtime
         """The runtime for what this worker's thread does."""
         self.aside = SetAside()
         self._executor: OwnExecutor | None = None

@@ -13,6 +13,7 @@ from ...model.crash_points import reach
 from ...model.errors import InvalidValueError
 from ...model.messages import CONTINUATION, Continuation, Doorbell
 from ...model.protocols import Refused
+from ...operations.after_commit import dispatch
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS
 from ...store.statement import Transaction
@@ -71,7 +72,7 @@ class Doorbells(SweepDuty):
         refused: Refused = []
         continuations = _continuations(rows, refused)
         reach("sweep:before-publish")
-        sent = self._runtime.dispatch(bells, continuations, refused=refused)
+        sent = dispatch(self._runtime, bells, continuations, refused=refused)
         report["published"] += sent
         self._reserved = []
         report["unpublished"] += len(rows) - sent

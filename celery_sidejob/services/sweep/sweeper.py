@@ -13,6 +13,7 @@ from typing import Any
 
 from ...model.crash_points import reach
 from ...model.errors import StoreUnavailableError
+from ...model.events import Swept
 from ...operations.runtime import Runtime
 from ...store import workers
 from ...store.errors import RowsLocked
@@ -102,6 +103,6 @@ class Sweeper:
             self._duties.do(report)
         finally:  # what a turn did before it failed, it did
             found = PollReport(**{count.name: count.kind(report[count.name]) for count in COUNTS.values()})
-            for total, count in TOTALS.items():
-                self._runtime.observer.counted(total, int(getattr(found, count.name)))
+            totals = {total: int(getattr(found, count.name)) for total, count in TOTALS.items()}
+            self._runtime.observer.tell(Swept(totals))
         return found

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...model.messages import Outcome
 from ...model.troubles import log_trouble
+from ...operations.after_commit import settle
 from ...store import askings
 from ..duty import Count, Report
 from .sweep import Sweep, SweepDuty
@@ -49,7 +50,7 @@ class UnsentResults(SweepDuty):
                 log_trouble(
                     logger, row.task_id, "The end of %s cannot be read, and is not brought to the backend", row.task_id
                 )
-        report["results"] += self._runtime.settle(outcomes)
+        report["results"] += settle(self._runtime, outcomes)
 
 
 def _outcome(row: Any) -> Outcome:

@@ -28,7 +28,6 @@ class Worker:
     def receive(self, job: Job) -> Delivered:
         """Take the message of a job, and return its request."""
         app = self.stage.app
-        self.stage.runtime.dispatch([])  # what follows a commit is published by now
         message = self._connection.default_channel.basic_get(job.queue)
         assert message is not None, f"no message waits in {job.queue}"
         task = app.tasks[job.task]

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_sidejob import Job, StoreUnavailableError, embedded
-from celery_sidejob.operations import runtime
+from celery_sidejob.operations import after_commit
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.sweep import dead_workers
@@ -297,7 +297,7 @@ def test_a_death_between_publish_and_mark_is_one_copy_more(
     broker: tuple[Stage, TcpProxy, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     stage, _, client = broker
-    monkeypatch.setattr(runtime, "MARK_S", 3600.0)
+    monkeypatch.setattr(after_commit, "MARK_S", 3600.0)
     job = stage.job()
     assert (rung(client), unpublished(stage)) == ([job.id], 1)
     stage.sql("UPDATE messages SET next_check_at = now()")
@@ -322,7 +322,7 @@ def test_a_late_mark_is_not_of_the_next_run(
     broker: tuple[Stage, TcpProxy, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
     stage, _, client = broker
-    monkeypatch.setattr(runtime, "MARK_S", 3600.0)
+    monkeypatch.setattr(after_commit, "MARK_S", 3600.0)
     job = stage.job()
     assert stage.run(job) == "completed"
     client.flushdb()

@@ -1,0 +1,130 @@
+"""What an observer is told: an event is a value, told once, after the commit that it is of.
+
+If the process dies between the two, the event is not told. What must not be missed is a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that happened to a job."""
+
+    job_id: int
+    task: str
+
+    total: ClassVar[str]
+    """The total that counts these events."""
+    counted_by: ClassVar[str | None] = None
+    """The field that its label is."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobMoved(JobEvent):
+    """A job moved from one status to another; `before` is None for a new job.
+
+    If a run moved it, `run_no` is that run's, and `task_id` its asking's.
+    """
+
+    total = "status_changes"
+    counted_by = "after"
+
+    before: str | None
+    after: str
+    run_no: int | None = None
+    task_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobBuried(JobEvent):
+    """A job was entered in the dead set."""
+
+    total = "jobs_buried"
+    counted_by = "reason"
+
+    entry_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLost(JobEvent):
+    """A run's worker died."""
+
+    total = "runs_lost"
+
+    run_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRescued(JobEvent):
+    """A lost run was rescued: its job is queued again."""
+
+    total = "runs_rescued"
+
+    run_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(JobEvent):
+    """A run was refused, because it is no longer its job's current run."""
+
+    total = "leases_lost"
+
+    run_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEvent:
+    """Something that happened to an ordinary durable task."""
+
+    task_id: str
+    task: str
+
+    total: ClassVar[str | None]
+    counted_by: ClassVar[str | None] = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskBuried(TaskEvent):
+    """A durable task was entered in the dead set."""
+
+    total = "tasks_buried"
+    counted_by = "reason"
+
+    entry_id: int | str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLost(TaskEvent):
+    """The worker of a durable task died while it ran."""
+
+    total = "tasks_lost"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRescued(TaskEvent):
+    """A lost run of a durable task was rescued: the task runs again."""
+
+    total = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEndedWell(TaskEvent):
+    """A durable task that had been called lost has ended well."""
+
+    total = "tasks_recovered"
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The sweeper has done a turn: how many of each total."""
+
+    totals: Mapping[str, int]
+
+
+Event = JobEvent | TaskEvent | Swept

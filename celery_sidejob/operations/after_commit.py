@@ -1,0 +1,127 @@
+"""What follows a commit: events are told, messages published, results stored."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from ..model.changes import NewJob
+from ..model.errors import StoreUnavailableError
+from ..model.events import Event, JobMoved
+from ..model.messages import Continuation, Doorbell, Outcome
+from ..model.protocols import Publication, Refused
+from ..model.status import Status
+from ..store import askings
+from ..store.outbox.arming import FIRST_CHECK_S
+from ..store.outbox.continuations import remove as remove_continuations
+from ..store.outbox.kinds import JOBS
+from ..store.outbox.publishing import mark_published
+from ..store.write_behind import WriteBehind
+from .runtime import Runtime
+
+logger = logging.getLogger("celery_sidejob")
+
+MARK_S = FIRST_CHECK_S / 2
+"""How long the mark of a published message may be put off: the sweeper checks a fresh row only later than that."""
+
+
+@dataclass(slots=True)
+class AfterCommit:
+    """What follows a commit, collected while the transaction is open.
+
+    If the process dies before it is carried out, nothing is lost: doorbells, continuations, outcomes and noted asks are
+    rows, which the sweeper finds. Only the events are then not told.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    doorbells: list[Doorbell] = field(default_factory=list)
+    continuations: list[Continuation] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    noted: list[int] = field(default_factory=list)
+
+    def created(self, new: NewJob, row: Any) -> None:
+        """Tell of a job that was inserted, and have its doorbell rung unless its first run waits for its time."""
+        self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
+        if row.for_run is not None:
+            self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
+
+    def moved(self, job: Any, before: str, after: str, run_no: int | None = None, task_id: str | None = None) -> None:
+        """Tell that a job moved, if it did."""
+        if before != after:
+            self.events.append(JobMoved(job.id, job.task, before, after, run_no, task_id))
+
+    def ring(self, job: Any, armed: Any) -> None:
+        """Have the doorbell of a job's message rung that was just armed: (task_id, for_run, options)."""
+        self.doorbells.append(Doorbell.of(job.id, job, armed, armed.options))
+
+
+def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
+    """Carry out what follows a commit, where the runtime has that done."""
+
+    def carry_out() -> None:
+        # Moves come first: a receiver that is told of a burial has been told of the failure.
+        for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
+            runtime.observer.tell(event)
+        dispatch(
+            runtime, after_commit.doorbells, after_commit.continuations,
+            marks_later=runtime.connections.may_write_behind,
+        )  # fmt: skip
+        settle(runtime, after_commit.outcomes)
+
+    runtime.after_commit(carry_out)
+
+
+def tell(runtime: Runtime, *events: Event) -> None:
+    """Tell what was committed, where nothing else follows."""
+    if events:
+        follow(runtime, AfterCommit(events=list(events)))
+
+
+def dispatch(
+    runtime: Runtime, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
+    refused: Refused | None = None, marks_later: bool = False,
+) -> int:  # fmt: skip
+    """Publish, mark what the broker has, and return how many those were; `refused` is given what no queue takes.
+
+    Dying before the mark only means that the sweeper publishes once more; the claim drops the copy. With `marks_later`
+    the doorbells of a second are marked by one statement; most of their runs have begun by then.
+    """
+    waiting: list[Publication] = [*continuations, *doorbells]
+    if not waiting:
+        return 0
+    sent = runtime.publisher.publish(waiting, refused=refused)
+    rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
+    continued = [message.key for message in sent if isinstance(message, Continuation)]
+    connections = runtime.connections
+    try:
+        if rung and marks_later:
+            marks = connections.write_behind(
+                "rings", lambda: WriteBehind("marks of doorbells", partial(_mark, runtime), within_s=MARK_S)
+            )
+            marks.add(rung)
+            marks.write_if_late()
+        elif rung:
+            _mark(runtime, rung)
+        if continued:
+            connections.transact("mark", lambda executor: remove_continuations(executor, continued), single=True)
+    except StoreUnavailableError as error:
+        logger.warning("Published, but could not mark it; it will be published once more: %s", error)
+    return len(sent)
+
+
+def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
+    """Bring outcomes to the result backend, mark those it has, and return how many those were."""
+    stored = [outcome.task_id for outcome in outcomes if runtime.results.store(outcome)]
+    if stored:
+        try:
+            runtime.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored), single=True)
+        except StoreUnavailableError as error:
+            logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
+    return len(stored)
+
+
+def _mark(runtime: Runtime, rung: Sequence[tuple[int, int]]) -> None:
+    runtime.connections.transact("mark", lambda executor: mark_published(executor, JOBS, rung), single=True)
