@@ -110,61 +110,61 @@ def lent(scene: Scene, before: str) -> None:
 
 UNWRITTEN: dict[str, Case] = {
     "`get` of an unknown id or alias": lambda s: s.sidejob.get("nobody"),
-    "a verb, or a look at a job that was deleted": lambda s: s.gone.set(a=1),
+    "a call of, or a look at, a job that was deleted": lambda s: s.gone.set(a=1),
     "`parent=` names no job": lambda s: s.sidejob.enqueue(s.stage.idle, parent=10**9, child_name="x"),
     "an entry of the dead set is gone": lambda s: s.sidejob.dead.retry(10**9),
     "the task is neither imported nor served": lambda s: s.sidejob.enqueue("no.such.task"),
     "the task is an ordinary one": lambda s: s.sidejob.enqueue("ordinary"),
-    "what is given is no task at all": lambda s: s.sidejob.enqueue(7),
-    "a child for a job that ends or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
-    "adopting by a job that ends or has ended": lambda s: s.ended.adopt(s.other, "x"),
-    "`current_job` outside of a run": lambda s: current_job.id,
-    "`heartbeat(strict=True)` outside of a run": lambda s: heartbeat(strict=True),
+    "the argument is not a task": lambda s: s.sidejob.enqueue(7),
+    "a new child for a job that is ending or has ended": lambda s: s.ended.enqueue(s.stage.idle, child_name="x"),
+    "`adopt` by a job that is ending or has ended": lambda s: s.ended.adopt(s.other, "x"),
+    "`current_job` outside a run": lambda s: current_job.id,
+    "`heartbeat(strict=True)` outside a run": lambda s: heartbeat(strict=True),
     "the job has no such port": lambda s: s.strict.input("b"),
     "a port's name breaks the rules": lambda s: s.job.input("a-b"),
-    "ports are given as something else": lambda s: s.stage.job(inports="ab"),
+    "ports are neither names nor a mapping": lambda s: s.stage.job(inports="ab"),
     "an unknown option of a port": lambda s: s.stage.job(inports={"a": {"defualt": 1}}),
     "a channel's name does not begin with a slash": lambda s: s.sidejob.publish("sums", 1),
     "`channels` is set to a string": lambda s: setattr(s.job.input("a"), "channels", "/sums"),
-    "an alias begins with something else than a letter": lambda s: s.job.add_alias("1st"),
-    "an alias reads as a UUID": lambda s: s.stage.job(aliases=["a" * 32]),
-    "removing an alias the job has not": lambda s: s.job.remove_alias("yours"),
+    "an alias does not begin with a letter": lambda s: s.job.add_alias("1st"),
+    "an alias looks like a UUID": lambda s: s.stage.job(aliases=["a" * 32]),
+    "removing an alias that the job does not have": lambda s: s.job.remove_alias("yours"),
     "a value is not JSON": lambda s: s.job.input("a").write({"x": [float("nan")]}),
-    "a value of a type JSON does not have": lambda s: s.job.set(a=b"bytes"),
+    "a value of a type that JSON does not have": lambda s: s.job.set(a=b"bytes"),
     "a value is too large": lambda s: s.job.input("a").write("x" * 1_100_000),
-    "a key of the state cannot be kept": lambda s: s.job.set({"k" * 300: 1}),
-    "a child's name cannot be kept": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
+    "an invalid key of the state": lambda s: s.job.set({"k" * 300: 1}),
+    "an invalid name of a child": lambda s: s.job.enqueue(s.stage.idle, child_name=""),
     "`parent=` without `child_name=`, or the reverse": lambda s: s.sidejob.enqueue(s.stage.idle, parent=s.job),
     "a priority out of range": lambda s: s.stage.job(priority=10),
-    "a countdown that is no time": lambda s: s.job.run(countdown=float("inf")),
-    "a status that there is not": lambda s: s.job.wait("complete"),
-    "`wait` is given seconds in place of statuses": lambda s: s.job.wait(10),  # type: ignore[arg-type]
-    "`set` is given no mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
-    "an age that is no time in `purge`": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
-    "`send_many` is given one signature": lambda s: s.sidejob.send_many(durable(s).s()),
-    "`enqueue_many` is given one item": lambda s: s.sidejob.enqueue_many(s.stage.idle.s()),
+    "a countdown that is not a time": lambda s: s.job.run(countdown=float("inf")),
+    "an unknown status": lambda s: s.job.wait("complete"),
+    "`wait` with seconds where statuses belong": lambda s: s.job.wait(10),  # type: ignore[arg-type]
+    "`set` with something that is not a mapping": lambda s: s.job.set(3),  # type: ignore[arg-type]
+    "`purge` with an age that is not a time": lambda s: s.sidejob.dead.purge(older_than="3d"),  # type: ignore[arg-type]
+    "`send_many` with a single signature": lambda s: s.sidejob.send_many(durable(s).s()),
+    "`enqueue_many` with a single item": lambda s: s.sidejob.enqueue_many(s.stage.idle.s()),
     "`transaction=` is a transaction that has failed": lambda s: lent(s, "SELECT 1/0"),
-    "`transaction=` is a transaction that only reads": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
-    "an `eta` that is no datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
+    "`transaction=` is a read-only transaction": lambda s: lent(s, "SET TRANSACTION READ ONLY"),
+    "an `eta` that is not a datetime": lambda s: s.job.run(eta=60),  # type: ignore[arg-type]
     "a `task_id=` that is taken": lambda s: s.stage.job(task_id=s.job.task_id),
-    "a durable task's call with an option that is misspelt": lambda s: durable(s).apply_async(countdwn=5),
-    "a durable task's call with a countdown that is no number": lambda s: durable(s).apply_async(countdown="5s"),
-    "a durable task's call with an `eta` or `expires` that is no time": lambda s: durable(s).apply_async(
+    "a call of a durable task with a misspelt option": lambda s: durable(s).apply_async(countdwn=5),
+    "a call of a durable task with a countdown that is not a number": lambda s: durable(s).apply_async(countdown="5s"),
+    "a call of a durable task with an `eta` or `expires` that is not a time": lambda s: durable(s).apply_async(
         expires="soon"
     ),
-    "a durable task's call with a priority out of range": lambda s: durable(s).apply_async(priority=300),
-    "a call whose `headers` are no mapping": lambda s: durable(s).apply_async(headers=5),
-    "a call whose `headers` would say what the message is": lambda s: durable(s).apply_async(headers={"task": "other"}),
+    "a call of a durable task with a priority out of range": lambda s: durable(s).apply_async(priority=300),
+    "a call whose `headers` are not a mapping": lambda s: durable(s).apply_async(headers=5),
+    "a call whose `headers` contain one of Celery's own": lambda s: durable(s).apply_async(headers={"task": "other"}),
     "a call with `task_id=`, `queue=`, `routing_key=` or `exchange=` that cannot be sent": lambda s: s.stage.job(
         queue=""
     ),
     "a call whose headers or properties RabbitMQ cannot carry": lambda s: carried.check_sendable(
         "The call of mail", "amqp", {"n": 2**70}, {}
     ),
-    "what `send_many` is given is no signature": lambda s: s.sidejob.send_many([durable(s)]),
+    "an item of `send_many` is not a signature": lambda s: s.sidejob.send_many([durable(s)]),
     "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
     "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),
-    "`send_many` of a task of ours": lambda s: s.sidejob.send_many([durable(s).s(), s.stage.idle.s()]),
+    "`send_many` of a sidejob task": lambda s: s.sidejob.send_many([durable(s).s(), s.stage.idle.s()]),
     "`transaction=` for a task that is not durable": lambda s: s.stage.app.tasks["ordinary"].apply_async(
         transaction=object()
     ),
@@ -173,36 +173,34 @@ UNWRITTEN: dict[str, Case] = {
         [durable(s).s().set(transaction="default")]
     ),
     "one task id twice in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(task_id="one")] * 2),
-    "an item of `enqueue_many` that makes no job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
-    "`created_by=` cannot be kept": lambda s: s.stage.job(created_by="x" * 300),
+    "an item of `enqueue_many` that is not a job": lambda s: s.sidejob.enqueue_many([s.stage.idle.s(), "x"]),  # type: ignore[list-item]
+    "an invalid `created_by=`": lambda s: s.stage.job(created_by="x" * 300),
     "`exchange=` and `routing_key=` lead to no queue": lambda s: s.stage.job(routing_key="nowhere"),
-    "searching by something that is no id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
-    "counting by something else": lambda s: s.sidejob.count_jobs(by="args"),
-    "a durable task's `task_id=` reads as a row of another kind": lambda s: durable(s).apply_async(
-        task_id="continuation:1"
-    ),
-    "`purge` of the dead set without saying what": lambda s: s.sidejob.dead.purge(),
-    "a number of entries of the dead set, of jobs or of packets is none": lambda s: s.sidejob.dead.list(limit=0),
-    "a filter, or a name that is looked for, can be in no row": lambda s: s.sidejob.jobs(queue="a\x00b"),
+    "a search by a value that is not an id": lambda s: s.sidejob.find(1.5),  # type: ignore[arg-type]
+    "counting by an unknown column": lambda s: s.sidejob.count_jobs(by="args"),
+    "a durable task's `task_id=` has a reserved prefix": lambda s: durable(s).apply_async(task_id="continuation:1"),
+    "`purge` of the dead set without a condition": lambda s: s.sidejob.dead.purge(),
+    "a number of entries, jobs or packets that is not a number": lambda s: s.sidejob.dead.list(limit=0),
+    "a filter or a name that no row can contain": lambda s: s.sidejob.jobs(queue="a\x00b"),
     "`after=` of `jobs` is neither a job nor its id": lambda s: s.sidejob.jobs(after="x"),  # type: ignore[arg-type]
-    "what is no id of the dead set": lambda s: s.sidejob.dead.get(True),
-    "one of Celery's options is not what it may be, as `link=5`": lambda s: s.stage.job(link=5),
-    "`expires=` of a job is no time": lambda s: s.stage.job(expires="soon"),
-    "`state=` is no mapping": lambda s: s.stage.job(state="x"),
-    "an `eta` at the end of all time": lambda s: s.job.run(
+    "a string that is not an id of the dead set": lambda s: s.sidejob.dead.get(True),
+    "one of Celery's options has a wrong type, such as `link=5`": lambda s: s.stage.job(link=5),
+    "`expires=` of a job is not a time": lambda s: s.stage.job(expires="soon"),
+    "`state=` is not a mapping": lambda s: s.stage.job(state="x"),
+    "an `eta` at the end of the calendar": lambda s: s.job.run(
         eta=datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
     ),
-    "`timeout=` of `wait` is no time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
-    "an option of a durable task is no JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
+    "`timeout=` of `wait` is not a time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
+    "an option of a durable task is not a JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
     "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
     "two new children want one name": lambda s: s.sidejob.enqueue_many(
         [{"task": s.stage.idle, "parent": s.job, "child_name": "twin"}] * 2
     ),
-    "adopting under a name that is taken": lambda s: s.job.adopt(s.other, "kid"),
+    "`adopt` under a name that is taken": lambda s: s.job.adopt(s.other, "kid"),
     "the job to be adopted has a parent": lambda s: s.other.adopt(s.kid, "x"),
-    "the job to be disowned is no child": lambda s: s.job.disown("nobody"),
+    "the job to be disowned is not a child": lambda s: s.job.disown("nobody"),
     "a job would be its own ancestor": lambda s: s.kid.adopt(s.job, "x"),
 }
 """Asked outside of runs: no table has a row more or less afterwards."""
@@ -211,8 +209,8 @@ IN_A_RUN: dict[str, Case] = {
     "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
-    "`commit_within` is no time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
-    "`for_inputs` with a port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
+    "`commit_within` is not a time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
+    "`for_inputs` with one port twice": lambda s: s.inside(lambda job: list(job.for_inputs("a", "a"))),
     "`read(transaction=)` inside a run": lambda s: s.inside(lambda job: s.job.input("a").read(transaction=object())),
     "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),
     "a run goes on while the transaction of its unit is open": lambda s: after_block(s, lambda job, *_: job.set(a=1)),
@@ -436,46 +434,46 @@ def lost_on_the_way(scene: Scene) -> None:
 
 
 ELSEWHERE: dict[str, Case] = {
-    "a thread adds to a run that is over": left_behind,
-    "a durable task's run that its worker lost goes on as a retry": lost_on_the_way,
-    "a durable task's `task_id=` is not finished": taken,
+    "a thread continues a run that is over": left_behind,
+    "a durable task's run that was declared lost calls `retry`": lost_on_the_way,
+    "the `task_id=` of a durable task that is not finished": taken,
     "the body of a job, or a hook of it, is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
     "the body of a durable task is an `async def` or a generator": lambda s: (
         s.stage.app.task(asynchronous, durable=True, shared=False).name
     ),
     "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
-    "a pickled handle comes from an app that is none of several here": foreign_handle,
+    "a pickled handle comes from an app that this process does not have": foreign_handle,
     "a durable task with `task_protocol = 1`": protocol_one,
-    "a durable task's `on_lost` is another word": lambda s: durable(s, on_lost="retry"),
-    "a durable task's `max_losses` is no number": lambda s: durable(s, max_losses=0),
-    "a durable task's `locks_late` is another word": lambda s: durable(s, locks_late="sometimes"),
-    "a task locks late that must not be repeated": lambda s: durable(s, locks_late=True),
+    "a durable task's `on_lost` is not valid": lambda s: durable(s, on_lost="retry"),
+    "a durable task's `max_losses` is not a number": lambda s: durable(s, max_losses=0),
+    "a durable task's `locks_late` is not a bool": lambda s: durable(s, locks_late="sometimes"),
+    "`locks_late` of a task that must not be repeated": lambda s: durable(s, locks_late=True),
     "a durable task has a `Request` class of its own": lambda s: durable(s, Request="my.own:Request"),
-    "a store's URL is none, or libpq would misread it": misread,
+    "a store's URL is not a URL, or libpq would misread it": misread,
     "a store is named twice": lambda s: stores_of(s, s.stage.database_url).settings,
     "one of `sidejob_failover_urls` cannot be read": lambda s: stores_of(s, "postgresql://h/x?no=1").runtime,
     "two stores are one database": one_store_twice,
-    "no store answers, and each is left alone": no_store,
-    "an id of the dead set that cannot be one": lambda s: s.stage.sidejob.dead.get("one"),
-    "an entry of a store that is not known here": lambda s: s.stage.sidejob.dead.get("12345678:1"),
+    "no store has answered, and none is asked again yet": no_store,
+    "a number that is not an id of the dead set": lambda s: s.stage.sidejob.dead.get("one"),
+    "an entry of a store that this process does not know": lambda s: s.stage.sidejob.dead.get("12345678:1"),
     "a run that is no longer the current one commits": lambda s: fenced(s, lambda job: job.checkpoint()),
-    "a run that is no longer the current one beats": lambda s: fenced(s, lambda job: job.heartbeat()),
+    "a run that is no longer the current one calls `heartbeat`": lambda s: fenced(s, lambda job: job.heartbeat()),
     "a body goes on after its connection broke before the commit": lambda s: after_block(s, broken),
-    "a block after one that was committed without an answer": lambda s: after_block(s, unheard),
-    "a run goes on while Postgres has not decided about its lost connection's transaction": lambda s: after_block(
+    "a block after one whose commit had no answer": lambda s: after_block(s, unheard),
+    "a run goes on while Postgres has not decided about the transaction of its lost connection": lambda s: after_block(
         s, undecided
     ),
     "nobody listens at the store's address": without_store,
     "a revocation while the store is away": revoking_without_store,
     "the schema was never made": without_schema,
     "no store is configured": without_url,
-    "the schema is made or upgraded by a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
+    "`db upgrade` with a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
     "an unknown setting": unknown_setting,
-    "a variable of the environment that is misspelt": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
-    "a `SideJob` of something else than an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
-    "a worker starts whose heartbeat file cannot be made": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
+    "a misspelt variable of the environment": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),
+    "`SideJob` with something that is not an app": lambda s: SideJob("shop"),  # type: ignore[arg-type]
+    "a worker starts and cannot write its heartbeat file": lambda s: HeartbeatFile("/no/such", every_s=2).clear(),
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
-    "a worker starts with gevent, chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
+    "a worker starts with gevent, which was chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, run_rate="600/m"),
     "an option of a sidejob task is misspelt": lambda s: s.stage.task(lambda job: None, inport=["a"]),
     "an option of a durable task is misspelt": lambda s: s.stage.app.task(ordinary, shared=False, durabel=True),
