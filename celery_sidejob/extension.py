@@ -15,7 +15,9 @@ from celery.canvas import Signature
 
 from .deadset import DeadSet
 from .hooks import apps, beat, configuration, control, logs, masking
+from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
+from .hooks.broker.view import CeleryBroker
 from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.jobs.eager import run_here
@@ -151,10 +153,12 @@ class SideJob:
         connections = MeasuredConnections(
             settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s
         )
+        to_broker = BrokerConnection(app)
         primary = Runtime(
             settings=settings,
             connections=connections,
-            publisher=CeleryPublisher(app, settings.schema, partial(run_here, self), lease_s=settings.lease),
+            publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
+            broker=CeleryBroker(app, to_broker, settings.schema, lease_s=settings.lease),
             results=CeleryResults(app),
             observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),

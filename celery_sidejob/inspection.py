@@ -153,7 +153,7 @@ class Inspection:
                 continue
             _add(found, added)
             stores.append({"place": store.place, "name": name, "answers": True, "error": None})
-        return {**found, "stores": stores, "dead_list": self._runtime.publisher.dead_list()}
+        return {**found, "stores": stores, "dead_list": self._runtime.broker.dead_list()}
 
     def _stats(self, executor: Transaction) -> dict[str, Any]:
         known = counters.exist(executor)

@@ -45,6 +45,14 @@ class Publisher(Protocol):
         """Wait for what the broker still owes an answer to, and return which of these messages it has."""
         ...
 
+    def close(self) -> None:
+        """Let go of the connection; the next publish opens another."""
+        ...
+
+
+class Broker(Protocol):
+    """Answers questions about the broker. Never raises for a broker that is down."""
+
     @property
     def ready(self) -> bool:
         """Whether this process would try the broker now; False during the pause after a failure."""
@@ -79,10 +87,6 @@ class Publisher(Protocol):
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
         """Take some of it out of that list; False if the broker does not answer, and it is all to be read again."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the connection; the next publish opens another."""
         ...
 
     def was_emptied(self, store: str | None = None) -> bool:

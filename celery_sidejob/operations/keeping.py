@@ -149,7 +149,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
             due = [replace(message, tried=tried) for message in due]
         since = began + number * PAGE_TAKES_S
         sent = send(store, due, since=since, ready=made if len(due) == len(page) else None)
-        if due and not sent and not runtime.publisher.ready:
+        if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
 
 

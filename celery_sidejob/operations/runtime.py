@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..model.protocols import Observer, Publisher, Results, Tasks
+from ..model.protocols import Broker, Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
 from .stores import Stores
@@ -22,6 +22,7 @@ class Runtime:
     settings: Settings
     connections: Connections
     publisher: Publisher
+    broker: Broker
     results: Results
     observer: Observer
     tasks: Tasks

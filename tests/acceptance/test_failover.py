@@ -355,7 +355,10 @@ def test_a_task_id_that_is_used_again_is_no_copy(stores: Stores, at: Arm) -> Non
     stores.wait_quiet()
     stores.app.sidejob.runtime.stores.answered(stores.app.sidejob.runtime)
 
-    at("durable-keep:after-commit", lambda: setattr(stores.app.sidejob.runtime.publisher, "_paused_until", 1e18))
+    at(
+        "durable-keep:after-commit",
+        lambda: setattr(stores.app.sidejob.runtime.publisher._connection, "_paused_until", 1e18),
+    )
     stores.call("noted", 2, task_id="daily")
 
     stores.wait_quiet()

@@ -155,7 +155,7 @@ def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, broker: Brok
         configuration["task_create_missing_queues"] = False
     bad = [site.sidejob.enqueue("outage.note", queue="broken") for _ in range(3)]
     good = [site.sidejob.enqueue("outage.note") for _ in range(3)]
-    assert site.sidejob.runtime.publisher.ready
+    assert site.sidejob.runtime.broker.ready
     # As if nothing had been published, and everything were due.
     site.sidejob.runtime.connections.write_behind_now()
     site.rows("UPDATE messages SET published_at = NULL, next_check_at = now() RETURNING 1")
@@ -164,7 +164,7 @@ def test_a_queue_that_takes_no_messages_blocks_no_other(site: Site, broker: Brok
         for _ in range(3):
             report = sweeping.sidejob.poll()
             assert report.unpublished == len(bad)
-            assert sweeping.sidejob.runtime.publisher.ready
+            assert sweeping.sidejob.runtime.broker.ready
             site.rows("UPDATE messages SET next_check_at = now() WHERE queue = 'broken' RETURNING 1")
         sweeping.start_worker()
         for job in good:

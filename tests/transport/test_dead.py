@@ -85,7 +85,7 @@ def test_the_message_of_a_durable_task_is_in_the_dead_set_once(
     killed()
     assert left(server) == ["one"]
 
-    monkeypatch.setattr(app.sidejob.runtime.publisher, "forget_buried", lambda texts: False)  # who did so has died
+    monkeypatch.setattr(app.sidejob.runtime.broker, "forget_buried", lambda texts: False)  # who did so has died
     sweep(app)
     monkeypatch.undo()
     assert left(server) == ["one"]

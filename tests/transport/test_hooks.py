@@ -51,7 +51,7 @@ def test_messages_are_pushed_with_a_bell_and_found_wherever_they_are(app: Celery
     with app.connection_for_read() as connection:
         assert connection.default_channel.basic_get("celery").headers["id"] == "fetched"
         rows = [Sought.of_row(row) for row in runtime.connections.run(ROWS)]
-        assert runtime.publisher.look().find(rows) == Sight(there={"fetched", "waiting"})
+        assert runtime.broker.look().find(rows) == Sight(there={"fetched", "waiting"})
 
 
 def test_a_kept_client_and_pushes_on_our_channel(connect: Connect, server: redis.Redis) -> None:

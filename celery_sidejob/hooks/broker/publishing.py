@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from celery import Celery
 from kombu import Producer
 
-from ...model.broker_view import Look
-from ...model.buried import Buried, Place
 from ...model.crash_points import reach
 from ...model.durable import Key, Message
 from ...model.errors import SettingsError
@@ -28,12 +25,9 @@ from ...model.protocols import Publication, Refused
 from ...model.troubles import log_trouble
 from ..jobs import continuation, doorbell, events
 from ..tasks import kept_message
-from . import rabbitmq, redis_dead
 from .carried import check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
-from .marker import Markers
 from .redis_client import NotAlone, Packed, Pushes
-from .redis_look import RedisLook
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -59,19 +53,12 @@ class Ready:
 
 
 class CeleryPublisher:
-    """Publishes doorbells, continuations and the messages of ordinary tasks of one app, and asks its broker."""
+    """Publishes doorbells, continuations and the messages of ordinary tasks of one app."""
 
-    def __init__(self, app: Celery, schema: str, run_here: Callable[[set[int]], None], *, lease_s: float) -> None:
+    def __init__(self, app: Celery, connection: BrokerConnection, run_here: Callable[[set[int]], None]) -> None:
         self._app = app
-        self._lease_s = lease_s
+        self._connection = connection
         self._run_here = run_here
-        self._connection = BrokerConnection(app)
-        self._markers = Markers(schema)
-
-    @property
-    def ready(self) -> bool:
-        """Whether the pause after the last failure is over."""
-        return self._connection.ready
 
     def publish(
         self, messages: Sequence[Publication], *, ready: Ready | None = None, refused: Refused | None = None
@@ -232,69 +219,9 @@ class CeleryPublisher:
         """Let go of the connection; the next publish opens another."""
         self._connection.close()
 
-    @property
-    def knows_queues(self) -> bool:
-        """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
-        return self._connection.family == "amqp"
-
-    def was_emptied(self, store: str | None = None) -> bool:
-        """Look for a store's marker in the broker, and put it there."""
-        connection = self._connection
-        connection.mind_fork()
-        with connection.lock:
-            try:
-                there = self._markers.is_there(connection.channel(), connection.family, store)
-            except BaseException as error:
-                connection.mind_strike(error)
-                connection.pause(error)
-                return False
-        return not there  # nor has a fresh broker a marker: who is told so looks for each message before it copies any
-
-    def ready_messages(self, queue: str) -> int | None:
-        """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
-        if not self.knows_queues:
-            return None
-        found = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue))
-        return None if found is None else found[0]
-
-    def waiting(self, queue: str) -> tuple[int, int]:
-        """Count the messages that wait in a RabbitMQ's queue, and its consumers; (0, 0) if that is not known now."""
-        ready, consumers = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue)) or (0, 0)
-        return max(0, ready), consumers
-
-    def look(self) -> Look | None:
-        """Begin a look for single messages; None where the broker shows none: on all but Redis."""
-        if self._connection.family != "redis":
-            return None
-        return RedisLook(self._connection.ask, fetched_within_s=self._lease_s)
-
-    def dead_list(self) -> int | None:
-        """Count what our transport has given up; None with another transport, or a broker that does not answer."""
-        return self._connection.ask(redis_dead.count) if self._has_dead_list else None
-
-    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
-        """Read a page of our transport's dead list, where the broker has that transport."""
-        if not self._has_dead_list:
-            return place, ()
-        found = self._connection.ask(lambda channel: redis_dead.page(channel, place, doorbell=doorbell.HEADER))
-        return found or (place, ())
-
-    def forget_buried(self, texts: Sequence[bytes]) -> bool:
-        """Remove entries of that list; False if the broker does not answer."""
-        return bool(self._connection.ask(lambda channel: redis_dead.forget(channel, texts)))
-
     def announce(self, send: Callable[[Producer], Any]) -> None:
         """Send a monitoring event, if the broker is there."""
         self._connection.ask(lambda channel: send(self._connection.open()))
-
-    @cached_property
-    def _has_dead_list(self) -> bool:
-        try:
-            if self._connection.family != "redis":
-                return False
-            return redis_dead.has_list(self._app.connection_for_write().transport.Channel)
-        except SettingsError:  # a URL that cannot be read, of which others tell
-            return False
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from celery.worker import state
 
 from ...store import counters
 from ...store.connection.connections import Connections
-from .publishing import CeleryPublisher
+from .view import CeleryBroker
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -32,9 +32,9 @@ class Hearing:
 
     name = "hearing"
 
-    def __init__(self, worker: Any, publisher: CeleryPublisher, connections: Connections) -> None:
+    def __init__(self, worker: Any, broker: CeleryBroker, connections: Connections) -> None:
         self._worker = worker
-        self._publisher = publisher
+        self._broker = broker
         self._connections = connections
         self._taken = -1
         self._suspected: set[str] = set()
@@ -47,7 +47,7 @@ class Hearing:
         if consumer is None or state.reserved_requests or self._taken != taken:
             return
         for queue in [queue.name for queue in list(consumer.queues)]:
-            waiting, consumers = self._publisher.waiting(queue)
+            waiting, consumers = self._broker.waiting(queue)
             if not waiting:
                 continue
             if queue in before and consumers < self._servers(queue):

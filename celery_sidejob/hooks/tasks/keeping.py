@@ -188,7 +188,7 @@ class KeepingProducer:
         if self._kept:
             if together is not None:
                 together.events.append(partial(self._producer.publish, body, **options))
-            elif self._runtime.publisher.ready:
+            elif self._runtime.broker.ready:
                 with suppress(Exception):
                     return self._producer.publish(body, **options)
             return None

@@ -35,7 +35,7 @@ def write_behind(backend: Any, wanted: list[Callable[[], Any]]) -> Iterator[None
 
 def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
     """Ask the backend, where the broker does not seem to be away; whoever waits for the result asks again."""
-    if not app.sidejob.runtime.publisher.ready:
+    if not app.sidejob.runtime.broker.ready:
         return
     try:
         want()

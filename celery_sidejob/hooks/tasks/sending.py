@@ -83,7 +83,7 @@ def _keep(app: Celery, together: Together, transaction: Any) -> None:
 
 def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
     """Send events, ask the result backend: what must not fail the call. The first that fails is the last tried."""
-    if not app.sidejob.runtime.publisher.ready:
+    if not app.sidejob.runtime.broker.ready:
         return
     try:
         for call in calls:

@@ -71,7 +71,7 @@ class SideJobStep(bootsteps.StartStopStep):
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         if configuration.broker_family(worker.app) == "amqp":
-            self._loops.append(Loop(Hearing(worker, sidejob.runtime.publisher, sidejob.runtime.connections)))
+            self._loops.append(Loop(Hearing(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)

@@ -42,7 +42,7 @@ class Backlog:
     def begin_turn(self) -> None:
         """Forget what was seen last time."""
         self._counted = False
-        self._look = self._runtime.publisher.look()
+        self._look = self._runtime.broker.look()
         self._borders.clear()
         self._whole.clear()
 
@@ -51,12 +51,12 @@ class Backlog:
 
         One that is lost while others wait is called missing once it is overtaken.
         """
-        if self._counted or not self._runtime.publisher.knows_queues:
+        if self._counted or not self._runtime.broker.knows_queues:
             return False
         self._counted = True
         passed_over = 0
         for queue, number in checks.overdue(self._runtime.connections, limit=CHECK_PAGE).items():
-            ready = self._runtime.publisher.ready_messages(queue)
+            ready = self._runtime.broker.ready_messages(queue)
             if ready is None or ready < number:
                 continue
 
@@ -76,7 +76,7 @@ class Backlog:
         as ever.
         """
         if queue not in self._whole:
-            ready = self._runtime.publisher.ready_messages(queue)
+            ready = self._runtime.broker.ready_messages(queue)
             limit = 1 + max(0, ready or 0) * 10 // 9
             self._whole[queue] = (
                 ready is not None and checks.in_queue(self._runtime.connections, queue, limit=limit) < limit
@@ -113,7 +113,7 @@ class Backlog:
         else:
             sought = [sought_of(row) for row in rows]
         sight = self._look.find(sought) if self._look is not None and sought else Sight()
-        if sight is None and not self._runtime.publisher.ready:
+        if sight is None and not self._runtime.broker.ready:
             return None
         sight = sight or Sight()
         published_at = {row.task_id: row.published_at for row in rows}

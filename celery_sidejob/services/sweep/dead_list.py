@@ -25,14 +25,14 @@ class DeadList(TaskDuty):
         self._place = Place()
 
     def _do(self, report: Report) -> None:
-        publisher = self._runtime.publisher
+        broker = self._runtime.broker
         while self._may_publish():
-            place, page = publisher.buried(self._place)
+            place, page = broker.buried(self._place)
             if not page:
                 self._place = place
                 return
             seen_to = [one.text for one in page if one.is_doorbell or self._poison(one)]
-            if seen_to and not publisher.forget_buried(seen_to):
+            if seen_to and not broker.forget_buried(seen_to):
                 return
             self._place = place.past([one.text for one in page if one.text not in seen_to])
 

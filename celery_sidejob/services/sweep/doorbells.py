@@ -44,7 +44,7 @@ class Doorbells(SweepDuty):
 
     def is_due(self) -> bool:
         """Tell whether anything can be published."""
-        return self._runtime.publisher.ready
+        return self._runtime.broker.ready
 
     def _do(self, report: Report) -> None:
         if self._reserved:  # by a turn that failed
@@ -76,7 +76,7 @@ class Doorbells(SweepDuty):
         report["published"] += sent
         self._reserved = []
         report["unpublished"] += len(rows) - sent
-        if sent < len(rows) and not self._runtime.publisher.ready:
+        if sent < len(rows) and not self._runtime.broker.ready:
             # The broker is away: these rows need not wait for the end of their reservation.
             publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=SET_ASIDE_S)
             return False

@@ -97,7 +97,7 @@ class DueTasks(TaskDuty):
         report["unpublished"] += len(messages) - sent
         if refused:  # if the backend is busy, they come again, and are refused again
             self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
-        if self._runtime.publisher.ready:
+        if self._runtime.broker.ready:
             return True  # what was passed over waits for the end of its reservation
         publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=CHECK_AGAIN_S)
         return False

@@ -23,11 +23,11 @@ class EmptiedBroker(SweepDuty):
 
     def is_due(self) -> bool:
         """Tell whether it is time for a look at the marker, or the last look at all is still to be finished."""
-        return self._runtime.publisher.ready and (self._emptied or super().is_due())
+        return self._runtime.broker.ready and (self._emptied or super().is_due())
 
     def _do(self, report: Report) -> None:
         if not self._emptied:
-            self._emptied = self._runtime.publisher.was_emptied(self._runtime.stores.label_of(self._runtime))
+            self._emptied = self._runtime.broker.was_emptied(self._runtime.stores.label_of(self._runtime))
         if self._emptied:
             report["broker_emptied"] += 1
             self._sweep.tasks_emptied = True

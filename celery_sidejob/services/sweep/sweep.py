@@ -64,4 +64,4 @@ class TaskDuty(SweepDuty):
         return super().is_due() and self._sweep.durable.fits()
 
     def _may_publish(self) -> bool:
-        return self._runtime.publisher.ready and self._sweep.may_go_on()
+        return self._runtime.broker.ready and self._sweep.may_go_on()

@@ -12,7 +12,7 @@ class TasksOfEmptiedBroker(TaskDuty):
 
     def is_due(self) -> bool:
         """Tell whether the broker was emptied, and answers."""
-        return self._sweep.tasks_emptied and self._runtime.publisher.ready and super().is_due()
+        return self._sweep.tasks_emptied and self._runtime.broker.ready and super().is_due()
 
     def _do(self, report: Report) -> None:
         self._sweep.tasks_emptied = not self._sweep.backlog.look_for_all(TASKS, "")

@@ -17,12 +17,12 @@ class VanishedQueues(SweepDuty):
 
     def is_due(self) -> bool:
         """Tell whether it is time, and the broker answers."""
-        return self._runtime.publisher.ready and self._runtime.publisher.knows_queues and super().is_due()
+        return self._runtime.broker.ready and self._runtime.broker.knows_queues and super().is_due()
 
     def _do(self, report: Report) -> None:
-        publisher = self._runtime.publisher
+        broker = self._runtime.broker
         for queue in checks.queues_in_broker(self._connections):
-            if publisher.ready_messages(queue) != GONE:
+            if broker.ready_messages(queue) != GONE:
                 continue
 
             def work(executor: Transaction, queue: str = queue) -> int:

@@ -16,7 +16,9 @@ from kombu import Connection, Exchange, Queue
 
 from celery_sidejob import embedded
 from celery_sidejob.hooks.broker import publishing
+from celery_sidejob.hooks.broker.connection import BrokerConnection
 from celery_sidejob.hooks.broker.publishing import CeleryPublisher
+from celery_sidejob.hooks.broker.view import CeleryBroker
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.messages import Doorbell
 from tests.tools.freezing import frozen
@@ -33,7 +35,7 @@ def test_it_serves_all_messages_and_is_closed_when_it_is_let_go(
     own_valkey: embedded.Valkey, watcher: redis.Redis
 ) -> None:
     app = Celery("shop", broker=own_valkey.url, set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
     nobody = len(watcher.client_list())
     bells = [Doorbell(number, 1, f"task-{number}", "noop", "celery") for number in range(5)]
 
@@ -53,14 +55,14 @@ def test_a_broker_that_is_away_is_said_to_be_so_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
     bell = Doorbell(1, 1, "task-1", "noop", "celery")
 
     def tries(count: int) -> int:
         for _ in range(count):
             publisher._connection._paused_until = float("-inf")  # the pause is over
             assert publisher.publish([bell]) == []
-            assert not publisher.ready
+            assert not publisher._connection.ready
         return sum(record.levelname == "WARNING" for record in caplog.records)
 
     assert tries(5) == 1
@@ -71,7 +73,7 @@ def test_a_broker_that_is_away_is_said_to_be_so_once_a_minute(
 
 def test_a_broker_url_that_cannot_be_read_is_told_of_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
     app = Celery("shop", broker="redis://:se/cret@127.0.0.1:6379/0", set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
 
     assert publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]) == []
 
@@ -95,7 +97,7 @@ KEYS = [(f"task-{number}", 1) for number in range(4)]
 @pytest.fixture
 def publisher(own_valkey: embedded.Valkey) -> Iterator[CeleryPublisher]:
     app = Celery("shop", broker=own_valkey.url, set_as_current=False)
-    made = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    made = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
     yield made
     made.close()
     app.close()
@@ -151,7 +153,7 @@ def test_a_redis_that_does_not_answer_begins_a_pause_after_a_second(
     with frozen(own_valkey.pid):
         assert publisher.publish([message(1)]) == [message(1)], "the system has taken it"
         assert publisher.publish([message(2)]) == []
-        assert not publisher.ready
+        assert not publisher._connection.ready
         assert publisher.publish([message(3)]) == []
 
     assert publisher.confirm(KEYS) == [KEYS[0], KEYS[2], KEYS[3]], "it tells only of what it was given"
@@ -301,7 +303,7 @@ def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, p
         lambda publisher: publisher.publish([message(1)]),
         lambda publisher: publisher.publish([message(1), message(2)]),
         lambda publisher: publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]),
-        lambda publisher: publisher.was_emptied(),
+        lambda publisher: CeleryBroker(publisher._app, publisher._connection, "sidejob", lease_s=20).was_emptied(),
         lambda publisher: publisher.announce(lambda producer: producer.publish({}, routing_key="celery")),
     ],
     ids=["one", "many", "doorbell", "marker", "event"],
@@ -322,7 +324,7 @@ def test_a_time_limit_that_strikes_in_here_is_for_the_caller(
         with pytest.raises(SoftTimeLimitExceeded):
             begin(publisher)
 
-    assert publisher.ready, "the broker is there"
+    assert publisher._connection.ready, "the broker is there"
     assert publisher.publish([message(3)]) == [message(3)]
     assert publisher.confirm(KEYS[3:4]) == KEYS[3:4]
 
@@ -350,7 +352,7 @@ def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
 ) -> None:
     url = urlsplit(own_valkey.url)._replace(path="/3").geturl()
     app = Celery("shop", broker=url, set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
     send = redis.Connection.send_command
     try:
         assert publisher.publish([message(0)]) == [message(0)]

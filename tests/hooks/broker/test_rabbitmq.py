@@ -11,6 +11,7 @@ from celery import Celery
 from celery.worker.loops import _quick_drain
 
 from celery_sidejob.hooks.broker import rabbitmq
+from celery_sidejob.hooks.broker.connection import BrokerConnection
 from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.model.durable import Message
 from tests.tools.proxy import TcpProxy
@@ -60,7 +61,7 @@ def test_messages_that_a_full_queue_rejects_are_not_taken_for_published(amqp_url
     """They are sent together, and RabbitMQ answers for each: it has those that were taken before it was full."""
     full, other = "full-" + secrets.token_hex(4), "other-" + secrets.token_hex(4)
     app = Celery("shop", broker=amqp_url, set_as_current=False)
-    publisher = CeleryPublisher(app, "sidejob", lambda jobs: None, lease_s=20)
+    publisher = CeleryPublisher(app, BrokerConnection(app), lambda jobs: None)
     with kombu.Connection(amqp_url) as connection:
         channel = connection.default_channel
         channel.queue_declare(full, arguments={"x-max-length": 2, "x-overflow": "reject-publish"}, auto_delete=False)

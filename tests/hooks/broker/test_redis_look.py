@@ -50,7 +50,7 @@ def call(app: Celery, task_id: str, **options: Any) -> None:
 def look(app: Celery) -> Sight:
     """Look for everything that is kept."""
     runtime = app.sidejob.runtime
-    sight = runtime.publisher.look().find([Sought.of_row(row) for row in runtime.connections.run(ROWS)])
+    sight = runtime.broker.look().find([Sought.of_row(row) for row in runtime.connections.run(ROWS)])
     assert sight is not None
     return sight
 
@@ -191,12 +191,12 @@ def test_a_broker_that_does_not_answer_tells_nothing(app: Celery) -> None:
     call(app, "kept")
     runtime = app.sidejob.runtime
     rows = runtime.connections.run(ROWS)
-    found = runtime.publisher.look()
+    found = runtime.broker.look()
     runtime.publisher._app.conf.broker_url = "redis://127.0.0.1:1/0"
     runtime.publisher.close()
 
     assert found.find([Sought.of_row(row) for row in rows]) is None
-    assert not runtime.publisher.ready
+    assert not runtime.broker.ready
 
 
 def test_a_backlog_is_looked_into_with_few_small_commands(app: Celery, client: redis.Redis) -> None:

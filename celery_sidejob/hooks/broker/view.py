@@ -1,0 +1,87 @@
+"""Questions about the broker. A broker that does not answer is left alone for a while, as after a failed publish."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from celery import Celery
+
+from ...model.broker_view import Look
+from ...model.buried import Buried, Place
+from ...model.errors import SettingsError
+from ..jobs import doorbell
+from . import rabbitmq, redis_dead
+from .connection import BrokerConnection
+from .marker import Markers
+from .redis_look import RedisLook
+
+
+class CeleryBroker:
+    """Asks the broker of one app, over the connection that its publisher uses."""
+
+    def __init__(self, app: Celery, connection: BrokerConnection, schema: str, *, lease_s: float) -> None:
+        self._app = app
+        self._connection = connection
+        self._markers = Markers(schema)
+        self._lease_s = lease_s
+
+    @property
+    def ready(self) -> bool:
+        """Whether the pause after the last failure is over."""
+        return self._connection.ready
+
+    @property
+    def knows_queues(self) -> bool:
+        """Whether a queue can vanish by itself, and tells how many messages wait in it: on RabbitMQ."""
+        return self._connection.family == "amqp"
+
+    def ready_messages(self, queue: str) -> int | None:
+        """Count the messages of a RabbitMQ's queue that no worker has fetched; GONE without the queue, else None."""
+        if not self.knows_queues:
+            return None
+        found = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue))
+        return None if found is None else found[0]
+
+    def waiting(self, queue: str) -> tuple[int, int]:
+        """Count the messages that wait in a RabbitMQ's queue, and its consumers; (0, 0) if that is not known now."""
+        ready, consumers = self._connection.ask(lambda channel: rabbitmq.counts(channel.connection, queue)) or (0, 0)
+        return max(0, ready), consumers
+
+    def look(self) -> Look | None:
+        """Begin a look for single messages; None where the broker shows none: on all but Redis."""
+        if self._connection.family != "redis":
+            return None
+        return RedisLook(self._connection.ask, fetched_within_s=self._lease_s)
+
+    def was_emptied(self, store: str | None = None) -> bool:
+        """Look for a store's marker in the broker, and put it there; False if the broker does not answer.
+
+        A fresh broker has no marker either. The caller looks for each message before it publishes a copy.
+        """
+        family = self._connection.family
+        return self._connection.ask(lambda channel: self._markers.is_there(channel, family, store)) is False
+
+    def dead_list(self) -> int | None:
+        """Count what our transport has given up; None with another transport, or a broker that does not answer."""
+        return self._connection.ask(redis_dead.count) if self._has_dead_list else None
+
+    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
+        """Read a page of our transport's dead list, where the broker has that transport."""
+        if not self._has_dead_list:
+            return place, ()
+        found = self._connection.ask(lambda channel: redis_dead.page(channel, place, doorbell=doorbell.HEADER))
+        return found or (place, ())
+
+    def forget_buried(self, texts: Sequence[bytes]) -> bool:
+        """Remove entries of that list; False if the broker does not answer."""
+        return bool(self._connection.ask(lambda channel: redis_dead.forget(channel, texts)))
+
+    @cached_property
+    def _has_dead_list(self) -> bool:
+        try:
+            if self._connection.family != "redis":
+                return False
+            return redis_dead.has_list(self._app.connection_for_write().transport.Channel)
+        except SettingsError:  # a URL that cannot be read, of which others tell
+            return False
