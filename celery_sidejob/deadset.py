@@ -287,7 +287,7 @@ class DeadSet:
 
     def _revive(self, store: Runtime, numbers: Sequence[int]) -> int:
         """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""
-        with store.connections.answering(within_s=self._stores.look_s(store)):
+        with store.connections.talking(within_s=self._stores.look_s(store)):
             return burials.revive(store, numbers)
 
     def _force(self, job_id: int) -> Job:

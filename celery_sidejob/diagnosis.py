@@ -160,7 +160,7 @@ class Diagnosis:
 
     def _of(self, check: Check, within_s: float | None) -> list[Finding]:
         connections = self._runtime.connections
-        with health.looking(connections), connections.answering(within_s=within_s):
+        with health.looking(connections), connections.talking(within_s=within_s):
             return connections.transact("doctor", lambda executor: list(check(executor)))
 
     def _of_first_store(self, executor: Transaction, ask: Callable[[Transaction], T]) -> T | None:
@@ -223,7 +223,7 @@ class Diagnosis:
         settings = self._settings
         connections = self._runtime.connections
         try:
-            with health.looking(connections), connections.answering(within_s=self._patience_s):
+            with health.looking(connections), connections.talking(within_s=self._patience_s):
                 schema_check.check(connections, settings.schema, owner=self._owner)  # as workers do
                 revision, head = schema_check.current(connections, settings.schema), revisions.KNOWN
         except SideJobError as failure:

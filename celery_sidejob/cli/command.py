@@ -62,7 +62,7 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
         _check_texts(kwargs)
         try:
             sidejob = _sidejob_of(celery.app)
-            with sidejob.runtime.connections.answering(within_s=PATIENCE_S):
+            with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
                 output = Output(coloured=not celery.no_color, for_program=bool(kwargs.get("as_json")))
                 return function(sidejob, output, *args, **kwargs)
         except SideJobError as error:

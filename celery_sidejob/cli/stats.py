@@ -41,7 +41,7 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
     found = Inspection(sidejob.runtime).stats()
     if everything:
         # It reads all jobs, however long that takes.
-        with sidejob.runtime.connections.answering(within_s=None), output.progress("Counting all jobs"):
+        with sidejob.runtime.connections.talking(within_s=None), output.progress("Counting all jobs"):
             found["jobs"] = sidejob.count_jobs()
             found["estimated"] = [what for what in found["estimated"] if what != "jobs"]
     if as_json:

@@ -349,7 +349,7 @@ class LateLocks:
             return nullcontext()
         if self._executor is None or self._executor.broken:
             self._executor = self._runtime.connections.connect()
-        return self._runtime.connections.over(self._executor)
+        return self._runtime.connections.talking(over=self._executor)
 
     def _of(self, run: Run) -> LateLock:
         assert run.late is not None

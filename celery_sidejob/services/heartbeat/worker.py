@@ -61,7 +61,7 @@ class WorkerDuty(Duty):
 
     def run_once(self, report: Report | None = None) -> Report:
         """Do it now, and count what that was."""
-        with self._connections.over(self._worker.executor()):
+        with self._connections.talking(over=self._worker.executor()):
             return super().run_once(report)
 
     def _rescue(self, row: Any) -> bool:

@@ -2,7 +2,7 @@
 
 At most one transaction per thread is open at a time and none while user code runs, so a pool child needs one
 connection. A connection that was idle for `IDLE_S` is closed. A worker's services take turns on one (`take_turns`),
-its heartbeat has one of its own (`Connections.over`).
+its heartbeat has one of its own (`Connections.talking`).
 
 Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). So
 nothing is kept in a session: no SET but SET LOCAL, no temporary tables, no LISTEN, and prepared statements only where

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -75,6 +75,13 @@ ANSWERS_S = 5.0
 _ANYTHING = Statement("SELECT 1 AS answer")
 
 
+class _Thread(threading.local):
+    """How a thread talks to one store; see `Connections.talking`."""
+
+    over: OwnExecutor | None = None
+    within_s: float | None = None
+
+
 class Connections(Autocommit):
     """Opens, lends and closes this process's connections to one store."""
 
@@ -93,7 +100,7 @@ class Connections(Autocommit):
         self.schema = schema
         self._idle = Idle()
         self._turns = Turns()
-        self._of_thread = threading.local()
+        self._thread = _Thread()
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
@@ -112,35 +119,22 @@ class Connections(Autocommit):
         not answered `within_s`), `StoreUnavailableError` when nothing was committed.
         """
         if within_s is None:
-            within_s = getattr(self._of_thread, "patience_s", None)
-        with self._within(within_s) if within_s is not None else nullcontext():
-            return self._in_turn(name, work, single=single)
-
-    def _in_turn(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool) -> T:
-        if self._own_executor is not None:
-            return self._transact(name, work, single=single, bounded=True)
+            within_s = self._thread.within_s
+        deadline = None if within_s is None else time.monotonic() + within_s
+        if self._thread.over is not None:
+            return self._transact(name, work, deadline, single=single, bounded=True)
         with self._turns.one():
             if takes_turns():
-                return self._transact(name, work, single=single and name in QUICK, bounded=True)
-            return self._transact(name, work, single=single)
-
-    @contextmanager
-    def _within(self, seconds: float) -> Iterator[None]:
-        """Have what this thread says to the store within the block answered by then, or given up."""
-        before = self._deadline
-        self._of_thread.deadline = time.monotonic() + seconds
-        try:
-            yield
-        finally:
-            self._of_thread.deadline = before
+                return self._transact(name, work, deadline, single=single and name in QUICK, bounded=True)
+            return self._transact(name, work, deadline, single=single, bounded=False)
 
     def _transact(
-        self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, bounded: bool = False
+        self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, bounded: bool
     ) -> T:
         fresh = False
         for attempt in range(1, ATTEMPTS + 1):
-            executor = self._acquire(fresh)
-            executor.connection.deadline = self._deadline
+            executor = self._acquire(deadline, fresh)
+            executor.connection.deadline = deadline
             try:
                 result = executor.in_transaction(name, work, single=single, bounded=bounded)
             except (*REPEATED, Moved) as error:
@@ -189,15 +183,16 @@ class Connections(Autocommit):
         """
         if native.is_patched() or not self.may_write_behind:
             return None
-        with self._turns.one(), self._within(within_s):
+        deadline = time.monotonic() + within_s
+        with self._turns.one():
             self._mind_fork()
             try:
-                executor = self._idle.take(self._deadline)
+                executor = self._idle.take(deadline)
             except StoreUnavailableError:
                 return None
             if executor is None:
                 return None
-            executor.connection.deadline = self._deadline
+            executor.connection.deadline = deadline
             sent: Sent | None = None
             try:
                 reach(f"{name}:before-commit")
@@ -254,26 +249,19 @@ class Connections(Autocommit):
             raise StoreUnavailableError(str(error)) from error
 
     @contextmanager
-    def over(self, executor: OwnExecutor) -> Iterator[None]:
-        """Have this thread's transactions go over a connection of its own within the block, and over no other."""
-        self._of_thread.executor = executor
-        try:
-            yield
-        finally:
-            self._of_thread.executor = None
+    def talking(self, *, over: OwnExecutor | None = None, within_s: float | None = None) -> Iterator[None]:
+        """Say how this thread talks to the store within the block; what was said around the block does not count.
 
-    @contextmanager
-    def answering(self, *, within_s: float | None) -> Iterator[None]:
-        """Have each of this thread's transactions within the block answered so soon, or given up, as `transact` has.
-
-        None: none is given up, whatever was said around the block.
+        `over`: the one connection of its own that all its transactions go over. `within_s`: each is answered so soon,
+        or given up, as in `transact`.
         """
-        before = getattr(self._of_thread, "patience_s", None)
-        self._of_thread.patience_s = within_s
+        thread = self._thread
+        before = thread.over, thread.within_s
+        thread.over, thread.within_s = over, within_s
         try:
             yield
         finally:
-            self._of_thread.patience_s = before
+            thread.over, thread.within_s = before
 
     def write_behind(self, name: str, make: Callable[[], L]) -> L:
         """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
@@ -283,7 +271,7 @@ class Connections(Autocommit):
     @property
     def may_write_behind(self) -> bool:
         """Whether this thread is one of users' calls and bodies. A service uses its own connection and no other."""
-        return self._own_executor is None and not takes_turns()
+        return self._thread.over is None and not takes_turns()
 
     def if_write_behind(self, name: str) -> Late | None:
         """Return the same, if this process has ever put off anything of the kind."""
@@ -307,14 +295,6 @@ class Connections(Autocommit):
                 self._seen.add(address)
         return borrowed
 
-    @property
-    def _own_executor(self) -> OwnExecutor | None:
-        return getattr(self._of_thread, "executor", None)
-
-    @property
-    def _deadline(self) -> float | None:
-        return getattr(self._of_thread, "deadline", None)
-
     def _own_database(self) -> Database:
         """Tell which database our own connections lead to."""
         if self._database is None:
@@ -330,13 +310,12 @@ class Connections(Autocommit):
         """Close what is idle; what is lent out is closed when it comes back idle for too long."""
         self._idle.close()
 
-    def connect(self) -> OwnExecutor:
+    def connect(self, deadline: float | None = None) -> OwnExecutor:
         """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
         if self._url is None:
             raise SettingsError(NO_STORE)
         executor = None
         parameters = connection_parameters(self._url, setting=self.setting)
-        deadline = self._deadline
         if deadline is not None:
             left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
@@ -360,9 +339,8 @@ class Connections(Autocommit):
         """Tell within `ANSWERS_S` whether the store answers over a connection of its own."""
         executor = None
         try:
-            with self._within(ANSWERS_S):
-                executor = self.connect()
-                executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
+            executor = self.connect(time.monotonic() + ANSWERS_S)
+            executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
         except (StoreUnavailableError, psycopg.Error) as error:
             if "FATAL" not in str(error):  # a server that refuses us, for want of a place perhaps, is there
                 return False
@@ -371,18 +349,18 @@ class Connections(Autocommit):
                 executor.close()
         return True
 
-    def _acquire(self, fresh: bool) -> OwnExecutor:
+    def _acquire(self, deadline: float | None, fresh: bool) -> OwnExecutor:
         self._mind_fork()
-        own = self._own_executor
+        own = self._thread.over
         if own is not None:
             if own.broken:  # its owner opens another, in time
                 raise StoreUnavailableError("This thread's connection to the store is gone.")
             return own
-        found = None if fresh else self._idle.take(self._deadline)
-        return found if found is not None else self.connect()
+        found = None if fresh else self._idle.take(deadline)
+        return found if found is not None else self.connect(deadline)
 
     def _release(self, executor: OwnExecutor) -> None:
-        if executor is self._own_executor:
+        if executor is self._thread.over:
             executor.lay_down()
         else:
             self._idle.give_back(executor)
@@ -395,7 +373,7 @@ class Connections(Autocommit):
         """After a fork: the parent's connections are the parent's, and so is what it has put off."""
         self._idle.forget()
         self._turns.forget()
-        self._of_thread = threading.local()
+        self._thread = _Thread()
         self._pid = os.getpid()
         for write_behind in self._put_off.values():
             write_behind.forget()

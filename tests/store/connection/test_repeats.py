@@ -77,8 +77,8 @@ def test_a_transaction_that_postgres_ends_for_its_length_is_the_stores_failure(s
 def test_a_bound_within_a_bound_leaves_the_outer_one(stage: Stage) -> None:
     connections = stage.sidejob.runtime.connections
     slow = Statement("SELECT pg_sleep(0.6)")
-    with connections.answering(within_s=0.3):
-        with connections.answering(within_s=None):
+    with connections.talking(within_s=0.3):
+        with connections.talking():
             connections.run(slow)
         with pytest.raises(StoreUnavailableError):
             connections.run(slow)

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from celery_sidejob import Job, RunningJob, StoreUnavailableError, creation, embedded
+from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
 from celery_sidejob.inspection import Inspection
+from celery_sidejob.jobs import creation
 from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import bounded, connections, own_executor
 from celery_sidejob.store.errors import NoAnswer
