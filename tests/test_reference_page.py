@@ -12,8 +12,8 @@ import pytest
 from celery.utils.dispatch import Signal
 
 import celery_sidejob
-from celery_sidejob import creation
 from celery_sidejob.hooks import task_options
+from celery_sidejob.jobs import creation
 from celery_sidejob.model.columns import OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
