@@ -120,7 +120,7 @@ UNWRITTEN: dict[str, Case] = {
     "`adopt` by a job that is ending or has ended": lambda s: s.ended.adopt(s.other, "x"),
     "`current_job` outside a run": lambda s: current_job.id,
     "`heartbeat(strict=True)` outside a run": lambda s: heartbeat(strict=True),
-    "the job has no such port": lambda s: s.strict.input("b"),
+    "the job has no such port": lambda s: s.strict.input("b").write(1),
     "a port's name breaks the rules": lambda s: s.job.input("a-b"),
     "ports are neither names nor a mapping": lambda s: s.stage.job(inports="ab"),
     "an unknown option of a port": lambda s: s.stage.job(inports={"a": {"defualt": 1}}),

@@ -149,7 +149,7 @@ def test_ports_are_the_tasks_own_and_the_jobs(stage: Stage) -> None:
     assert len({job.input("a"), job.input("a"), job.output("c")}) == 2
     assert job.input("a").job == job
     with pytest.raises(PortNotFoundError, match="it has: a, b, d"):
-        job.input("c")
+        job.input("c").write(1)
 
     job.input("b").write(1)
     job.configure_ports(inports=["z"])
@@ -626,7 +626,7 @@ def test_a_long_queue_is_read_in_pages(stage: Stage, monkeypatch: pytest.MonkeyP
 
     def counted(*args: Any, **options: Any) -> Any:
         rows = read_ahead(*args, **options)
-        pages.append(len(rows))
+        pages.append(sum(row.id is not None for row in rows))
         return rows
 
     monkeypatch.setattr(packets, "read_ahead", counted)

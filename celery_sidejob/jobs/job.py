@@ -482,7 +482,7 @@ class Job:
 
     def _ports_made(self) -> dict[tuple[str, str], Any]:
         """Return the ports of a job that only the caller's transaction can see yet; they are not stored for us."""
-        return unit_view.ports_made(self.id, getattr(self._row, "ports", ()))
+        return unit_view.ports_made(getattr(self._row, "ports", ()))
 
     def _forget(self) -> Job:
         """Return this handle with its row unread: what was asked has changed it."""
@@ -502,12 +502,8 @@ class Job:
 
     def _ports(self, direction: str) -> list[Port]:
         unit = active()
-        if unit is not None:
-            names = [name for side, name in unit.ports(self.id, fresh=True) if side == direction]
-        else:
-            rows = ports.of_jobs(self._runtime.connections, [self.id])
-            names = [row.name for row in rows if row.direction == direction]
-        self._found(names)
+        found = unit.ports(self.id) if unit is not None else ports.of_job(self._runtime.connections, self.id)
+        names = self._found([name for side, name in found if side == direction])
         return [Port(self, "in" if direction == "in" else "out", name) for name in sorted(names) if name != "*"]
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:

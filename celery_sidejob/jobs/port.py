@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
 from ..model.checks import check_number
-from ..model.errors import IllegalMoveError, InvalidChannelError, PortNotFoundError
-from ..model.port import NO_DATA, WILDCARD, check_port_name
+from ..model.errors import IllegalMoveError, InvalidChannelError
+from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
 from ..store import packets, ports
+from ..store.statement import Reader
 from ..unit.open_unit import active, submit
-from ..unit.read_ahead import READ_AHEAD, Written
+from ..unit.read_ahead import READ_AHEAD
 from .scopes import current_context, current_port_scope
 
 if TYPE_CHECKING:
     from .job import Job
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,15 @@ class Packet:
 
 
 class Port:
-    """A handle of one port; equal to every other handle of it."""
+    """A handle of one port; equal to every other handle of it. Its first use tells whether the job has such a port."""
 
-    __slots__ = ("_row", "direction", "job", "name")
+    __slots__ = ("direction", "job", "name")
 
     def __init__(self, job: Job, direction: Direction, name: str) -> None:
-        """Find the port; raises InvalidPortError for a bad name, PortNotFoundError if the job has none of this name."""
+        """Ask nothing of the store; raises InvalidPortError for a bad name."""
         self.job = job
         self.direction: Direction = direction
         self.name = check_port_name(name)
-        self._row = self._find()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Port):
@@ -87,21 +85,18 @@ class Port:
         With `transaction=` the packet is consumed if that is committed, and is on the port again if not. Until then
         other clients read the packets behind it, and a run of a job that comes to it waits.
         """
-        if transaction is not None:
-            row, found = self._read_with(transaction)
-            value = row.default_value if found is None else found.value
-            return NO_DATA if value is None else values.decode(value)
-        found = self._next(many=False)
-        return self.default if found is None else values.decode(found.value)
+        found, default = self._next(transaction)
+        text = found.value if found is not None else default
+        return NO_DATA if text is None else values.decode(text)
 
     def read_packet(self, *, transaction: Any = None) -> Packet | None:
         """Read the oldest packet with its context, as `read` does; never the default."""
-        found = self._next(many=False) if transaction is None else self._read_with(transaction)[1]
+        found, _ = self._next(transaction)
         return None if found is None else _packet(found)
 
     def __iter__(self) -> Iterator[Any]:
         """Read values until the port is empty; never the default."""
-        while (found := self._next(many=True)) is not None:
+        while (found := self._next(many=True)[0]) is not None:
             yield values.decode(found.value)
 
     def peek(self, limit: int = READ_AHEAD) -> list[Packet]:
@@ -109,17 +104,20 @@ class Port:
         check_number("limit", limit, of="packets")
         unit = active()
         if unit is not None:
-            return [_packet(found) for found in unit.peek(self._key, self._id(), limit)]
-        connections = self._runtime.connections
-        rows = self._ask(lambda port_id: packets.read_ahead(connections, port_id, seen=(), limit=limit))
-        return [_packet(Written.of_row(row)) for row in rows or ()]
+            found = unit.peek(self._key, limit)
+        else:
+            found = packets.peek(self._runtime.connections, self._key, limit=limit)
+        if not found:
+            self._row()
+        return [_packet(packet) for packet in found]
 
     def __len__(self) -> int:
         """Return how many packets wait; a default does not count. Reads them all: for a million half a second."""
         unit = active()
-        if unit is not None:
-            return unit.count(self._key, self._id())
-        return self._ask(lambda port_id: packets.count(self._runtime.connections, port_id)) or 0
+        found = unit.count(self._key) if unit is not None else packets.count(self._runtime.connections, self._key)
+        if not found:
+            self._row()
+        return found
 
     def __bool__(self) -> bool:
         """A port is true, also an empty one."""
@@ -135,7 +133,7 @@ class Port:
     @property
     def default(self) -> Any:
         """What an empty port reads as; NO_DATA without one. Changing it asks nobody to run."""
-        text = self._read_row().default_value
+        text = self._row().default_value
         return NO_DATA if text is None else values.decode(text)
 
     @default.setter
@@ -151,12 +149,12 @@ class Port:
     @property
     def has_default(self) -> bool:
         """Whether there is a default; null is one."""
-        return self._read_row().default_value is not None
+        return self._row().default_value is not None
 
     @property
     def channels(self) -> list[str]:
         """The channels an input port subscribes to, or to which an output port's values are published."""
-        return list(self._read_row().channels)
+        return list(self._row().channels)
 
     @channels.setter
     def channels(self, names: Iterable[str]) -> None:
@@ -176,76 +174,56 @@ class Port:
         return self.job._runtime
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
+        """Have a change of the port applied; a run refuses here what its commit would refuse."""
+        unit = active()
+        if unit is not None and transaction is None and not unit.knows_port(self._key):
+            self._row()
         submit(self._runtime, name, change, transaction)
 
-    def _next(self, *, many: bool) -> Written | None:
-        unit = active()
-        if unit is not None:
-            return unit.next_packet(self._key, self._id(), many=many)
-        connections = self._runtime.connections
-        row = self._ask(lambda port_id: connections.transact("read", lambda executor: packets.pop(executor, port_id)))
-        return None if row is None else Written.of_row(row)
+    def _next(self, transaction: Any = None, *, many: bool = False) -> tuple[Any | None, str | None]:
+        """Read the oldest packet; where there is none, return None and the default."""
+        unit, connections = active(), self._runtime.connections
+        if transaction is not None:
+            if unit is not None:
+                raise IllegalMoveError(
+                    f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a "
+                    "run, which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
+                )
+            borrowed = connections.borrow(transaction)
+            with borrowed.atomic():
+                return self._packet_or_default(packets.pop(borrowed, self._key), borrowed)
+        if unit is None:
+            popped = connections.transact("read", lambda executor: packets.pop(executor, self._key))
+            return self._packet_or_default(popped, connections)
+        packet = unit.next_packet(self._key, many=many)
+        return packet, None if packet is not None else self._row().default_value
 
-    def _read_with(self, transaction: Any) -> tuple[Any, Written | None]:
-        """Return the port's row, and what is read from it in the caller's transaction."""
-        if active() is not None:
-            raise IllegalMoveError(
-                f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a run, "
-                "which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
-            )
-        borrowed = self._runtime.connections.borrow(transaction)
-        with borrowed.atomic():
-            stored = {(row.direction, row.name): row for row in ports.of_jobs(borrowed, [self.job.id])}
-            row = stored.get((self.direction, self.name)) or stored.get((self.direction, WILDCARD)) or self._find()
-            found = packets.pop(borrowed, row.id) if row.id is not None and row.name != WILDCARD else None
-        return row, None if found is None else Written.of_row(found)
+    def _packet_or_default(self, popped: Any | None, executor: Reader) -> tuple[Any | None, str | None]:
+        if popped is not None and popped.id is not None:
+            return popped, None
+        return None, (popped or self._row(executor)).default_value
 
-    def _ask(self, ask: Callable[[int], T]) -> T | None:
-        """Ask the store about the port; None for one that is not stored yet.
+    def _row(self, executor: Reader | None = None) -> Any:
+        """Return the port as the store has it, or this unit leaves it; a port that `"*"` allows is like that pattern.
 
-        One without packets may have been taken away since this handle found it, and perhaps made anew.
+        Raises PortNotFoundError if the job has no such port.
         """
-        before = self._id()
-        found = ask(before) if before is not None else None
-        if not found:
-            self._row = self._find()
-            port_id = self._id()
-            if port_id not in (None, before):
-                return ask(port_id)
-        return found
-
-    def _rows(self, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
         unit = active()
-        if unit is not None:
-            return unit.ports(self.job.id, fresh=fresh) or self.job._ports_made()
-        stored = {(row.direction, row.name): row for row in ports.of_jobs(self._runtime.connections, [self.job.id])}
-        return stored or self.job._ports_made()
-
-    def _find(self) -> Any:
-        rows = self._rows()
-        row = rows.get((self.direction, self.name))
-        if row is None and (self.direction, WILDCARD) not in rows:
-            self.job._found(rows)
-            known = ", ".join(sorted(name for direction, name in rows if direction == self.direction)) or "none"
-            raise PortNotFoundError(
-                f"Job {self.job.id} has no {self.direction}put port {self.name!r}; it has: {known}. Name it in the "
-                f"task's or the job's {self.direction}ports=, or allow further ports with \"*\"."
-            )
-        return row if row is not None else rows[self.direction, WILDCARD]
-
-    def _read_row(self) -> Any:
-        rows = self._rows(fresh=True)
+        if unit is None:
+            rows = ports.of_job(executor or self._runtime.connections, self.job.id)
+        elif (seen := unit.port(self._key)) is not None:
+            return seen
+        else:
+            rows = unit.ports(self.job.id)
+        rows = rows or self.job._ports_made()
         row = rows.get((self.direction, self.name)) or rows.get((self.direction, WILDCARD))
-        return row if row is not None else self._find()
-
-    def _id(self) -> int | None:
-        """Return the port's id, None for one that is not stored yet."""
-        if self._row.id is None or self._row.name == WILDCARD:
-            self._row = self._find()
-        return self._row.id if self._row.name != WILDCARD else None
+        if row is None:
+            self.job._found(rows)
+            raise port_not_found(self.job.id, self.direction, self.name, rows)
+        return row
 
 
-def _packet(found: Written) -> Packet:
+def _packet(found: Any) -> Packet:
     return Packet(
         values.decode(found.value),
         values.decode(found.context) if found.context else {},

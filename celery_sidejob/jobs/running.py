@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from ..model.changes import RememberInputs
+from ..model import values
+from ..model.changes import PortKey, RememberInputs
 from ..model.checks import check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..operations import durable_runs
-from ..store import jobs
 from ..unit.open_unit import ACTIVE, OpenUnit, active
 from .creation import when
 from .job import Job
@@ -121,20 +121,24 @@ class RunningJob(Job):
         if len(set(names)) < len(names):
             raise InvalidPortError(f"for_inputs reads each port once in a turn, and {names!r} names one twice.")
         if names:
-            yield from _Turns(self, [self.input(name) for name in names], commit_every, commit_within)
+            yield from _Turns(self, self._unit, [self.input(name) for name in names], commit_every, commit_within)
 
 
 class _Turns:
     """The turns of one `for_inputs`."""
 
-    def __init__(self, job: RunningJob, ports: list[Port], commit_every: int, commit_within: float | None) -> None:
+    def __init__(
+        self, job: RunningJob, unit: OpenUnit, ports: list[Port], commit_every: int, commit_within: float | None
+    ) -> None:
         self._job = job
+        self._unit = unit
         self._ports = ports
+        self._keys: list[PortKey] = [(job.id, port.direction, port.name) for port in ports]
         self._every = commit_every
         self._within = commit_within
 
     def __iter__(self) -> Iterator[Any]:
-        unit = self._job._unit
+        unit = self._unit
         turns, since = 0, time.monotonic()
         while (values := self._next()) is not None:
             with self._turn():
@@ -151,7 +155,7 @@ class _Turns:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """Have the body do a turn; raises UnitNotCommittedError if it leaves a block behind that was not committed."""
-        unit = self._job._unit
+        unit = self._unit
         unit.in_turn = True
         try:
             yield
@@ -162,8 +166,7 @@ class _Turns:
 
     def _next(self) -> list[Any] | None:
         """Read one value of each port; None when no further turn is complete."""
-        unit = self._job._unit
-        waiting = [unit.has_packet(port._key, port._id()) for port in self._ports]
+        waiting = [self._unit.has_packet(key) for key in self._keys]
         if not any(waiting):
             return None
         if not all(has or port.has_default for has, port in zip(waiting, self._ports, strict=True)):
@@ -175,25 +178,16 @@ class _Turns:
         defaults = [port.default for port in self._ports]
         if any(value is NO_DATA for value in defaults):
             return
-        key = ",".join(port.name for port in self._ports)
-        now = [port._read_row().default_value for port in self._ports]
-        memo = self._memo()
-        if memo.get(key) == now:
+        names = ",".join(port.name for port in self._ports)
+        now = [values.encode(value) for value in defaults]
+        memo = self._unit.inputs_memo()
+        if memo.get(names) == now:
             return
-        memo[key] = now
+        memo[names] = now
         # Before the turn, so that it goes with the body's own commit.
-        self._job._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
+        self._unit.add(RememberInputs(self._job.id, json.dumps(memo)))
         with port_options(set_default=True), self._turn():
             yield self._shape(defaults)
-
-    def _memo(self) -> dict[str, Any]:
-        """Return with which defaults the body was called already, as this unit leaves it."""
-        text = jobs.inputs_memo(self._job._runtime.connections, self._job.id)
-        for change in self._job._unit.unit.changes:
-            if isinstance(change, RememberInputs):
-                text = change.memo
-        memo: dict[str, Any] = json.loads(text or "{}")
-        return memo
 
     def _shape(self, values: list[Any]) -> Any:
         return values[0] if len(self._ports) == 1 else tuple(values)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from . import channel, values
 from .checks import nearest
-from .errors import InvalidChannelError, InvalidPortError
+from .errors import InvalidChannelError, InvalidPortError, PortNotFoundError
 
 MAX_LENGTH = 255
 """Characters in a port's name."""
@@ -60,6 +60,15 @@ def check_port_name(name: str, *, wildcard: bool = False) -> str:
     if len(name) > MAX_LENGTH:
         raise InvalidPortError(f"a port's name of {len(name)} characters is too long: {MAX_LENGTH} are allowed")
     return name
+
+
+def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple[str, str]]) -> PortNotFoundError:
+    """Return the error for a port that a job does not have; `ports` are those it has, (direction, name)."""
+    known = ", ".join(sorted(other for side, other in ports if side == direction)) or "none"
+    return PortNotFoundError(
+        f"Job {job_id} has no {direction}put port {name!r}; it has: {known}. Name it in the task's or the job's "
+        f'{direction}ports=, or allow further ports with "*".'
+    )
 
 
 def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:

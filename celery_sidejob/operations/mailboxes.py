@@ -8,8 +8,7 @@ from typing import Any
 
 from ..model import channel as channels_of
 from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, PortRow, Publish, SetChannels, SetDefault, Write
-from ..model.errors import PortNotFoundError
-from ..model.port import WILDCARD
+from ..model.port import WILDCARD, port_not_found
 from ..store import packets, ports
 from ..store.errors import Moved
 from ..store.statement import Transaction
@@ -115,10 +114,8 @@ class Mailboxes:
         job_id, direction, name = key
         pattern = self._touched.ports.get((job_id, direction, WILDCARD))
         if pattern is None:
-            raise PortNotFoundError(
-                f"Job {job_id} has no {direction}put port {name!r}. Give it when the job is made ({direction}ports=), "
-                f'or let the task allow further ports with "*".'
-            )
+            known = [(side, other) for owner_id, side, other in self._touched.ports if owner_id == job_id]
+            raise port_not_found(job_id, direction, name, known)
         return self._changed(ports.make(self._executor, pattern.id, name))
 
     def _changed(self, row: Any | None) -> Any:

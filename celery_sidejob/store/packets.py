@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.changes import PortKey
 from .statement import Reader, Statement, Transaction
 
 _INSERT = Statement("""
@@ -42,40 +43,57 @@ _FREE = """(p.taken_by IS NULL OR NOT EXISTS (
 
 _MINE = "(p.taken_by = %(job_id)s::bigint AND p.taken_run = %(run_no)s::bigint)"
 
+_PORT = "o.job_id = %(owner_id)s::bigint AND o.direction = %(direction)s::text AND o.name = %(name)s::text"
+"""The one row `o` of `ports` that a `PortKey` names."""
+
+_COLUMNS = "id, {0}.value::text AS value, {0}.context::text AS context, {0}.options::text AS options, {0}.written_at"
+
+_IF_EMPTY = """
+CASE WHEN {0}.id IS NULL THEN o.default_value::text END AS default_value,
+CASE WHEN {0}.id IS NULL THEN o.channels END AS channels"""
+"""Makes of an empty port a row without a packet: its `id` is None, and it tells the port's default and channels."""
+
 _READ_AHEAD = Statement(f"""
-SELECT p.id, p.value::text AS value, p.context::text AS context, p.options::text AS options, p.written_at
-FROM {{packets}} p
-WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})
-ORDER BY p.id LIMIT %(limit)s""")
+SELECT o.id AS port_id, p.{_COLUMNS.format("p")}, {_IF_EMPTY.format("p")}
+FROM {{ports}} o LEFT JOIN LATERAL (
+  SELECT p.* FROM {{packets}} p
+  WHERE p.port_id = o.id AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})
+  ORDER BY p.id LIMIT %(limit)s) p ON true
+WHERE {_PORT} ORDER BY p.id""")
 
 
 def read_ahead(
-    executor: Reader, port_id: int, *, seen: Sequence[int], limit: int, job_id: int | None = None,
+    executor: Reader, port: PortKey, *, limit: int, seen: Sequence[int] = (), job_id: int | None = None,
     run_no: int | None = None,
-) -> Sequence[Any]:  # fmt: skip
+) -> list[Any]:  # fmt: skip
     """Read the next packets of a port without removing or locking them, also those taken for the run that asks.
 
-    By exclusion and not by position: a lower id may have been committed after a higher one.
+    By exclusion and not by position: a lower id may have been committed after a higher one. An empty port is one row
+    without a packet (`_IF_EMPTY`), and no row means that there is no such port.
     """
-    return executor.run(
-        _READ_AHEAD, port_id=port_id, seen=list(seen), limit=limit, job_id=job_id, run_no=run_no
-    )  # fmt: skip
+    return list(executor.run(_READ_AHEAD, **_named(port), seen=list(seen), limit=limit, job_id=job_id, run_no=run_no))
+
+
+def peek(executor: Reader, port: PortKey, **options: Any) -> list[Any]:
+    """Read the next packets of a port as `read_ahead` does, and nothing else."""
+    return [row for row in read_ahead(executor, port, **options) if row.id is not None]
 
 
 _TAKE = Statement(f"""
 WITH free AS (
-  SELECT p.id FROM {{packets}} p WHERE p.port_id = %(port_id)s AND {_FREE}
+  SELECT p.port_id, p.id FROM {{packets}} p
+  WHERE p.port_id = (SELECT o.id FROM {{ports}} o WHERE {_PORT}) AND {_FREE}
     AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
   ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
 UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
-FROM free WHERE q.port_id = %(port_id)s AND q.id = free.id
-RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
+FROM free WHERE q.port_id = free.port_id AND q.id = free.id
+RETURNING q.port_id, q.{_COLUMNS.format("q")}""")
 
 
-def take(executor: Transaction, port_id: int, *, job_id: int, run_no: int, limit: int) -> list[Any]:
+def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int) -> list[Any]:
     """Take free packets of a port for a run, oldest first, but for those that a transaction in progress is reading."""
     return sorted(
-        executor.run(_TAKE, port_id=port_id, job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
+        executor.run(_TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
     )
 
 
@@ -111,30 +129,43 @@ def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
 
 
 _POP = Statement(f"""
-WITH free AS (
-  SELECT p.id FROM {{packets}} p WHERE p.port_id = %(port_id)s AND {_FREE}
-  ORDER BY p.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED)
-DELETE FROM {{packets}} q USING free WHERE q.port_id = %(port_id)s AND q.id = free.id
-RETURNING q.id, q.value::text AS value, q.context::text AS context, q.options::text AS options, q.written_at""")
+WITH o AS (SELECT o.id, o.default_value, o.channels FROM {{ports}} o WHERE {_PORT}),
+free AS (
+  SELECT p.port_id, p.id FROM {{packets}} p WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
+  ORDER BY p.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED),
+gone AS (
+  DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id
+  RETURNING q.{_COLUMNS.format("q")})
+SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true""")
 
 
-def pop(executor: Transaction, port_id: int) -> Any | None:
-    """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's."""
-    found = executor.run(_POP, port_id=port_id)
+def pop(executor: Transaction, port: PortKey) -> Any | None:
+    """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's.
+
+    An empty port is a row without a packet (`_IF_EMPTY`), and None means that there is no such port.
+    """
+    found = executor.run(_POP, **_named(port))
     return found[0] if found else None
 
 
 _COUNT = Statement(f"""
-SELECT count(*) AS packets FROM {{packets}} p
-WHERE p.port_id = %(port_id)s AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})""")
+SELECT (SELECT count(*) FROM {{packets}} p
+  WHERE p.port_id = o.id AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})) AS packets
+FROM {{ports}} o WHERE {_PORT}""")
 
 
 def count(
-    executor: Reader, port_id: int, *, seen: Sequence[int] = (), job_id: int | None = None, run_no: int | None = None
-) -> int:
-    """Count the packets that wait on a port, with those taken for the run that asks."""
-    packets: int = executor.run(_COUNT, port_id=port_id, seen=list(seen), job_id=job_id, run_no=run_no)[0].packets
-    return packets
+    executor: Reader, port: PortKey, *, seen: Sequence[int] = (), job_id: int | None = None,
+    run_no: int | None = None,
+) -> int:  # fmt: skip
+    """Count the packets that wait on a port, with those taken for the run that asks; 0 if there is no such port."""
+    found = executor.run(_COUNT, **_named(port), seen=list(seen), job_id=job_id, run_no=run_no)
+    return int(found[0].packets) if found else 0
+
+
+def _named(port: PortKey) -> dict[str, Any]:
+    owner_id, direction, name = port
+    return {"owner_id": owner_id, "direction": direction, "name": name}
 
 
 COUNTED = 10_000

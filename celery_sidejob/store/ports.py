@@ -42,6 +42,11 @@ def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
     return executor.run(_OF_JOBS, job_ids=sorted(set(job_ids)))
 
 
+def of_job(executor: Reader, job_id: int) -> dict[tuple[str, str], Any]:
+    """Read all ports of a job, {(direction, name): row}."""
+    return {(row.direction, row.name): row for row in of_jobs(executor, [job_id])}
+
+
 _KEEP_ONLY = Statement("""
 DELETE FROM {ports} WHERE job_id = %(job_id)s AND NOT id = ANY(%(ids)s::bigint[])""")
 

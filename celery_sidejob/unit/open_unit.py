@@ -7,6 +7,7 @@ has given its context (`contextvars.copy_context()`, `asyncio.to_thread`), until
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,22 +16,22 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
-from ..model.changes import Change, NewJob, PortKey
+from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs
 from ..model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
+from ..model.port import WILDCARD
 from ..operations import runs
 from ..operations.children import Children
 from ..operations.hold import Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
-from ..store import claims, state
+from ..store import claims, jobs, ports, state
 from ..store.borrowed import owners
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
 from . import view
-from .known_ports import KnownPorts
 from .lent_unit import LentUnit, Undone, in_doubt
-from .read_ahead import ReadAhead, Written
+from .read_ahead import ReadAhead
 
 
 class OpenUnit:
@@ -44,7 +45,8 @@ class OpenUnit:
         self.children = Children(runtime, hold)
         self.stopping: Callable[[], bool] = lambda: False
         self._ahead = ReadAhead(runtime, hold)
-        self._ports = KnownPorts(runtime)
+        self._ports: dict[int, dict[tuple[str, str], Any]] = {}
+        self._known: set[PortKey] = set()
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._in_doubt = False
@@ -225,7 +227,7 @@ class OpenUnit:
         self._begin_next()
 
     def _begin_next(self) -> None:
-        self._ports.begin_next(self.unit.changes)
+        self._ports.clear()
         self.unit = Unit(took=self.unit.took)  # what a run took stays taken until it ends
         self.children.begin_next()
         self._ahead.begin_next()
@@ -290,6 +292,7 @@ class OpenUnit:
             self.settle()
             self._go_on()
             self.unit.changes.append(change)
+            self._ahead.some_configured |= isinstance(change, ConfigurePorts)
 
     # -- reading its own writes ----------------------------------------------------------------------------------
 
@@ -317,48 +320,76 @@ class OpenUnit:
         """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""
         return view.aliases(self.changes, job_id)
 
-    def ports(self, job_id: int, *, fresh: bool = False) -> dict[tuple[str, str], Any]:
-        """Return a job's ports as this unit leaves them, {(direction, name): row}; a row not yet stored has no id."""
+    def ports(self, job_id: int) -> dict[tuple[str, str], Any]:
+        """Return a job's ports as this unit leaves them, {(direction, name): row}."""
         new = self.new_jobs().get(job_id)
-        known = view.ports_made(job_id, new.ports) if new is not None else self._ports.of(job_id, fresh=fresh)
-        return view.ports(self.unit.changes, job_id, known)
+        if new is not None:
+            return view.ports(self.unit.changes, job_id, view.ports_made(new.ports))
+        if job_id not in self._ports:
+            self._ports[job_id] = ports.of_job(self.runtime.connections, job_id)
+        return view.ports(self.unit.changes, job_id, self._ports[job_id])
+
+    def port(self, key: PortKey) -> Any | None:
+        """Return a port as this unit leaves it, or the pattern that allows it; None if the job has no such port."""
+        job_id, direction, name = key
+        empty = self._ahead.empty(key)
+        rows = self.ports(job_id) if empty is None else view.ports(self.changes, job_id, {(direction, name): empty})
+        found = rows.get((direction, name)) or rows.get((direction, WILDCARD))
+        if found is not None:
+            self._known.add(key)
+        return found
+
+    def knows_port(self, key: PortKey) -> bool:
+        """Tell without the store whether a port is there: it was found before, or is the run's own by its task."""
+        job_id, direction, name = key
+        if key in self._known or job_id != self.hold.job_id:
+            return key in self._known
+        declared = self.runtime.tasks.ports(self.hold.row.task)[direction == "out"]
+        return name in declared or WILDCARD in declared
+
+    def inputs_memo(self) -> dict[str, Any]:
+        """Return with which defaults `for_inputs` has called the body already, as this unit leaves it."""
+        text = jobs.inputs_memo(self.runtime.connections, self.hold.job_id)
+        for change in self.unit.changes:
+            if isinstance(change, RememberInputs):
+                text = change.memo
+        memo: dict[str, Any] = json.loads(text or "{}")
+        return memo
 
     # -- packets -------------------------------------------------------------------------------------------------
 
-    def next_packet(self, key: PortKey, port_id: int | None, *, many: bool) -> Written | None:
+    def next_packet(self, key: PortKey, *, many: bool) -> Any | None:
         """Read the next packet of a port as part of this unit; None if there is none."""
         with self._in_progress():
             self.settle()
             self._check_done()
             self._go_on(reading=True)
-            found = self._ahead.next(self.unit, key, port_id, many=many) if port_id is not None else None
+            found = self._ahead.next(self.unit, key, many=many)
             return found if found is not None else self._own_packet(key)
 
-    def peek(self, key: PortKey, port_id: int | None, limit: int) -> list[Written]:
+    def peek(self, key: PortKey, limit: int) -> list[Any]:
         """Return the next packets without reading them."""
-        written = [Written(*packet) for write in view.writes(self.changes, key) for packet in write.packets]
-        found = self._ahead.peek(port_id, limit) if port_id is not None else []
+        written = [view.Written(*packet) for write in view.writes(self.changes, key) for packet in write.packets]
+        found = self._ahead.peek(key, limit) if view.keeps_stored(self.unit.changes, key) else []
         return (found + written)[:limit]
 
-    def count(self, key: PortKey, port_id: int | None) -> int:
+    def count(self, key: PortKey) -> int:
         """Return how many packets wait on a port."""
         written = sum(len(write.packets) for write in view.writes(self.changes, key))
-        return written + (self._ahead.count(port_id) if port_id is not None else 0)
+        return written + (self._ahead.count(key) if view.keeps_stored(self.unit.changes, key) else 0)
 
-    def has_packet(self, key: PortKey, port_id: int | None) -> bool:
+    def has_packet(self, key: PortKey) -> bool:
         """Tell whether a read would find a packet."""
         changes = self.changes
-        if port_id is not None and self._ahead.has(self.unit, key, port_id):
-            return True
-        return any(write.packets for write in view.writes(changes, key))
+        return self._ahead.has(self.unit, key) or any(write.packets for write in view.writes(changes, key))
 
-    def _own_packet(self, key: PortKey) -> Written | None:
+    def _own_packet(self, key: PortKey) -> view.Written | None:
         """Read back the oldest packet that this very unit wrote: it is then never stored."""
         for write in view.writes(self.unit.changes, key):
             if write.packets:
                 place = next(n for n, change in enumerate(self.unit.changes) if change is write)
                 self.unit.changes[place] = replace(write, packets=write.packets[1:])
-                return Written(*write.packets[0])
+                return view.Written(*write.packets[0])
         return None
 
 

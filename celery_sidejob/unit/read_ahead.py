@@ -12,26 +12,12 @@ from ..operations.hold import Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..store import packets
+from . import view
 
 READ_AHEAD = 100
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.5
 """Between two looks at packets that another transaction is reading."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A packet as it was read: its JSON texts, and when it was written (None in the unit that wrote it)."""
-
-    value: str
-    context: str | None
-    options: str | None
-    written_at: Any = None
-
-    @classmethod
-    def of_row(cls, row: Any) -> Written:
-        """Return a stored packet."""
-        return cls(row.value, row.context, row.options, row.written_at)
 
 
 @dataclass(slots=True)
@@ -40,6 +26,8 @@ class _Buffer:
 
     ahead: deque[Any] = field(default_factory=deque)
     read: list[Any] = field(default_factory=list)
+    empty: Any = None
+    """The port's row, if this unit has found it without packets."""
 
     @property
     def seen(self) -> list[int]:
@@ -53,39 +41,45 @@ class ReadAhead:
     def __init__(self, runtime: Runtime, hold: Hold) -> None:
         self._connections = runtime.connections
         self._hold = hold
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[PortKey, _Buffer] = {}
+        self.some_configured = False
+        """Whether this unit has configured ports: packets at hand may be of one that it takes away."""
 
-    def next(self, unit: Unit, key: PortKey, port_id: int, *, many: bool) -> Written | None:
-        """Read the next stored packet of a port as part of a unit; None if there is none."""
-        kept = self._fill(unit, key, port_id, many)
+    def next(self, unit: Unit, key: PortKey, *, many: bool) -> Any | None:
+        """Read the next stored packet of a port as part of a unit, and return its row; None if there is none."""
+        kept = self._fill(unit, key, many)
         if not kept.ahead:
             return None
         row = kept.ahead.popleft()
         kept.read.append(row)
-        unit.read.append((port_id, row.id))
-        return Written.of_row(row)
+        unit.read.append((row.port_id, row.id))
+        return row
 
-    def has(self, unit: Unit, key: PortKey, port_id: int) -> bool:
+    def has(self, unit: Unit, key: PortKey) -> bool:
         """Tell whether `next` would find a packet."""
-        return bool(self._fill(unit, key, port_id, many=False).ahead)
+        return bool(self._fill(unit, key, many=False).ahead)
 
-    def peek(self, port_id: int, limit: int) -> list[Written]:
+    def empty(self, key: PortKey) -> Any | None:
+        """Return the stored port, with its default and channels, if this unit has found it without packets."""
+        kept = self._buffers.get(key)
+        return kept.empty if kept is not None else None
+
+    def peek(self, key: PortKey, limit: int) -> list[Any]:
         """Return the next stored packets without reading them."""
-        hold, kept = self._hold, self._buffers.get(port_id, _Buffer())
-        rows = packets.read_ahead(
-            self._connections, port_id, seen=kept.seen, limit=limit, job_id=hold.job_id, run_no=hold.run_no
-        )
-        return [Written.of_row(row) for row in rows]
+        hold, seen = self._hold, self._seen(key)
+        return packets.peek(self._connections, key, seen=seen, limit=limit, job_id=hold.job_id, run_no=hold.run_no)
 
-    def count(self, port_id: int) -> int:
+    def count(self, key: PortKey) -> int:
         """Return how many stored packets wait on a port."""
-        hold, kept = self._hold, self._buffers.get(port_id, _Buffer())
-        return packets.count(self._connections, port_id, seen=kept.seen, job_id=hold.job_id, run_no=hold.run_no)
+        hold, seen = self._hold, self._seen(key)
+        return packets.count(self._connections, key, seen=seen, job_id=hold.job_id, run_no=hold.run_no)
 
     def begin_next(self) -> None:
         """Forget what the unit has read: it is applied."""
+        self.some_configured = False
         for kept in self._buffers.values():
             kept.read.clear()
+            kept.empty = None
 
     def unread(self, ids: set[int]) -> None:
         """Have these packets read again."""
@@ -93,24 +87,35 @@ class ReadAhead:
             kept.ahead.extendleft(reversed([row for row in kept.read if row.id in ids]))
             kept.read = [row for row in kept.read if row.id not in ids]
 
-    def _fill(self, unit: Unit, key: PortKey, port_id: int, many: bool) -> _Buffer:
+    def _seen(self, key: PortKey) -> list[int]:
+        kept = self._buffers.get(key)
+        return kept.seen if kept is not None else []
+
+    def _fill(self, unit: Unit, key: PortKey, many: bool) -> _Buffer:
         """Fill the buffer of a port if it is empty.
 
         A job's own input ports are only looked at, as it is their reader; if somebody else was quicker, the commit is
         refused, and the next run takes. Packets of other ports are taken for this run, exactly as many as will be read.
         """
-        kept = self._buffers.setdefault(port_id, _Buffer())
+        kept = self._buffers.setdefault(key, _Buffer())
+        if (self.some_configured or not kept.ahead) and not view.keeps_stored(unit.changes, key):
+            return _Buffer()
         if not kept.ahead:
             own = key[:2] == (self._hold.job_id, "in")
-            if own and not self._hold.row.takes:
-                kept.ahead.extend(packets.read_ahead(self._connections, port_id, seen=kept.seen, limit=READ_AHEAD))
+            takes = not own or self._hold.row.takes
+            if not takes:
+                rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=READ_AHEAD)
             else:
-                kept.ahead.extend(self._take(port_id, kept, READ_AHEAD if many or own else 1))
-                unit.took = unit.took or bool(kept.ahead)
+                rows = self._take(key, kept, READ_AHEAD if many or own else 1)
+            kept.ahead.extend(row for row in rows if row.id is not None)
+            if not kept.ahead:
+                kept.empty = rows[0] if rows else None
+            elif takes:
+                unit.took = True
         return kept
 
-    def _take(self, port_id: int, kept: _Buffer, most: int) -> list[Any]:
-        """Take packets for this run; none if there are none.
+    def _take(self, key: PortKey, kept: _Buffer, most: int) -> list[Any]:
+        """Take packets for this run, and return what `read_ahead` returns.
 
         Those that a transaction in progress reads are waited for. It may be rolled back, and nobody would ask the job
         to run for packets that it has passed over.
@@ -118,10 +123,11 @@ class ReadAhead:
         hold, pause_s = self._hold, FIRST_PAUSE_S
 
         def take(executor: Any) -> list[Any]:
-            return packets.take(executor, port_id, job_id=hold.job_id, run_no=hold.run_no, limit=most)
+            return packets.take(executor, key, job_id=hold.job_id, run_no=hold.run_no, limit=most)
 
         while not (rows := self._connections.transact("take", take)):
-            if not packets.read_ahead(self._connections, port_id, seen=kept.seen, limit=1):
+            rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=1)
+            if not rows or rows[0].id is None:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

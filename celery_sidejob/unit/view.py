@@ -30,14 +30,20 @@ from ..model.status import Status
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """A port's row as a unit sees it; one that is not stored yet has no id."""
+    """What a unit makes of a port."""
 
-    id: int | None
-    job_id: int
-    direction: str
-    name: str
     default_value: str | None
     channels: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A packet that the unit itself has written: its JSON texts, and no time as long as it is not committed."""
+
+    value: str
+    context: str | None
+    options: str | None
+    written_at: None = None
 
 
 def new_jobs(changes: Sequence[Change]) -> dict[int, NewJob]:
@@ -109,24 +115,35 @@ def ports(changes: Sequence[Change], job_id: int, stored: Mapping[tuple[str, str
     for change in changes:
         match change:
             case ConfigurePorts() if change.job_id == job_id:
-                known = {
-                    (port.direction, port.name): _over(known.get((port.direction, port.name)), job_id, port)
-                    for port in change.ports
-                }
+                known = ports_made(change.ports)
             case SetDefault() if change.job_id == job_id:
-                _amend(known, change.direction, change.port, job_id, default=change.value)
+                _amend(known, change, default_value=change.value)
             case SetChannels() if change.job_id == job_id:
-                _amend(known, change.direction, change.port, job_id, channels=change.channels)
+                _amend(known, change, channels=change.channels)
             case Write(as_default=True) if change.job_id == job_id:
-                _amend(known, change.direction, change.port, job_id, default=change.packets[-1][0])
+                _amend(known, change, default_value=change.packets[-1][0])
             case _:
                 pass
     return known
 
 
-def ports_made(job_id: int, ports: Sequence[PortRow]) -> dict[tuple[str, str], Any]:
-    """Return the ports of a job that nobody else can see yet."""
-    return {(port.direction, port.name): _unstored(job_id, port) for port in ports}
+def keeps_stored(changes: Sequence[Change], key: PortKey) -> bool:
+    """Tell whether a port may have packets in the store: its job is there already, and its ports are not taken away."""
+    job_id, direction, name = key
+    for change in changes:
+        match change:
+            case NewJob() if change.id == job_id:
+                return False
+            case ConfigurePorts() if change.job_id == job_id and (direction, name) not in ports_made(change.ports):
+                return False
+            case _:
+                pass
+    return True
+
+
+def ports_made(ports: Sequence[PortRow]) -> dict[tuple[str, str], Any]:
+    """Return ports as they are made."""
+    return {(port.direction, port.name): PortView(port.default, port.channels) for port in ports}
 
 
 def writes(changes: Sequence[Change], key: PortKey) -> list[Write]:
@@ -138,27 +155,10 @@ def writes(changes: Sequence[Change], key: PortKey) -> list[Write]:
     ]
 
 
-def _unstored(job_id: int, port: PortRow) -> PortView:
-    return PortView(None, job_id, port.direction, port.name, port.default, port.channels)
-
-
-def _over(row: Any, job_id: int, port: PortRow) -> PortView:
-    return replace(_unstored(job_id, port), id=row.id if row is not None else None)
-
-
-def _amend(known: dict[Any, Any], direction: str, name: str, job_id: int, **changed: Any) -> None:
-    row = known.get((direction, name))
-    made_as = row or known.get((direction, WILDCARD))
-    view = PortView(
-        row.id if row else None,
-        job_id,
-        direction,
-        name,
-        made_as.default_value if made_as else None,
-        row.channels if row else (),
-    )
-    if "default" in changed:
-        view = replace(view, default_value=changed["default"])
-    if "channels" in changed:
-        view = replace(view, channels=changed["channels"])
-    known[direction, name] = view
+def _amend(known: dict[Any, Any], change: SetDefault | SetChannels | Write, **changed: Any) -> None:
+    place = (change.direction, change.port)
+    row = known.get(place)
+    if row is None:  # it is made by its pattern, which has no channels
+        pattern = known.get((change.direction, WILDCARD))
+        row = PortView(pattern.default_value if pattern else None, ())
+    known[place] = replace(PortView(row.default_value, row.channels), **changed)

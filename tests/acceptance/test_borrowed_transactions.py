@@ -155,7 +155,7 @@ def test_children_and_packets_of_a_job_made_in_the_same_transaction(shop: Shop, 
     parent.set(seen=True, transaction=lender.transaction)
     parent.run(transaction=lender.transaction)
     with pytest.raises(PortNotFoundError):
-        parent.input("nothing")
+        parent.input("nothing").write(1, transaction=lender.transaction)
     with pytest.raises(ChildNameTakenError):
         parent.enqueue(shop.add, child_name="x", transaction=lender.transaction)
     lender.commit()

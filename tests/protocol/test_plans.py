@@ -408,7 +408,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "children of another": (jobs._CHILD_IDS, {"id": OTHER}, 20),
     "packets of another": (
         packets._TAKE,
-        {"port_id": OTHER, "job_id": ROOT, "run_no": 1, "limit": 100},
+        {"owner_id": OTHER, "direction": "in", "name": "a", "job_id": ROOT, "run_no": 1, "limit": 100},
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),

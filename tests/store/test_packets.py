@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from celery_sidejob import Job
+from celery_sidejob.model.changes import PortKey
 from celery_sidejob.operations import recovery
 from celery_sidejob.store import packets
 from tests.tools.in_process import Stage
 
 
-def take(stage: Stage, port_id: int, job: Job, run_no: int) -> list[str]:
+def take(stage: Stage, port: PortKey, job: Job, run_no: int) -> list[str]:
     def work(executor: packets.Transaction) -> list[str]:
-        return [row.value for row in packets.take(executor, port_id, job_id=job.id, run_no=run_no, limit=10)]
+        return [row.value for row in packets.take(executor, port, job_id=job.id, run_no=run_no, limit=10)]
 
     return stage.runtime.connections.transact("take", work)
 
@@ -18,7 +19,7 @@ def take(stage: Stage, port_id: int, job: Job, run_no: int) -> list[str]:
 def test_what_an_older_run_takes_late_is_free_for_the_jobs_current_run(stage: Stage) -> None:
     other = stage.job()
     other.output("o").write(1)
-    ((port_id,),) = stage.sql("SELECT id FROM ports WHERE job_id = %s AND name = 'o'", other.id)
+    port: PortKey = (other.id, "out", "o")
     job = stage.job()
     zombie = stage.claim(job)
     assert zombie is not None
@@ -26,9 +27,9 @@ def test_what_an_older_run_takes_late_is_free_for_the_jobs_current_run(stage: St
     heir = stage.claim(job)
     assert heir is not None
 
-    assert take(stage, port_id, job, zombie.run_no) == ["1"]
+    assert take(stage, port, job, zombie.run_no) == ["1"]
     assert [packet.value for packet in other.output("o").peek()] == [1]
-    assert take(stage, port_id, job, heir.run_no) == ["1"]
-    assert take(stage, port_id, job, zombie.run_no) == []
+    assert take(stage, port, job, heir.run_no) == ["1"]
+    assert take(stage, port, job, zombie.run_no) == []
     assert other.output("o").peek() == []
     stage.perform(heir)
