@@ -23,6 +23,7 @@ from .model.status import Status
 from .operations import burials
 from .operations.deletion import delete_finished
 from .operations.runtime import Runtime
+from .operations.stores import Store
 from .store import dead
 from .store.statement import Transaction
 
@@ -105,7 +106,7 @@ class DeadSet:
         first, number = self._place_of(after)
         found: list[DeadEntry] = []
 
-        def read(store: Runtime) -> Sequence[DeadEntry]:
+        def read(store: Store) -> Sequence[DeadEntry]:
             rows = self._page(
                 store, after=number if store is first else 0, limit=limit - len(found), task_group=group, task=task,
                 queue=queue,
@@ -136,7 +137,7 @@ class DeadSet:
         if not is_keepable(str(task_id)):
             return None
 
-        def read(store: Runtime) -> Sequence[DeadEntry]:
+        def read(store: Store) -> Sequence[DeadEntry]:
             row = self._ask(store, lambda executor: dead.of_task(executor, str(task_id)))
             return [] if row is None else [self._entry(store, row)]
 
@@ -171,10 +172,10 @@ class DeadSet:
             check_number("limit", limit, least=1, of="entries")
         retried = 0
 
-        def retry(store: Runtime) -> Iterator[int]:
+        def retry(store: Store) -> Iterator[int]:
             return self._retry_in(store, group, task, None if limit is None else limit - retried)
 
-        def may_go_on(store: Runtime) -> bool:
+        def may_go_on(store: Store) -> bool:
             return limit is None or retried < limit
 
         for number in self._of_each(retry, may_go_on):
@@ -214,21 +215,21 @@ class DeadSet:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _all(self, store: Runtime) -> Iterator[DeadEntry]:
+    def _all(self, store: Store) -> Iterator[DeadEntry]:
         after = 0
         while rows := self._page(store, after=after, limit=PAGE):
             after = rows[-1].id
             yield from [self._entry(store, row) for row in rows]
 
-    def _page(self, store: Runtime, **which: Any) -> Sequence[Any]:
+    def _page(self, store: Store, **which: Any) -> Sequence[Any]:
         return self._ask(store, lambda executor: dead.page(executor, **which))
 
-    def _ask(self, store: Runtime, ask: Callable[[Transaction], T]) -> T:
+    def _ask(self, store: Store, ask: Callable[[Transaction], T]) -> T:
         """Ask a store one thing, and wait for its answer as long as commands do."""
         return store.connections.read(ask, within_s=self._stores.look_s(store))
 
     def _of_each(
-        self, do: Callable[[Runtime], Iterable[T]], where: Callable[[Runtime], bool] = lambda store: True
+        self, do: Callable[[Store], Iterable[T]], where: Callable[[Store], bool] = lambda store: True
     ) -> Iterator[T]:
         """Yield what something gives in one store after the other, of one that goes away what it gave until then.
 
@@ -249,14 +250,14 @@ class DeadSet:
         if failure is not None and not answered:
             raise failure
 
-    def _place_of(self, entry_id: int | str) -> tuple[Runtime, int]:
+    def _place_of(self, entry_id: int | str) -> tuple[Store, int]:
         """Return the store that an entry is in, and its number there."""
         name, _, number = ("" if isinstance(entry_id, bool) else str(entry_id)).rpartition(":")
         if not number.isascii() or not number.isdecimal() or len(number) > MOST_DIGITS:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Runtime, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
+    def _retry_in(self, store: Store, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
         """Yield how many entries left the dead set, each time that some have."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and (limit is None or retried < limit):
@@ -277,7 +278,7 @@ class DeadSet:
                     retried += 1
                     yield 1
 
-    def _purge_in(self, store: Runtime, age_s: float | None, keep: int | None) -> Iterator[int]:
+    def _purge_in(self, store: Store, age_s: float | None, keep: int | None) -> Iterator[int]:
         """Yield of each old entry whether it was removed."""
         below = self._ask(store, partial(dead.id_before_the_newest, keep=keep)) if keep is not None else 0
         after = 0
@@ -285,28 +286,28 @@ class DeadSet:
             after = rows[-1].id
             yield from (self._delete(store, row.id, row.job_id) for row in rows)
 
-    def _revive(self, store: Runtime, numbers: Sequence[int]) -> int:
+    def _revive(self, store: Store, numbers: Sequence[int]) -> int:
         """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""
         with store.connections.talking(within_s=self._stores.look_s(store)):
-            return burials.revive(store, numbers)
+            return burials.revive(self._runtime.at(store), numbers)
 
     def _force(self, job_id: int) -> Job:
         job = Job(job_id, runtime=self._runtime)
         asked = job.run(force=True)
         return asked if asked is not None else job
 
-    def _delete(self, store: Runtime, number: int, job_id: int | None) -> bool:
+    def _delete(self, store: Store, number: int, job_id: int | None) -> bool:
         if job_id is None:
             return self._ask(store, lambda executor: dead.delete_message(executor, number))
         return delete_finished(self._runtime, [job_id], DELETABLE) == 1
 
-    def _entry(self, store: Runtime, row: Any) -> DeadEntry:
-        hide = self._runtime.settings.redacted
+    def _entry(self, store: Store, row: Any) -> DeadEntry:
+        hide, label = self._runtime.settings.redacted, self._stores.label_of(store)
         return DeadEntry(
-            id=burials.entry_id_of(store, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
+            id=burials.entry_id_of(label, row.id), job_id=row.job_id, task_id=row.task_id, task=row.task,
             queue=row.queue, reason=row.reason, error=str(hide(row.error or "")),
             traceback=None if row.traceback is None else str(hide(row.traceback)), died_at=row.died_at,
-            retries=row.retries, store=self._stores.label_of(store),
+            retries=row.retries, store=label,
             **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
 

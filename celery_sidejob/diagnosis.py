@@ -96,7 +96,7 @@ class Diagnosis:
         self._settings = runtime.settings
         self._owner = owner
         self._role = "<user>"
-        self._patience_s = runtime.stores.look_s(runtime)
+        self._patience_s = runtime.stores.look_s(runtime.store)
 
     def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
         """Yield what is found, good and bad; `thorough` reads all jobs."""
@@ -125,11 +125,11 @@ class Diagnosis:
     def of_further_store(self) -> Iterator[Finding]:
         """Yield what is found of a store that has durable tasks only; each finding says of which."""
         settings = self._runtime.connections.setting
-        whose = f"store {self._runtime.place}"
+        whose = f"store {self._runtime.store.place}"
         try:
             found = self._of(self._server, self._patience_s)
             with health.looking(self._runtime.connections):
-                self._runtime.stores.name_of(self._runtime)
+                self._runtime.stores.name_of(self._runtime.store)
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
                 whose, str(failure), meaning="What it has waits, and nothing goes to it when the first store is away.",
@@ -165,7 +165,7 @@ class Diagnosis:
 
     def _of_first_store(self, executor: Transaction, ask: Callable[[Transaction], T]) -> T | None:
         """Ask the first store, in which workers say what they serve in all stores; None if it cannot be asked."""
-        if self._runtime.place == 0:
+        if self._runtime.store.place == 0:
             return ask(executor)
         stores = self._runtime.stores
         try:

@@ -40,6 +40,7 @@ from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, St
 from .model.settings import Settings
 from .model.status import status_of
 from .operations.runtime import Runtime
+from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import duplicates, job_lists, jobs, ports, registry, schema_check, url_agreement
@@ -154,22 +155,16 @@ class SideJob:
             settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s
         )
         to_broker = BrokerConnection(app)
-        primary = Runtime(
-            settings=settings,
-            connections=connections,
+        primary = Store(settings, connections)
+        return Runtime(
+            store=primary,
+            stores=Stores([primary, *_further_stores(settings, pause_s)]),
             publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
             broker=CeleryBroker(app, to_broker, settings.schema, lease_s=settings.lease),
             results=CeleryResults(app),
             observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),
         )
-        primary.stores.add(primary)
-        for place, url in enumerate(settings.failover_urls, 1):
-            connection_parameters(url, setting="sidejob_failover_urls")  # raises SettingsError for what cannot be read
-            own = replace(settings, database_url=url, direct_url=None, failover_urls=())
-            further = Connections(url, settings.schema, longest_pause_s=pause_s, setting="sidejob_failover_urls")
-            primary.stores.add(replace(primary, settings=own, connections=further, place=place))
-        return primary
 
     # -- tasks ---------------------------------------------------------------------------------------------------
 
@@ -317,13 +312,13 @@ class SideJob:
         report = PollReport()
         failure: StoreUnavailableError | None = None
         with recording.counting(runtime):
-            for store in runtime.stores:
+            for there in runtime.in_each_store():
                 try:
-                    found = Sweeper(store).run_once()
+                    found = Sweeper(there).run_once()
                     report += found if found is not None else PollReport()
                 except StoreUnavailableError as error:
-                    logger.warning("%s cannot be swept: %s", store.where, error)
-                    failure = failure or (error if store is runtime else None)
+                    logger.warning("%s cannot be swept: %s", there.store.where, error)
+                    failure = failure or (error if there.store is runtime.store else None)
         if failure is not None:
             raise failure
         return report
@@ -348,10 +343,10 @@ class SideJob:
         for store in self.runtime.stores:
             self.check_store(store)
 
-    def check_store(self, store: Runtime) -> None:
+    def check_store(self, store: Store) -> None:
         """Raise SchemaError if the schema of one of the stores does not fit."""
         url = store.settings.require_database_url()
-        oldest = duplicates.SINCE if store.stores.several else None
+        oldest = duplicates.SINCE if self.runtime.stores.several else None
         setting = store.connections.setting
         schema_check.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=setting)
 
@@ -396,6 +391,14 @@ class SideJob:
         schedule = app.conf.beat_schedule
         if settings.database_url is not None and beat.ENTRY not in schedule:
             schedule[beat.ENTRY] = beat.entry(app, settings.poll_interval, settings.poll_queue)
+
+
+def _further_stores(settings: Settings, pause_s: float) -> Iterator[Store]:
+    for place, url in enumerate(settings.failover_urls, 1):
+        connection_parameters(url, setting="sidejob_failover_urls")  # raises SettingsError for what cannot be read
+        own = replace(settings, database_url=url, direct_url=None, failover_urls=())
+        connections = Connections(url, settings.schema, longest_pause_s=pause_s, setting="sidejob_failover_urls")
+        yield Store(own, connections, place=place)
 
 
 def _several(status: str | Iterable[str]) -> Iterable[str]:

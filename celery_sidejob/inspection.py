@@ -141,10 +141,10 @@ class Inspection:
         store that is silent is waited for a few seconds; raises StoreUnavailableError if that is the primary.
         `dead_list` counts what the transport `sidejob://` has given up, None with another or if the broker is silent.
         """
-        all_stores = self._runtime.stores
-        found = self._runtime.connections.transact("stats", self._stats, within_s=all_stores.look_s(self._runtime))
+        all_stores, primary = self._runtime.stores, self._runtime.store
+        found = primary.connections.transact("stats", self._stats, within_s=all_stores.look_s(primary))
         stores: list[dict[str, Any]] = []
-        for store in all_stores.others(self._runtime):
+        for store in all_stores.others(primary):
             try:
                 added = store.connections.transact("stats", _of_tasks, within_s=all_stores.look_s(store))
                 name = all_stores.label_of(store)
@@ -224,10 +224,10 @@ class Inspection:
 
         stores = self._runtime.stores
         here, (suspended, timers), unsent, served = self._runtime.connections.transact(
-            "inspect", work, within_s=stores.look_s(self._runtime)
+            "inspect", work, within_s=stores.look_s(self._runtime.store)
         )
         rows = [*here]
-        for store in stores.others(self._runtime):
+        for store in stores.others(self._runtime.store):
             rows += store.connections.transact("inspect", depth, within_s=stores.look_s(store))
         queued: Counter[str] = Counter()
         running: Counter[str] = Counter()
@@ -264,7 +264,7 @@ class Inspection:
         stores = self._runtime.stores
         return self._runtime.connections.transact("inspect", in_use) or any(
             store.connections.transact("inspect", kept, within_s=stores.look_s(store))
-            for store in stores.others(self._runtime)
+            for store in stores.others(self._runtime.store)
         )
 
     # ------------------------------------------------------------------------------------------------------------

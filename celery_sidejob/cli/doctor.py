@@ -39,7 +39,7 @@ def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
         found = [
             *Diagnosis(sidejob.runtime, sidejob.owner).findings(thorough=thorough),
             *chain.from_iterable(
-                Diagnosis(store, sidejob.owner).of_further_store() for store in sidejob.runtime.stores if store.place
+                Diagnosis(there, sidejob.owner).of_further_store() for there in sidejob.runtime.in_each_store()[1:]
             ),
             *broker_check.findings(sidejob.app),
             *task_check.findings(sidejob.app),

@@ -66,7 +66,7 @@ def fail(
     if buried is None:
         return False
     number, task = buried
-    entry_id = entry_id_of(runtime, number)
+    entry_id = entry_id_of(runtime.stores.label_of(runtime.store), number)
     tell(runtime, TaskBuried(key[0], task, entry_id, death.reason))
     return True
 
@@ -92,7 +92,7 @@ def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: s
     number = repeat(lambda: runtime.connections.transact("continuation-bury", work, single=True))
     if number is None:
         return False
-    entry_id = entry_id_of(runtime, number)
+    entry_id = entry_id_of(runtime.stores.label_of(runtime.store), number)
     runtime.results.fail_continuation(continuation, error)
     tell(runtime, TaskBuried(continuation.task_id, continuation.task, entry_id, reason))
     return True
@@ -109,11 +109,8 @@ def poison(runtime: Runtime, key: Key) -> bool:
     return found.doomed or found.is_kept or burials.buried(runtime.connections, key) is not None
 
 
-def entry_id_of(runtime: Runtime, number: int) -> int | str:
-    """Return by what an entry of the dead set is known: its number, with the store's name before it if that is not
-    the primary.
-    """
-    label = runtime.stores.label_of(runtime)
+def entry_id_of(label: str | None, number: int) -> int | str:
+    """Return how an entry of the dead set is called: its number, behind the label of its store where that has one."""
     return number if label is None else f"{label}:{number}"
 
 

@@ -16,8 +16,8 @@ interleavings, and shows what comes of simpler rules.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from ..store.duplicates import Copy
 from ..store.outbox import holds, revocation
 from ..store.statement import Transaction
 from .runtime import Runtime
+from .stores import Store
 from .task_run_end import end_task_runs
 
 T = TypeVar("T")
@@ -85,16 +86,15 @@ def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
     if address.call is None:
         return True
     call = address.call
-    for store in runtime.stores.others(runtime):
-        if runtime.stores.is_left_alone(store):
+    for store in runtime.stores.others(runtime.store):
+        if store.is_left_alone:
             return False
-        began = time.monotonic()
         try:
-            store.connections.transact(
-                "durable-copy", lambda executor: _doom_copy(executor, key, call), within_s=runtime.stores.wait_s
-            )
-        except StoreUnavailableError as error:
-            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
+            with runtime.stores.trying(store):
+                store.connections.transact(
+                    "durable-copy", lambda executor: _doom_copy(executor, key, call), within_s=runtime.stores.wait_s
+                )
+        except StoreUnavailableError:
             return False
     return True
 
@@ -121,7 +121,7 @@ def _is_noted_elsewhere(runtime: Runtime, key: Key, address: Address, copy: Copy
     """No publisher knows of the copy here: has one given it to another store as well?"""
     if not address.unconfirmed:
         return False
-    asked = (store for store in runtime.stores.others(runtime) if _name(runtime, store) not in address.tried)
+    asked = (store for store in runtime.stores.others(runtime.store) if _name(runtime, store) not in address.tried)
     if not _any(runtime, asked, lambda executor: duplicates.settle(executor, copy)):
         return False
 
@@ -135,7 +135,7 @@ def _is_noted_elsewhere(runtime: Runtime, key: Key, address: Address, copy: Copy
 
 def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, worker_id: int | None) -> bool:
     """The publisher had given it to other stores before: do they have it, and has it begun there?"""
-    asked = (store for store in runtime.stores.others(runtime) if _name(runtime, store) in address.tried)
+    asked = (store for store in runtime.stores.others(runtime.store) if _name(runtime, store) in address.tried)
     if not _any(runtime, asked, lambda executor: duplicates.take(executor, copy)):
         return False
 
@@ -148,17 +148,14 @@ def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, 
     return _transact(runtime, give_way)
 
 
-def _any(runtime: Runtime, stores: Iterable[Runtime], ask: Callable[[Transaction], bool]) -> bool:
+def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction], bool]) -> bool:
     """Ask stores until one says yes; one that does not answer says nothing, and is left alone for a while."""
     for store in stores:
-        if runtime.stores.is_left_alone(store):
+        if store.is_left_alone:
             continue
-        began = time.monotonic()
-        try:
+        with suppress(StoreUnavailableError), runtime.stores.trying(store):
             if store.connections.transact("durable-copy", ask, single=True, within_s=runtime.stores.wait_s):
                 return True
-        except StoreUnavailableError as error:
-            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
     return False
 
 
@@ -167,16 +164,13 @@ def _doom_copy(executor: Transaction, key: Key, call: str) -> None:
         revocation.revoke(executor, [key[0]], call=call)
 
 
-def _name(runtime: Runtime, store: Runtime) -> str | None:
+def _name(runtime: Runtime, store: Store) -> str | None:
     """Return the name of a store; None if it does not answer."""
-    if runtime.stores.is_left_alone(store):
+    if store.is_left_alone:
         return None
-    began = time.monotonic()
-    try:
+    with suppress(StoreUnavailableError), runtime.stores.trying(store):
         return runtime.stores.name_of(store)
-    except StoreUnavailableError as error:
-        runtime.stores.failed(store, error, after_s=time.monotonic() - began)
-        return None
+    return None
 
 
 def _transact(runtime: Runtime, work: Callable[[Transaction], T]) -> T:

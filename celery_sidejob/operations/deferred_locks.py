@@ -295,7 +295,7 @@ class LateLocks:
     def _thread_wanted(self) -> threading.Thread | native.Thread | None:
         """Wake the thread, or return a new one to be started. With gevent a real one: bodies may keep all greenlets."""
         if self._thread is None:
-            name = self._runtime.called("sidejob-late-locks")
+            name = self._runtime.store.called("sidejob-late-locks")
             if native.is_patched():
                 self._thread = native.Thread(self._run, name=name)
             else:

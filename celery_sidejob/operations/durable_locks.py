@@ -44,7 +44,7 @@ def begin_ahead(
     A run that dies in between counts as begun. Where the message may have a copy or is compressed, or there are several
     stores, nothing is sent.
     """
-    if runtime.stores.several or address != NOWHERE or runtime.stores.is_left_alone(runtime) or content.unpack:
+    if runtime.stores.several or address != NOWHERE or runtime.store.is_left_alone or content.unpack:
         return None
     sent = holds.send_begin(
         runtime.connections, key, content, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,

@@ -24,7 +24,6 @@ from ..store.statement import Transaction
 from .publishing import send
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
-from .stores import Stores
 
 T = TypeVar("T")
 
@@ -50,11 +49,11 @@ def keep(runtime: Runtime, message: Message) -> None:
         return
     is_unknown = kept_meanwhile is None
     began = time.monotonic()
-    store, (kept, tried) = _in_the_first(
-        runtime.stores, lambda store, tried: (_keep(store, message, tried, is_unknown=is_unknown), tried)
+    there, (kept, tried) = _in_the_first(
+        runtime, lambda there, tried: (_keep(there, message, tried, is_unknown=is_unknown), tried)
     )
     if not kept.waits:
-        send(store, [replace(message, tried=tried) if tried else message], since=began)
+        send(there, [replace(message, tried=tried) if tried else message], since=began)
 
 
 def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
@@ -64,7 +63,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
     was lost.
     """
     stores = runtime.stores
-    if stores.is_left_alone(runtime):
+    if runtime.store.is_left_alone:
         return False
     began = time.monotonic()
     sent = tasks.send_keep(runtime.connections, message, waits_of(runtime), within_s=stores.wait_s)
@@ -79,7 +78,7 @@ def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
     try:
         kept = bool(runtime.connections.answer(sent, within_s=left_s))
     except NoAnswer as error:
-        stores.failed(runtime, error, after_s=time.monotonic() - began)
+        stores.failed(runtime.store, error, after_s=time.monotonic() - began)
         raise
     except OutcomeUnknown:
         return None
@@ -136,11 +135,11 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     pages = list(_pages(messages))
     ready: list[Any] = []
 
-    def keep(store: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
-        return _keep_all(store, pages, tried, ready, repeated=of_run), tried
+    def keep(there: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
+        return _keep_all(there, pages, tried, ready, repeated=of_run), tried
 
     began = time.monotonic()
-    store, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime.stores, keep)
+    there, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
     for number, (page, made) in enumerate(zip(pages, ready, strict=True)):
@@ -148,7 +147,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
         if tried:
             due = [replace(message, tried=tried) for message in due]
         since = began + number * PAGE_TAKES_S
-        sent = send(store, due, since=since, ready=made if len(due) == len(page) else None)
+        sent = send(there, due, since=since, ready=made if len(due) == len(page) else None)
         if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
 
@@ -180,15 +179,14 @@ def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
     """
     stores = runtime.stores
     failure: StoreUnavailableError | None = None
-    for store in (runtime, *stores.others(runtime)):
-        if stores.is_left_alone(store):
+    for store in (runtime.store, *stores.others(runtime.store)):
+        if store.is_left_alone:
             failure = StoreUnavailableError(f"{store.where} has not answered a moment ago, and is not asked just now")
             continue
-        began = time.monotonic()
         try:
-            row = store.connections.read(lambda executor: tasks.read(executor, task_id), within_s=stores.wait_s)
+            with stores.trying(store):
+                row = store.connections.read(lambda executor: tasks.read(executor, task_id), within_s=stores.wait_s)
         except StoreUnavailableError as error:
-            stores.failed(store, error, after_s=time.monotonic() - began)
             failure = error
             continue
         if row is not None:
@@ -205,75 +203,75 @@ def waits_of(runtime: Runtime) -> Waits:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _in_the_first(stores: Stores, keep: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, T]:
+def _in_the_first(runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, T]:
     """Keep something in the first of the stores that answers, and return that too.
 
     `keep` is told which stores may have it already: those that took it and did not answer.
     """
     tried: list[str] = []
     failure: StoreUnavailableError | None = None
-    for store in stores:
-        if stores.is_left_alone(store):
+    stores = runtime.stores
+    for there in runtime.in_each_store():
+        if there.store.is_left_alone:
             continue
-        began = time.monotonic()
         try:
-            name = stores.name_of(store) if stores.several else ""
-            return store, keep(store, tuple(tried))
+            with stores.trying(there.store):
+                name = stores.name_of(there.store) if stores.several else ""
+                return there, keep(there, tuple(tried))
         except OutcomeUnknown as error:
             tried.append(name)
             failure = error
         except StoreUnavailableError as error:
             failure = error
-        stores.failed(store, failure, after_s=time.monotonic() - began)
     raise failure or stores.all_left_alone()
 
 
-def _keep(store: Runtime, message: Message, tried: tuple[str, ...], *, is_unknown: bool) -> Kept:
+def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], *, is_unknown: bool) -> Kept:
     """Keep a message in one store; `is_unknown`: a try of this very call has had no answer."""
-    within_s = store.stores.wait_s
-    keeping = _keeping(store, message, tried)
+    within_s = runtime.stores.wait_s
+    keeping = _keeping(runtime, message, tried)
 
     def once() -> Kept | None:
         nonlocal is_unknown
         try:
-            return store.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s)
+            return runtime.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s)
         except OutcomeUnknown:
             is_unknown = True
             raise
 
     kept = repeat(once)
-    if kept is None and is_unknown and _is_kept(store, message, within_s):
+    if kept is None and is_unknown and _is_kept(runtime, message, within_s):
         return Kept(waits=True)  # by the first of two tries: the sweeper publishes it
     if kept is None:
         raise _taken(message.task_id)
     return kept
 
 
-def _is_kept(store: Runtime, message: Message, within_s: float) -> bool:
+def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:
     """Tell whether the row in whose way a message is, is its own; OutcomeUnknown if the store goes away just then."""
     try:
-        return store.connections.read(lambda executor: tasks.is_kept(executor, message), within_s=within_s)
+        return runtime.connections.read(lambda executor: tasks.is_kept(executor, message), within_s=within_s)
     except StoreUnavailableError as error:
         raise OutcomeUnknown(f"There is a row of this task id, which may be of this very call: {error}") from error
 
 
 def _keep_all(
-    store: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], ready: list[Any], *, repeated: bool
+    runtime: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], ready: list[Any], *, repeated: bool
 ) -> set[str] | None:
     """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them.
 
     What is to be sent is made meanwhile, and is in `ready` then: for each page what the publisher has made of it.
     """
-    within_s = store.stores.wait_s + len(pages) * PAGE_TAKES_S
+    within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S
 
     def make_ready(page: list[Message]) -> None:
         # Where there are several stores, a message is told in which it is kept.
-        ready.append(None if store.stores.several else store.publisher.make_ready(page))
+        ready.append(None if runtime.stores.several else runtime.publisher.make_ready(page))
 
     def work(executor: OwnExecutor) -> set[str]:
         ready.clear()
         runs = [partial(executor.run_beside, partial(make_ready, page)) for page in pages]
-        waiting = _keep_pages(runs, pages, waits_of(store), repeated=repeated)
+        waiting = _keep_pages(runs, pages, waits_of(runtime), repeated=repeated)
         if tried:
             made = [(message.task_id, message.call) for page in pages for message in page if message.call is not None]
             duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
@@ -284,9 +282,9 @@ def _keep_all(
     def once() -> set[str] | None:
         nonlocal first
         again, first = not first, False
-        if again and store.connections.read(lambda executor: tasks.is_kept(executor, pages[0][0]), within_s=within_s):
+        if again and runtime.connections.read(lambda executor: tasks.is_kept(executor, pages[0][0]), within_s=within_s):
             return None
-        return store.connections.transact("durable-keep", work, within_s=within_s)
+        return runtime.connections.transact("durable-keep", work, within_s=within_s)
 
     return repeat(once)
 

@@ -67,7 +67,7 @@ def _publish(
 ) -> list[Key]:
     if runtime.stores.several and messages:
         try:
-            name = runtime.stores.name_of(runtime)
+            name = runtime.stores.name_of(runtime.store)
         except StoreUnavailableError as error:
             logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
             return []

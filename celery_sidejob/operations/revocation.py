@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -45,18 +44,17 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
     running: dict[str, None] = {}
     unavailable: StoreUnavailableError | None = None
     unfit: SchemaError | None = None
-    for store in runtime.stores:
-        began = time.monotonic()
+    for there in runtime.in_each_store():
         try:
-            found = revoke(store, ids)
+            with runtime.stores.trying(there.store):
+                found = revoke(there, ids)
         except StoreUnavailableError as error:
-            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
             unavailable = error
         except SchemaError as error:
             unfit = error
         else:
             if found is None:
-                unfit = SchemaError(TOO_OLD.format(where=store.where))
+                unfit = SchemaError(TOO_OLD.format(where=there.store.where))
                 continue
             waiting.update(dict.fromkeys(found.waiting))
             running.update(dict.fromkeys(found.running))

@@ -1,14 +1,14 @@
-"""What every operation needs: the store, and the ways out to the broker, the result backend and the observers."""
+"""What every operation needs: a store, and the ways to the broker, the result backend and the observers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from ..model.protocols import Broker, Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
-from .stores import Stores
+from .stores import Store, Stores
 
 
 def _at_once(work: Callable[[], None]) -> None:
@@ -17,27 +17,33 @@ def _at_once(work: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """One of an app's stores, with the app's publisher, results and observer."""
+    """What an app's operations are given: one of its stores, and what all of its stores have in common."""
 
-    settings: Settings
-    connections: Connections
+    store: Store
+    stores: Stores
+    """All of them. Jobs are in the primary; durable tasks may be in any."""
     publisher: Publisher
     broker: Broker
     results: Results
     observer: Observer
     tasks: Tasks
-    stores: Stores = field(default_factory=Stores)
-    """All stores that durable tasks may be in, this one among them."""
-    place: int = 0
-    """Which of them this one is; 0 is the primary."""
     after_commit: Callable[[Callable[[], None]], None] = _at_once
     """Carries out what follows a commit: at once, or in another thread where this one may use nothing but the store."""
 
     @property
-    def where(self) -> str:
-        """What this store is called before its name is known: the setting it comes from."""
-        return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
+    def settings(self) -> Settings:
+        """The app's settings, with the store's own URLs."""
+        return self.store.settings
 
-    def called(self, service: str) -> str:
-        """Return what a service of this store is called in logs and among threads."""
-        return f"{service}-{self.place}" if self.place else service
+    @property
+    def connections(self) -> Connections:
+        """The store's."""
+        return self.store.connections
+
+    def at(self, store: Store) -> Runtime:
+        """Return the same in another store."""
+        return replace(self, store=store)
+
+    def in_each_store(self) -> list[Runtime]:
+        """Return the same in each store, the primary first."""
+        return [self.at(store) for store in self.stores]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ..model import native
 from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ..model.settings import Settings
 from ..store import registry
-
-if TYPE_CHECKING:
-    from .runtime import Runtime
+from ..store.connection.connections import Connections
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -28,28 +27,58 @@ SLOW_S = 1.0
 """A store that fails sooner than this, and has no other after it, is tried by each call."""
 
 
+class Store:
+    """A database with our rows, as this process knows it: how it is reached, and whether it answered a moment ago."""
+
+    def __init__(self, settings: Settings, connections: Connections, *, place: int = 0) -> None:
+        self.settings = settings
+        """The app's, with this store's own URLs."""
+        self.connections = connections
+        self.place = place
+        """Its place among the app's stores; 0 is the primary."""
+        self.name: str | None = None
+        """None until it was asked for."""
+        self._left_alone_until = float("-inf")
+
+    @property
+    def where(self) -> str:
+        """What it is called before its name is known: the setting it comes from."""
+        return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
+
+    def called(self, service: str) -> str:
+        """Return what a service of this store is called in logs and among threads."""
+        return f"{service}-{self.place}" if self.place else service
+
+    @property
+    def is_left_alone(self) -> bool:
+        """Whether the pause after its last failure is not over."""
+        return time.monotonic() < self._left_alone_until
+
+    def leave_alone(self, pause_s: float) -> None:
+        """Begin such a pause."""
+        self._left_alone_until = time.monotonic() + pause_s
+
+    def answered(self) -> None:
+        """Leave it alone no longer."""
+        self._left_alone_until = float("-inf")
+
+
 class Stores:
-    """What one process knows of its stores: their names, and which of them did not answer a moment ago.
+    """The stores of an app, the primary first.
 
     A store's name is the beginning of its schema's random identity, because its URL may differ from one machine to
     another. It stands in messages, and in the ids of entries of the dead set.
     """
 
-    def __init__(self) -> None:
-        self._all: list[Runtime] = []
-        self._names: dict[int, str] = {}
-        self._left_alone_until: dict[int, float] = {}
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self._all = stores
         self._failure = ""
         self._lock = native.lock()
 
-    def add(self, runtime: Runtime) -> None:
-        """Have another store follow; the first is the primary."""
-        self._all.append(runtime)
-
-    def __iter__(self) -> Iterator[Runtime]:
+    def __iter__(self) -> Iterator[Store]:
         return iter(self._all)
 
-    def __getitem__(self, place: int) -> Runtime:
+    def __getitem__(self, place: int) -> Store:
         return self._all[place]
 
     def __len__(self) -> int:
@@ -60,33 +89,32 @@ class Stores:
         """Whether a row may be elsewhere than in the primary."""
         return len(self._all) > 1
 
-    def others(self, runtime: Runtime) -> Iterator[Runtime]:
+    def others(self, store: Store) -> Iterator[Store]:
         """Return the stores but one."""
-        return (store for store in self._all if store.place != runtime.place)
+        return (other for other in self._all if other is not store)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
-    def name_of(self, runtime: Runtime) -> str:
+    def name_of(self, store: Store) -> str:
         """Return the name of a store, which is asked for it once; StoreUnavailableError if it does not answer."""
-        name = self._names.get(runtime.place)
-        if name is None:
-            identity = runtime.connections.read(registry.identity, within_s=self.wait_s)
+        if store.name is None:
+            identity = store.connections.read(registry.identity, within_s=self.wait_s)
             if identity is None:
                 raise SchemaError(
-                    f"Schema {runtime.connections.schema!r} of {runtime.where} has no name yet. "
+                    f"Schema {store.connections.schema!r} of {store.where} has no name yet. "
                     "Run `celery -A <app> sidejob db upgrade`."
                 )
             name = identity[:NAME_LENGTH]
             with self._lock:
-                self._check_name(runtime, name)
-                self._names[runtime.place] = name
-        return name
+                self._check_name(store, name)
+                store.name = name
+        return store.name
 
-    def label_of(self, runtime: Runtime) -> str | None:
+    def label_of(self, store: Store) -> str | None:
         """Return what a store is called where people read it: its name, None for the primary."""
-        return self.name_of(runtime) if runtime.place else None
+        return self.name_of(store) if store.place else None
 
-    def named(self, name: str) -> Runtime:
+    def named(self, name: str) -> Store:
         """Return the store of this name.
 
         Raises StoreUnavailableError if it may be one that does not answer, SettingsError if there is none.
@@ -105,12 +133,12 @@ class Stores:
             "too."
         )
 
-    def _check_name(self, runtime: Runtime, name: str) -> None:
-        for place, known in self._names.items():
-            if known == name and place != runtime.place:
+    def _check_name(self, store: Store, name: str) -> None:
+        for other in self.others(store):
+            if other.name == name:
                 raise SettingsError(
-                    f"{runtime.where} and {self._all[place].where} are the same store, or one is a copy of the other "
-                    f"(schema {runtime.connections.schema!r}, {name}). Each store must be a database of its own; of a "
+                    f"{store.where} and {other.where} are the same store, or one is a copy of the other "
+                    f"(schema {store.connections.schema!r}, {name}). Each store must be a database of its own; of a "
                     "copy, remove the row 'identity' of its table meta and run `celery -A <app> sidejob db upgrade`."
                 )
 
@@ -121,31 +149,33 @@ class Stores:
         """How long a caller waits for an answer."""
         return WAIT_S if self.several else LONGEST_WAIT_S
 
-    def look_s(self, runtime: Runtime) -> float:
+    def look_s(self, store: Store) -> float:
         """How long a command or a monitor waits for what a store tells: of the primary there is more to tell."""
-        return self.wait_s if runtime.place else LONGEST_WAIT_S
-
-    def is_left_alone(self, runtime: Runtime) -> bool:
-        """Whether the pause after a store's last failure is not over."""
-        return time.monotonic() < self._left_alone_until.get(runtime.place, float("-inf"))
+        return self.wait_s if store.place else LONGEST_WAIT_S
 
     @property
     def any_left_alone(self) -> bool:
         """Whether some store did not answer a moment ago."""
-        return any(self.is_left_alone(store) for store in self._all)
+        return any(store.is_left_alone for store in self._all)
 
-    def failed(self, runtime: Runtime, error: Exception, *, after_s: float = SLOW_S) -> None:
+    @contextmanager
+    def trying(self, store: Store) -> Iterator[None]:
+        """Leave a store alone for a while if it turns out to be away."""
+        began = time.monotonic()
+        try:
+            yield
+        except StoreUnavailableError as error:
+            self.failed(store, error, after_s=time.monotonic() - began)
+            raise
+
+    def failed(self, store: Store, error: Exception, *, after_s: float = SLOW_S) -> None:
         """Leave a store alone for a while that has just failed, `after_s` seconds after it was asked."""
         self._failure = str(error)
         if not self.several and after_s < SLOW_S:
             return
         pause_s = random.uniform(*PAUSE_S)
-        self._left_alone_until[runtime.place] = time.monotonic() + pause_s
-        logger.warning("%s is left alone for %.0f s: %s", runtime.where, pause_s, error)
-
-    def answered(self, runtime: Runtime) -> None:
-        """Leave a store alone no longer."""
-        self._left_alone_until.pop(runtime.place, None)
+        store.leave_alone(pause_s)
+        logger.warning("%s is left alone for %.0f s: %s", store.where, pause_s, error)
 
     def all_left_alone(self) -> StoreUnavailableError:
         """Return what to tell a caller for whom no store was tried."""

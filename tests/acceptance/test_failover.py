@@ -353,7 +353,7 @@ def test_a_task_id_that_is_used_again_is_no_copy(stores: Stores, at: Arm) -> Non
     assert stores.call("noted", 1, task_id="daily").get(timeout=TIMEOUT_S) == 1
     stores.back()
     stores.wait_quiet()
-    stores.app.sidejob.runtime.stores.answered(stores.app.sidejob.runtime)
+    stores.app.sidejob.runtime.store.answered()
 
     at(
         "durable-keep:after-commit",
@@ -495,7 +495,7 @@ def test_an_emptied_broker_is_noticed_for_both_stores(stores: Stores) -> None:
     stores.processes.started[0].stop_signal()
     second = [stores.call("noted", number) for number in range(3)]
     stores.to_clients.pass_through()
-    stores.app.sidejob.runtime.stores.answered(stores.app.sidejob.runtime)
+    stores.app.sidejob.runtime.store.answered()
     first = [stores.call("noted", number) for number in range(3)]
     assert (len(stores.kept(stores.first)), len(stores.kept(stores.second))) == (3, 3)
 

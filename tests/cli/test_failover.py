@@ -328,7 +328,7 @@ def test_a_copy_in_a_store_that_was_away_when_its_task_was_revoked_is_revoked_be
     pair.sidejob.poll()
     assert pair.sql(0, "SELECT task_id, doom FROM messages") == [("one", "revoked")], "the other one may count"
     pair.proxy.pass_through()
-    stores.answered(stores[1])
+    stores[1].answered()
     pair.sql(0, "UPDATE messages SET next_check_at = now()")
     pair.sidejob.poll()
     assert [pair.sql(place, "SELECT doom FROM messages WHERE doom IS NULL") for place in (0, 1)] == [[], []]
@@ -371,5 +371,5 @@ def test_notes_on_copies_are_kept_for_their_time(pair: Pair) -> None:
         "INSERT INTO twins (task_id, call, tried, kept_until) SELECT n, 'c', '{}', now() + n * interval '1 hour'"
         " FROM generate_series(-2, 2) n",
     )
-    Prune(Sweep(pair.sidejob.runtime.stores[1])).run_once()
+    Prune(Sweep(pair.sidejob.runtime.in_each_store()[1])).run_once()
     assert pair.sql(1, "SELECT task_id FROM twins ORDER BY kept_until") == [("1",), ("2",)]

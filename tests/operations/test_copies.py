@@ -60,7 +60,7 @@ def test_a_copy_that_nobody_confirmed_is_noted_while_another_store_is_left_alone
     runtime = sidejob.runtime
     if away:
         runtime.stores.failed(runtime.stores[1], StoreUnavailableError("gone"))
-    assert not runtime.stores.is_left_alone(runtime)
+    assert not runtime.store.is_left_alone
 
     deduplication.note(runtime, ("task", 1), address)
     assert noted(stage) == expected

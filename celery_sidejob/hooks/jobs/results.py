@@ -103,8 +103,9 @@ class CeleryResults:
 
     def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
         """Store FAILURE or REVOKED for an ordinary durable task, with its errbacks and the chord's part."""
+        runtime: Runtime = self._app.sidejob.runtime
         try:
-            return self._tell_of_doom(message, reason, error, self._app.sidejob.runtime.stores[place])
+            return self._tell_of_doom(message, reason, error, runtime.at(runtime.stores[place]))
         except Exception as problem:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait"

@@ -43,7 +43,6 @@ from ...operations.contents import as_kept, is_forged
 from ...operations.durable_locks import Ahead
 from ...operations.durable_runs import Run, in_body, inline, lease_lost
 from ...operations.runtime import Runtime
-from ...operations.stores import Stores
 from .. import bodies
 from ..broker.connection import PAUSE_S
 from ..on_commit import OnCommit, made_early
@@ -125,7 +124,7 @@ class DurableTask(OnCommit):
             with in_body(run.runtime, run):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
-            if own_process.is_left(self.app, run.key, error, place=run.runtime.place):
+            if own_process.is_left(self.app, run.key, error, place=run.runtime.store.place):
                 _lose(run, error)
             if isinstance(error, Exception) and not isinstance(error, Ignore | Reject | Retry):
                 _check_that_it_counts(run, error)
@@ -257,16 +256,15 @@ def _begin(task: DurableTask, request: Context) -> None:
         if LATE in request.__dict__ and len(places) == 1 and _begin_late(task, request, key, content, *places[0]):
             return
     failure: StoreUnavailableError | None = None
-    for store, worker_id in places:
-        began = time.monotonic()
-        run = Run(key or (request.id, 1), task.name, worker_id, store, content)
+    for there, worker_id in places:
+        run = Run(key or (request.id, 1), task.name, worker_id, there, content)
         try:
-            begun = _begin_in(task, request, run, address) if adopted is None else _adopt(task, run, adopted)
+            with runtime.stores.trying(there.store):
+                begun = _begin_in(task, request, run, address) if adopted is None else _adopt(task, run, adopted)
         except StoreUnavailableError as error:
-            runtime.stores.failed(store, error, after_s=time.monotonic() - began)
             failure = error
             continue
-        runtime.stores.answered(store)
+        there.store.answered()
         if begun:
             _is_begun(task, request, run)
             return
@@ -274,24 +272,24 @@ def _begin(task: DurableTask, request: Context) -> None:
         _leave(runtime, request, str(failure))
     if address.store is None and adopted is None and len(places) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
-    if key is not None and _is_forged(key, content, [store for store, _ in places]):
+    if key is not None and _is_forged(key, content, [there for there, _ in places]):
         raise Forged(f"task {request.id}: not what its row has")
-    missing_row_warning.warn(task.name, request, [store for store, _ in places])
+    missing_row_warning.warn(task.name, request, [there for there, _ in places])
     raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
 def _begin_late(
-    task: DurableTask, request: Context, key: Key, content: Content, store: Runtime, worker_id: int
+    task: DurableTask, request: Context, key: Key, content: Content, there: Runtime, worker_id: int
 ) -> bool:
     """Begin a run whose lock is written later; False where the run has to lock first."""
-    run = Run(key, task.name, worker_id, store, content)
+    run = Run(key, task.name, worker_id, there, content)
     try:
-        begun = durable_locks.begin_late(store, run, max_losses=_policy(task)["max_losses"])
+        begun = durable_locks.begin_late(there, run, max_losses=_policy(task)["max_losses"])
         if begun:
             _is_begun(task, request, run)
     except BaseException:  # a time limit strikes
         if run_of(task) is None and run.late is not None:
-            deferred_locks.of(store).drop(run)  # or the next delivery is taken for a copy of it
+            deferred_locks.of(there).drop(run)  # or the next delivery is taken for a copy of it
         raise
     return begun
 
@@ -317,15 +315,15 @@ def _content(request: Context) -> Content:
     return Content(str(request.task), known, unpacker(request.get("compression")))
 
 
-def _is_forged(key: Key, content: Content, stores: Sequence[Runtime]) -> bool:
+def _is_forged(key: Key, content: Content, places: Sequence[Runtime]) -> bool:
     try:
-        return any(is_forged(store, key, content) for store in stores)
+        return any(is_forged(there, key, content) for there in places)
     except StoreUnavailableError:
         return False  # it does not run in any case
 
 
 def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
-    run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.place)
+    run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
     for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE, DIGEST):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     if request.chord:
@@ -339,7 +337,7 @@ def _places_or_leave(
 ) -> Sequence[tuple[Runtime, int]]:
     """Return the stores that may have the row, each with this worker's identity there; without any leave the task."""
     try:
-        places = _places(runtime.stores, request.get(WORKER), address, adopted=adopted)
+        places = _places(runtime, request.get(WORKER), address, adopted=adopted)
     except StoreUnavailableError as error:
         _leave(runtime, request, str(error))
     if not places:
@@ -349,19 +347,20 @@ def _places_or_leave(
     return places
 
 
-def _places(stores: Stores, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
+def _places(runtime: Runtime, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
     """Return in which stores the row may be, each with this worker's identity there; those that answer, if several."""
     if known is None:
         return ()
     if not isinstance(known, Mapping):  # there is one store
-        here = address.store is None or address.store == stores.name_of(stores[0])
-        return ((stores[0], known),) if here else ()
-    found = [(stores[place], worker_id) for place, worker_id in known.values()]
+        here = address.store is None or address.store == runtime.stores.name_of(runtime.store)
+        return ((runtime, known),) if here else ()
+    found = [
+        (runtime.at(runtime.stores[place]), worker_id) for name, (place, worker_id) in known.items()
+        if address.store in (None, name) or adopted
+    ]  # fmt: skip
     if adopted:
-        return [(store, worker_id) for store, worker_id in found if store.place == 0]
-    if address.store is not None:
-        found = [(stores[place], worker_id) for name, (place, worker_id) in known.items() if name == address.store]
-    return [(store, worker_id) for store, worker_id in found if not stores.is_left_alone(store)]
+        return [(there, worker_id) for there, worker_id in found if there.store.place == 0]
+    return [(there, worker_id) for there, worker_id in found if not there.store.is_left_alone]
 
 
 def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tuple[Runtime, int]]) -> NoReturn:
@@ -369,9 +368,9 @@ def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tup
     error = "TaskRevokedError: the task was revoked"
     try:
         buried = not own_process.is_ended(task.app, key) and any(
-            revocation.revoke(store, [key[0]]) is None
-            and burials.fail(store, key, Death("revoked", error), by="worker", worker_id=worker_id)
-            for store, worker_id in places
+            revocation.revoke(there, [key[0]]) is None
+            and burials.fail(there, key, Death("revoked", error), by="worker", worker_id=worker_id)
+            for there, worker_id in places
         )
     except StoreUnavailableError as unavailable:
         _leave(_runtime(task), request, str(unavailable))
@@ -545,16 +544,17 @@ def _end_without_lock(task: Any, state: str | None, retval: Any) -> None:
             "%s is durable for who called it, and not in this worker: it runs without a lock. Say durable=True where "
             "the task is made, or name it in sidejob_durable_tasks here too.", task.name,
         )  # fmt: skip
-    stores, address, content = _runtime(task).stores, Address.of(header), _content(request)
+    runtime, address, content = _runtime(task), Address.of(header), _content(request)
     try:
-        for store in stores if address.store is None else [stores.named(address.store)]:
+        for store in runtime.stores if address.store is None else [runtime.stores.named(address.store)]:
+            there = runtime.at(store)
             if state == states.FAILURE:
                 death = Death("failed", _shown(retval, states.FAILURE), _trace(retval), request.retries or 0)
-                ended = burials.fail(store, key, death, by="sweeper", worker_id=None, content=content)
+                ended = burials.fail(there, key, death, by="sweeper", worker_id=None, content=content)
             else:
-                ended = burials.forget(store, key, content)
+                ended = burials.forget(there, key, content)
             if not ended:
-                is_forged(store, key, content)
+                is_forged(there, key, content)
     except (StoreUnavailableError, SettingsError) as error:
         logger.warning("The end of task %s could not be written; it will run once more: %s", key[0], error)
 

@@ -27,15 +27,15 @@ _told: set[str] = set()
 _told_at = -PAUSE_S
 
 
-def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
+def warn(task: str, request: Context, places: Sequence[Runtime]) -> None:
     """Warn, once for each task, if what looks like the first delivery of its message has no row in these stores."""
     global _told_at
     if task in _told or time.monotonic() < _told_at + PAUSE_S or not is_first(request.__dict__):
         return
     try:
-        for store in stores:
-            wait_s = store.stores.wait_s
-            row = store.connections.read(lambda executor: tasks.read(executor, request.id), within_s=wait_s)
+        for there in places:
+            wait_s = there.stores.wait_s
+            row = there.connections.read(lambda executor: tasks.read(executor, request.id), within_s=wait_s)
             if row is not None:
                 return  # it runs, or waits as a retry
     except StoreUnavailableError:
@@ -45,5 +45,5 @@ def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
     logger.warning(
         "%s[%s] has no row in schema %r, so it is not run: a copy of one that has ended, or its client has another "
         "sidejob_schema or sidejob_database_url. Of this task it is not told again.",
-        task, request.id, stores[0].settings.schema,
+        task, request.id, places[0].settings.schema,
     )  # fmt: skip

@@ -61,7 +61,8 @@ class SideJobStep(bootsteps.StartStopStep):
         task_check.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)
         self._heartbeats = [
-            self._heartbeat_of(worker, store, file if store.place == 0 else None) for store in sidejob.runtime.stores
+            self._heartbeat_of(worker, there, file if there.store.place == 0 else None)
+            for there in sidejob.runtime.in_each_store()
         ]
         self._register()
         sidejob.heartbeats = self._heartbeats
@@ -102,16 +103,16 @@ class SideJobStep(bootsteps.StartStopStep):
 
         worker.wait_for_soft_shutdown = announce_and_wait
 
-    def _heartbeat_of(self, worker: Any, store: Runtime, file: HeartbeatFile | None) -> Heartbeat:
+    def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
         processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
 
         def check() -> None:
-            self._sidejob.check_store(store)
-            if store.place == 0:
+            self._sidejob.check_store(runtime.store)
+            if runtime.store.place == 0:
                 self._sidejob.register_tasks()
 
         return Heartbeat(
-            store, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
+            runtime, processes if pool_kind.has_processes(worker.pool) else None, file, check=check,
             is_busy=lambda: bool(active_requests),
         )  # fmt: skip
 
@@ -128,7 +129,7 @@ class SideJobStep(bootsteps.StartStopStep):
             logger.warning("This worker cannot start yet, and tries again: %s", error)
             time.sleep(AGAIN_S)
         for heartbeat, error in away.items():
-            logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.where, error)
+            logger.warning("%s is away; what is in it waits: %s", heartbeat.runtime.store.where, error)
 
     def _try_to_register(self) -> dict[Heartbeat, StoreUnavailableError]:
         away: dict[Heartbeat, StoreUnavailableError] = {}

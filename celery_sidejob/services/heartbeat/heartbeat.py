@@ -44,7 +44,7 @@ class Heartbeat(Worker):
     ) -> None:  # fmt: skip
         """`check` raises what keeps a worker from serving the store: a schema that does not fit, for one."""
         super().__init__(runtime, is_busy)
-        self.name = runtime.called("heartbeat")
+        self.name = runtime.store.called("heartbeat")
         self._check = check
         self.has_processes = processes is not None
         """Whether bodies run in processes of a pool, and not in this one."""
@@ -76,7 +76,7 @@ class Heartbeat(Worker):
         """Enter this process under a new identity, with its liveness lock where the connection allows one."""
         self._check()
         if self.runtime.stores.several:
-            self.store = self.runtime.stores.name_of(self.runtime)
+            self.store = self.runtime.stores.name_of(self.runtime.store)
         with unavailable_during("register"):
             executor = self.executor()
             worker_id = workers.register(executor, workers.new_ident())

@@ -28,7 +28,7 @@ class Worker:
         """Under which it is entered in the store; 0: not yet."""
         self.is_busy = is_busy
         self.runs: Deliveries[Key] = Deliveries()
-        self.errands = Errands(runtime.called("errands"))
+        self.errands = Errands(runtime.store.called("errands"))
         # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
         self.own = replace(runtime, after_commit=self.errands.soon) if native.is_patched() else runtime
         """The runtime for what this worker's thread does."""

@@ -39,7 +39,7 @@ class DeadList(TaskDuty):
     def _poison(self, buried: Buried) -> bool:
         """Doom the row of a message, if it is in this store; tells whether it is, or was."""
         stores = self._runtime.stores
-        if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime))):
+        if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime.store))):
             return False
         try:
             return burials.poison(self._runtime, buried.key)

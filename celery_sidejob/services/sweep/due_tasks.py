@@ -122,7 +122,7 @@ class DueTasks(TaskDuty):
             return False  # a copy may have run to its end in a store that does not answer: there is time to ask it
         error = _error_of(row)
         message = Message.of_row(row)
-        verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.place)
+        verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.store.place)
         reach("doom:told")
         if verdict == "bury":
             buried = burials.fail(

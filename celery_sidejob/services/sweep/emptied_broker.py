@@ -27,7 +27,7 @@ class EmptiedBroker(SweepDuty):
 
     def _do(self, report: Report) -> None:
         if not self._emptied:
-            self._emptied = self._runtime.broker.was_emptied(self._runtime.stores.label_of(self._runtime))
+            self._emptied = self._runtime.broker.was_emptied(self._runtime.stores.label_of(self._runtime.store))
         if self._emptied:
             report["broker_emptied"] += 1
             self._sweep.tasks_emptied = True

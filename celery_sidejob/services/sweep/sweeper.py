@@ -52,7 +52,7 @@ class Sweeper:
     """Sweeps one schema, by itself or, as the service of a worker, while no other worker does."""
 
     def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
-        self.name = runtime.called("sweeper")
+        self.name = runtime.store.called("sweeper")
         self._runtime = runtime
         self._worker = worker
         self._sweep = Sweep(runtime, worker, self._may_sweep)

@@ -62,7 +62,7 @@ class Unsendable:
         (address,) = deduplication.addresses_of(self._runtime, [message])
         if deduplication.gives_way(self._runtime, key, address):
             return False
-        verdict = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.place)
+        verdict = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.store.place)
         if verdict != "bury":
             return False
         return burials.fail(self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address)

@@ -119,7 +119,7 @@ class Pair:
     def back(self) -> None:
         """Have the first store answer, and be asked."""
         self.proxy.pass_through()
-        self.runtime.stores.answered(self.runtime.stores[0])
+        self.runtime.store.answered()
 
     def kept(self, place: int) -> list[str]:
         """The ids of the tasks that a store has."""
@@ -155,7 +155,7 @@ def of_second(pair: Pair) -> ChordClaim:
     claimed_by(pair.app, THEIRS)
     request = Context(id="part", group="group", chord={"options": {"task_id": "body"}})
     return ChordClaim(
-        pair.runtime.stores[1], pair.app.backend, request, [], OURS, lambda: None, held_at=-math.inf
+        pair.runtime.in_each_store()[1], pair.app.backend, request, [], OURS, lambda: None, held_at=-math.inf
     )  # fmt: skip
 
 
