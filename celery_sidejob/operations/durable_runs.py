@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..model.durable import Content, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
@@ -79,39 +79,31 @@ class Run:
     """Whether the worker wants to stop, or has ended this run."""
 
 
-_IN_BODY: ContextVar[tuple[Runtime, Run] | None] = ContextVar("celery_sidejob_durable", default=None)
-_INLINE: ContextVar[bool] = ContextVar("celery_sidejob_inline", default=False)
+_BODY: ContextVar[Run | Literal["inline"] | None] = ContextVar("celery_sidejob_durable", default=None)
+"""Of which run the body is that runs here; "inline": one of no run."""
 
 
 @contextmanager
-def in_body(runtime: Runtime, run: Run) -> Iterator[None]:
-    """Make this the durable task that runs here, also for threads that are given the context."""
-    token = _IN_BODY.set((runtime, run))
+def in_body(run: Run | None) -> Iterator[None]:
+    """Make the block the body of a run, also for threads that are given the context.
+
+    None: that of a task called as a function or eagerly, which has no row. Within the body of a run it is part of that.
+    """
+    token = _BODY.set(run or _BODY.get() or "inline")
     try:
         yield
     finally:
-        _IN_BODY.reset(token)
-
-
-@contextmanager
-def inline() -> Iterator[None]:
-    """Make the block the body of a durable task without a row, one that is called as a function or eagerly."""
-    token = _INLINE.set(True)
-    try:
-        yield
-    finally:
-        _INLINE.reset(token)
+        _BODY.reset(token)
 
 
 def check_hold() -> bool:
     """Raise LeaseLostError if the durable task whose body runs here was taken from this run; False outside of one."""
-    found = _IN_BODY.get()
-    if found is None or found[1].moved:
-        return found is not None or _INLINE.get()
-    runtime, run = found
-    if run.late is not None and not deferred_locks.of(runtime).take(run):
+    run = _BODY.get()
+    if run is None or run == "inline" or run.moved:
+        return run is not None
+    if run.late is not None and not deferred_locks.of(run.runtime).take(run):
         raise lease_lost(run)
-    row = tasks.read(runtime.connections, run.key[0])
+    row = tasks.read(run.runtime.connections, run.key[0])
     if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
         raise lease_lost(run)
     return True
@@ -119,8 +111,8 @@ def check_hold() -> bool:
 
 def is_to_stop() -> bool:
     """Tell whether the durable task whose body runs here should come to its end; False outside of one."""
-    found = _IN_BODY.get()
-    return found is not None and found[1].stopping()
+    run = _BODY.get()
+    return isinstance(run, Run) and run.stopping()
 
 
 def lease_lost(run: Run) -> LeaseLostError:

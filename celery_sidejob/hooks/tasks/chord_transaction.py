@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import wraps
 from typing import Any
 
 from celery.canvas import _chord
 
-_lent: ContextVar[Any] = ContextVar("celery_sidejob_lent", default=None)
+from .present_call import calling, present_call
 
 
 def is_lending() -> bool:
     """Tell whether a chord that has a transaction makes this call."""
-    return _lent.get() is not None
+    return present_call().transaction is not None
 
 
 @contextmanager
 def handed_over(options: dict[str, Any]) -> Iterator[None]:
     """Put the transaction into the options of a call of the chord; what is called within the block has none of it."""
-    options.setdefault("transaction", _lent.get())
-    with _lending(None):
+    options.setdefault("transaction", present_call().transaction)
+    with calling(transaction=None):
         yield
 
 
@@ -41,17 +40,8 @@ def _keeping_transaction(apply_async: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         if options.get("transaction") is None or getattr(self._get_app(), "sidejob", None) is None:
             return apply_async(self, args, kwargs, *more, **options)
-        with _lending(options.pop("transaction")):
+        with calling(transaction=options.pop("transaction")):
             return apply_async(self, args, kwargs, *more, **options)
 
     apply._keeps_transaction = True  # type: ignore[attr-defined]
     return apply
-
-
-@contextmanager
-def _lending(transaction: Any) -> Iterator[None]:
-    token = _lent.set(transaction)
-    try:
-        yield
-    finally:
-        _lent.reset(token)

@@ -14,9 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,7 +28,8 @@ from ...model.errors import StoreUnavailableError
 from ...operations import keeping
 from ...operations.durable_runs import ClaimedElsewhereError, Run
 from ...operations.runtime import Runtime
-from .keeping import keeping_together, present_run
+from .keeping import present_run
+from .present_call import Counting, Together, calling, present_call
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -95,21 +94,6 @@ class ChordClaim:
         return self.backend.get_key_for_group(self.request.group, end)
 
 
-@dataclass(eq=False, slots=True)
-class _Counting:
-    """A part that is being counted."""
-
-    runtime: Runtime
-    request: Context
-    kept_later: list[Message]
-    """What is to be kept once it was counted; the body is what comes to it meanwhile."""
-    first: int
-    claim: ChordClaim | None = None
-
-
-_counting: ContextVar[_Counting | None] = ContextVar("celery_sidejob_counting", default=None)
-
-
 def mind(app: Celery, backend: Any) -> None:
     """Have the backend forget a chord only when its body is kept; twice does no harm."""
     if not isinstance(backend, RedisBackend) or not hasattr(RedisBackend, "_chord_cleanup_script"):
@@ -134,7 +118,9 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     if run is not None:
         backend.on_chord_part_return(request, states.SUCCESS, value)
         return run.claim is not None or _is_settled(runtime, backend, request)
-    with keeping_together() as together, _being_counted(runtime, request, together.messages) as counting:
+    together = Together()
+    counting = Counting(runtime, request, together.messages)
+    with calling(together=together, counting=counting):
         backend.on_chord_part_return(request, states.SUCCESS, value)
     if together.messages:
         keeping.keep_many(runtime, together.messages)
@@ -171,20 +157,11 @@ def _count(app: Celery, count: Callable[..., Any], request: Context, *args: Any,
     run = present_run(app)
     if run is None or not request.chord:
         return count(request, *args, **options)
-    with _being_counted(run.runtime, request, run.follows) as counting:
+    counting = Counting(run.runtime, request, run.follows)
+    with calling(counting=counting):
         counted = count(request, *args, **options)
     run.claim = counting.claim or run.claim
     return counted
-
-
-@contextmanager
-def _being_counted(runtime: Runtime, request: Context, kept_later: list[Message]) -> Iterator[_Counting]:
-    counting = _Counting(runtime, request, kept_later, len(kept_later))
-    token = _counting.set(counting)
-    try:
-        yield counting
-    finally:
-        _counting.reset(token)
 
 
 class _Forgetting:
@@ -196,11 +173,11 @@ class _Forgetting:
 
     def __call__(self, keys: Sequence[Any], args: Sequence[Any], client: Any) -> Any:
         forget = partial(self._script, keys=keys, args=args, client=client)
-        counting = _counting.get()
-        if counting is None or len(counting.kept_later) == counting.first:
-            return forget()  # the body is not durable, or could not be made
+        counting = present_call().counting
+        if counting is None or not counting.body:
+            return forget()
         claim = counting.claim = ChordClaim(
-            counting.runtime, self._backend, counting.request, counting.kept_later[counting.first :], args[0], forget
+            counting.runtime, self._backend, counting.request, counting.body, args[0], forget
         )
         try:
             claim.renew()  # Celery's own lasts for as long as a broker may be tried: so long nobody could help

@@ -41,7 +41,7 @@ from ...model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ...operations import burials, deferred_locks, durable_ends, durable_locks, revocation
 from ...operations.contents import as_kept, is_forged
 from ...operations.durable_locks import Ahead
-from ...operations.durable_runs import Run, in_body, inline, lease_lost
+from ...operations.durable_runs import Run, in_body, lease_lost
 from ...operations.runtime import Runtime
 from .. import bodies
 from ..broker.connection import PAUSE_S
@@ -117,11 +117,11 @@ class DurableTask(OnCommit):
         """Run the body through the project's own ``__call__``, if its task class has one."""
         run = run_of(self)
         if run is None or run.body_is_over or run.in_body:
-            with inline():
+            with in_body(None):
                 return super().__call__(*args, **kwargs)
         run.in_body = True
         try:
-            with in_body(run.runtime, run):
+            with in_body(run):
                 value = self._body(*args, **kwargs)
         except BaseException as error:
             if own_process.is_left(self.app, run.key, error, place=run.runtime.store.place):

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import Any
@@ -37,6 +35,7 @@ from . import chord_transaction, result_subscription
 from .durability import is_durable
 from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .lazy_producer import LaterProducer
+from .present_call import calling, present_call
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -86,13 +85,14 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
             )
         return send(name, *args, **options)
     check_call(name, options)
-    together = _together.get()
+    together = present_call().together
     wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
     later = None
     if len(args) <= PRODUCER_PLACE and not any(options.get(name) for name in ("producer", "publisher", "connection")):
         later = options["producer"] = LaterProducer(app)
+    result_subscription.mind(app.backend)
     try:
-        with result_subscription.write_behind(app.backend, wanted):
+        with calling(wanted=wanted):
             result = send(name, *args, **options)
     finally:
         if later is not None:
@@ -101,31 +101,6 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
         for want in wanted:
             result_subscription.ask_quietly(app, want)
     return result
-
-
-@dataclass
-class Together:
-    """Messages of one call that are kept together, and what is done once they are."""
-
-    messages: list[Message] = field(default_factory=list)
-    without_rows: list[Callable[[], Any]] = field(default_factory=list)
-    """How each is sent where the store is away and `sidejob_on_store_down` says so."""
-    events: list[Callable[[], Any]] = field(default_factory=list)
-    wanted: list[Callable[[], Any]] = field(default_factory=list)
-
-
-_together: ContextVar[Together | None] = ContextVar("celery_sidejob_together", default=None)
-
-
-@contextmanager
-def keeping_together() -> Iterator[Together]:
-    """Have what is sent within the block only collected: whoever asks for it keeps it."""
-    together = Together()
-    token = _together.set(together)
-    try:
-        yield together
-    finally:
-        _together.reset(token)
 
 
 class KeepingAMQP(AMQP):
@@ -184,7 +159,7 @@ class KeepingProducer:
 
     def publish(self, body: Any, **options: Any) -> Any:
         """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
-        together = _together.get()
+        together = present_call().together
         if self._kept:
             if together is not None:
                 together.events.append(partial(self._producer.publish, body, **options))

@@ -6,31 +6,22 @@ Celery asks before, and then a Redis that is away fails the call after twenty se
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.backends.rpc import RPCBackend
 
+from .present_call import present_call
+
 logger = logging.getLogger("celery_sidejob")
 
-_wanted: ContextVar[list[Callable[[], Any]] | None] = ContextVar("celery_sidejob_wanted", default=None)
-"""While a durable task is sent: what the result backend is to do for the caller."""
 
-
-@contextmanager
-def write_behind(backend: Any, wanted: list[Callable[[], Any]]) -> Iterator[None]:
-    """Have what the backend is asked for a task that is sent within the block only added to `wanted`."""
+def mind(backend: Any) -> None:
+    """Have what the backend is asked for a call only added to what the call wants; twice does no harm."""
     if "on_task_call" not in vars(backend):
         backend.on_task_call = partial(_on_task_call, backend.on_task_call)
-    token = _wanted.set(wanted)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
 
 
 def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
@@ -44,7 +35,7 @@ def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
 
 
 def _on_task_call(ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
-    wanted = _wanted.get()
+    wanted = present_call().wanted
     if wanted is None:
         return ask(producer, task_id)
     backend = ask.__self__  # type: ignore[attr-defined]

@@ -19,7 +19,8 @@ from kombu.exceptions import EncodeError
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import keeping
 from .durability import is_durable
-from .keeping import Together, keeping_together, present_run
+from .keeping import present_run
+from .present_call import Together, calling
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -38,8 +39,9 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
         return []
     if app.conf.task_always_eager:
         return [signature.apply_async() for signature in wanted]
+    together = Together()
     with ExitStack() as stack:
-        with keeping_together() as together:
+        with calling(together=together):
             # One of Celery's producers for all; it connects only if something is published that is no durable task.
             producer = stack.enter_context(app.producer_pool.acquire(block=True))
             results = [_collected(place, signature, producer) for place, signature in enumerate(wanted)]

@@ -320,7 +320,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     first, second = post.worker(), post.worker()
     run = post.begin("one", first)
     assert run is not None
-    with durable_runs.in_body(post.runtime, run):
+    with durable_runs.in_body(run):
         durable_runs.check_hold()
     post.declare_dead(first)
     post.poll()
@@ -335,7 +335,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     ):
         with pytest.raises(LeaseLostError, match="was taken from this run"):
             act()
-    with durable_runs.in_body(post.runtime, run), pytest.raises(LeaseLostError, match="was taken from this run"):
+    with durable_runs.in_body(run), pytest.raises(LeaseLostError, match="was taken from this run"):
         durable_runs.check_hold()
     durable_locks.put_back(post.runtime, run)
     late = Death("failed", "ValueError: late")
