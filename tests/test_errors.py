@@ -28,6 +28,7 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.model.settings import read_settings
 from celery_sidejob.operations import durable_ends, durable_runs
 from celery_sidejob.services.heartbeat.heartbeat_file import HeartbeatFile
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
@@ -314,9 +315,7 @@ def without_store(scene: Scene) -> None:
 
 def revoking_without_store(scene: Scene) -> None:
     """Revoke a task while nobody listens at the store's address."""
-    app = Celery("away", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
-    SideJob(app)
+    app = make_app("away", sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing")
     app.control.revoke("one")
 
 
@@ -330,9 +329,8 @@ def upgrading_elsewhere(scene: Scene) -> None:
 
 def without_schema(scene: Scene) -> None:
     """Ask a store whose schema was never made."""
-    app = Celery("new", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_database_url=scene.stage.database_url, sidejob_schema="never")
-    sidejob = SideJob(app)
+    app = make_app("new", sidejob_database_url=scene.stage.database_url, sidejob_schema="never")
+    sidejob = app.sidejob
     try:
         sidejob.find(1)
     finally:
@@ -373,9 +371,7 @@ def taken(scene: Scene) -> None:
 
 def foreign_handle(scene: Scene) -> None:
     """Unpickle a handle beside another app."""
-    app = Celery("beside", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = scene.stage.database_url
-    SideJob(app)
+    app = make_app("beside", sidejob_database_url=scene.stage.database_url)
     scene.stage.app.main = "gone"
     handle = pickle.loads(pickle.dumps(scene.stage.job()))
     scene.stage.app.main = "renamed"

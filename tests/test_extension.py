@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_sidejob import SchemaError, SideJob, sidejob_task
+from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
 
 
@@ -20,9 +21,8 @@ def nothing(job: object) -> None:
 @pytest.fixture
 def sidejob(empty_database_url: str) -> Iterator[SideJob]:
     """An app whose store has no schema yet."""
-    app = Celery("extension", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = empty_database_url
-    made = SideJob(app)
+    app = make_app("extension", sidejob_database_url=empty_database_url)
+    made = app.sidejob
     yield made
     made.close()
     app.close()
@@ -66,9 +66,8 @@ def test_after_close_nobody_is_connected_until_the_next_use(sidejob: SideJob, em
 
 def test_options_of_the_url_hold_for_every_connection(empty_database_url: str) -> None:
     joint = "&" if "?" in empty_database_url else "?"
-    app = Celery("named", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = f"{empty_database_url}{joint}application_name=the_shop"
-    sidejob = SideJob(app)
+    app = make_app("named", sidejob_database_url=f"{empty_database_url}{joint}application_name=the_shop")
+    sidejob = app.sidejob
     sidejob.upgrade_schema()
 
     def names() -> set[str]:
@@ -87,9 +86,9 @@ def test_options_of_the_url_hold_for_every_connection(empty_database_url: str) -
 
 
 def test_the_beat_entry_polls_and_is_worthless_after_its_interval(empty_database_url: str) -> None:
-    app = Celery("polled", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_database_url=empty_database_url, sidejob_poll_interval=40, sidejob_poll_queue="sweep")
-    SideJob(app)
+    app = make_app(
+        "polled", sidejob_database_url=empty_database_url, sidejob_poll_interval=40, sidejob_poll_queue="sweep"
+    )
     app.finalize()
 
     entry = app.conf.beat_schedule["celery-sidejob-poll"]

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -43,15 +43,15 @@ class Site:
 
     def client(self, **settings: Any) -> Celery:
         """An app with the extension, without the tasks."""
-        app = Celery("client", set_as_current=False)
-        app.conf.update(
+        app = make_app(
+            "client",
+            broker=None,
             **self.broker.configuration,
             task_default_queue="durable",
             sidejob_lost_after=1,
             sidejob_durable_tasks=[f"{APP}.*", "named.*", "celery.chord_unlock"],
             **settings,
         )
-        SideJob(app)
         self._clients.append(app)
         return app
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from celery import Celery
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import Job, SideJob
+from celery_sidejob import Job
 from tests.acceptance import checker
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
@@ -41,10 +41,15 @@ class Scene:
         self.record = record
         self.processes = processes
         self.env = {"SIDEJOB_DATABASE_URL": database_url, **self.broker.env, **record.env}
-        self.app = Celery("acceptance", set_as_current=False)
-        self.app.conf.update(self.broker.configuration)
-        self.app.conf.update(sidejob_database_url=database_url, sidejob_lost_after=2, task_default_queue="acceptance")
-        self.sidejob = SideJob(self.app)
+        self.app = make_app(
+            "acceptance",
+            broker=None,
+            **self.broker.configuration,
+            sidejob_database_url=database_url,
+            sidejob_lost_after=2,
+            task_default_queue="acceptance",
+        )
+        self.sidejob = self.app.sidejob
         self._engine = create_engine(
             database_url.replace("postgresql://", "postgresql+psycopg://"),
             poolclass=NullPool,

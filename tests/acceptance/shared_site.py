@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from celery import Celery
 
-from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.pgbouncer import direct
 from tests.tools.recorder import Record
@@ -31,9 +30,8 @@ class SharedSite:
     def __init__(self, place: Place, name: str) -> None:
         self.url, self.broker, self.record = place.database_url, place.broker, place.record
         self.env = {"SIDEJOB_DATABASE_URL": self.url, **self.broker.env, **self.record.env}
-        self.app = Celery(name, set_as_current=False)
-        self.app.conf.update(self.broker.configuration, sidejob_database_url=self.url)
-        self.sidejob = SideJob(self.app)
+        self.app = make_app(name, broker=None, **self.broker.configuration, sidejob_database_url=self.url)
+        self.sidejob = self.app.sidejob
         self.outside: psycopg.Connection[Any] = psycopg.connect(direct(self.url), autocommit=True)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery, chain, chord, group
 
-from celery_sidejob import SideJob, StoreUnavailableError
+from celery_sidejob import StoreUnavailableError
 from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     APP,
     BRIEF_CLAIM,
@@ -20,6 +20,7 @@ from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     Site,
     site_fixture,
 )
+from tests.tools.apps import make_app
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
@@ -112,12 +113,15 @@ def test_an_emptied_broker_loses_no_durable_task(site: Site) -> None:
 
 
 def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
-    away = Celery("away", backend="redis://127.0.0.1:1/0", set_as_current=False)
-    away.conf.update(
+    away = make_app(
+        "away",
+        broker=None,
+        result_backend="redis://127.0.0.1:1/0",
         broker_url=site.broker.away.url,
-        task_default_queue="durable", sidejob_durable_tasks=["*"], sidejob_database_url=site.database_url,
-    )  # fmt: skip
-    SideJob(away)
+        task_default_queue="durable",
+        sidejob_durable_tasks=["*"],
+        sidejob_database_url=site.database_url,
+    )
     results = [away.send_task(f"{APP}.noted", (number,)) for number in range(3)]
     away.sidejob.close()
     away.close()

@@ -10,9 +10,8 @@ from typing import Any
 import kombu
 import psycopg
 import pytest
-from celery import Celery
 
-from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -72,12 +71,15 @@ class Site:
         self.broker, self.record, self._processes = broker, record, processes
         self._env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, "SIDEJOB_LOST_AFTER": "2"}
         self._database_url = database_url
-        self.app = Celery("client", set_as_current=False)
-        self.app.conf.update(
-            broker.configuration, sidejob_database_url=database_url, task_default_queue=QUEUE,
+        self.app = make_app(
+            "client",
+            broker=None,
+            **broker.configuration,
+            sidejob_database_url=database_url,
+            task_default_queue=QUEUE,
             sidejob_durable_tasks=[TASKS["sidejob_durable"]],
-        )  # fmt: skip
-        self.sidejob = SideJob(self.app)
+        )
+        self.sidejob = self.app.sidejob
         self._sent = 0
 
     def close(self) -> None:

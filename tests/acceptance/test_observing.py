@@ -15,11 +15,12 @@ from celery import Celery, signals
 from opentelemetry.instrumentation.celery import CeleryInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 
-from celery_sidejob import Job, SideJob
+from celery_sidejob import Job
 from celery_sidejob.store import registry
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.observed_app import SECRET
 from tests.acceptance.scene import QUICK
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.monitor import Events
 from tests.tools.recorder import Record
@@ -37,12 +38,15 @@ class Watched:
         self._processes = processes
         self.broker = broker
         self.env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env, **QUICK}
-        self.app = Celery("observed", set_as_current=False)
-        self.app.conf.update(broker.configuration)
-        self.app.conf.update(
-            sidejob_database_url=database_url, task_default_queue="observed", task_send_sent_event=True
+        self.app = make_app(
+            "observed",
+            broker=None,
+            **broker.configuration,
+            sidejob_database_url=database_url,
+            task_default_queue="observed",
+            task_send_sent_event=True,
         )
-        self.sidejob = SideJob(self.app)
+        self.sidejob = self.app.sidejob
 
     def worker(self, *, pool: str | None = None, extra: tuple[str, ...] = (), **env: str) -> WorkerProcess:
         """Start a worker with further variables."""
@@ -304,9 +308,10 @@ def test_the_trace_survives_a_publication_by_the_sweeper(watched: Watched, trace
     """The client cannot reach the broker, so that its job's message is published by the worker, and again."""
     worker = watched.worker(OTEL="1")
     watched.sidejob.runtime.connections.close()
-    lonely = Celery("observed", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    lonely.conf.sidejob_database_url = watched.app.conf.sidejob_database_url
-    sidejob = SideJob(lonely)
+    lonely = make_app(
+        "observed", broker="redis://127.0.0.1:1/0", sidejob_database_url=watched.app.conf.sidejob_database_url
+    )
+    sidejob = lonely.sidejob
     with tracer.start_as_current_span("request") as span:
         trace = f"{span.get_span_context().trace_id:032x}"
         job = sidejob.enqueue("observed.trace", headers={"mine": "kept"})

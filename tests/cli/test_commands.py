@@ -26,6 +26,7 @@ from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
 from celery_sidejob.store import migrate, revisions, schema_check
+from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -573,9 +574,7 @@ def test_db_upgrade_makes_the_schema_and_check_is_content(bare: Celery) -> None:
 def test_db_check_refuses_a_schema_of_another_app(bare: Celery, empty_database_url: str) -> None:
     SideJob(bare)
     ask(bare, "db", "upgrade")
-    other = Celery("other", broker="memory://", set_as_current=False)
-    other.conf.sidejob_database_url = empty_database_url
-    SideJob(other)
+    other = make_app("other", sidejob_database_url=empty_database_url)
 
     said = ask(other, "db", "check")
 
@@ -620,9 +619,7 @@ def test_db_check_tells_of_a_store_that_takes_no_writes(bare: Celery, empty_data
      "redis://:hunter2@[::1/0", "carrier+pigeon://:hunter2@127.0.0.1"],
 )  # fmt: skip
 def test_a_broker_url_that_cannot_be_read_is_one_line_without_its_password(database_url: str, url: str) -> None:
-    app = Celery("shop", broker=url, set_as_current=False)
-    app.conf.update(sidejob_database_url=database_url)
-    SideJob(app)
+    app = make_app("shop", broker=url, sidejob_database_url=database_url)
 
     for words in (("db", "check"), ("doctor",)):
         said = ask(app, *words)
@@ -632,9 +629,7 @@ def test_a_broker_url_that_cannot_be_read_is_one_line_without_its_password(datab
 
 
 def test_db_grants_connects_to_nothing() -> None:
-    app = Celery("offline", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_schema="elsewhere")
-    SideJob(app)
+    app = make_app("offline", sidejob_schema="elsewhere")
 
     said = ask(app, "db", "grants", "shop workers")
 
@@ -644,8 +639,7 @@ def test_db_grants_connects_to_nothing() -> None:
 
 
 def test_db_upgrade_as_sql_from_a_revision_on() -> None:
-    app = Celery("offline", broker="memory://", set_as_current=False)
-    SideJob(app)
+    app = make_app("offline")
 
     said = ask(app, "db", "upgrade", "--sql", "--from", "0001")
 
@@ -658,9 +652,7 @@ def test_db_upgrade_as_sql_from_a_revision_on() -> None:
 
 
 def test_db_upgrade_as_sql_connects_to_nothing() -> None:
-    app = Celery("offline", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_schema="elsewhere")
-    SideJob(app)
+    app = make_app("offline", sidejob_schema="elsewhere")
 
     said = ask(app, "db", "upgrade", "--sql")
 
@@ -699,9 +691,7 @@ def test_db_upgrade_takes_two_ways_to_one_database(empty_database_url: str) -> N
 
 
 def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str) -> None:
-    app = Celery("early", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_database_url=NOWHERE, sidejob_direct_url=direct(empty_database_url))
-    SideJob(app)
+    app = make_app("early", sidejob_database_url=NOWHERE, sidejob_direct_url=direct(empty_database_url))
 
     said = ask(app, "db", "upgrade")
 
@@ -711,9 +701,7 @@ def test_db_upgrade_does_not_need_the_proxy_to_be_there(empty_database_url: str)
 
 
 def test_db_names_the_setting_whose_url_does_not_answer(empty_database_url: str) -> None:
-    app = Celery("early", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_database_url=direct(empty_database_url), sidejob_direct_url=NOWHERE)
-    SideJob(app)
+    app = make_app("early", sidejob_database_url=direct(empty_database_url), sidejob_direct_url=NOWHERE)
 
     for words in ("upgrade",), ("current",), ("reassign",):
         assert "is sidejob_direct_url right?" in ask(app, "db", *words).err
@@ -768,9 +756,7 @@ def test_a_command_that_cannot_be_understood_is_a_usage_error(command: Command, 
 
 
 def test_a_store_that_is_away_is_one_line() -> None:
-    app = Celery("away", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = NOWHERE
-    SideJob(app)
+    app = make_app("away", sidejob_database_url=NOWHERE)
     for words in (("jobs",), ("db", "check"), ("db", "current"), ("db", "upgrade")):
         said = ask(app, *words)
         assert said.code == (3 if words == ("db", "check") else 1)
@@ -779,9 +765,7 @@ def test_a_store_that_is_away_is_one_line() -> None:
 
 
 def test_a_store_that_is_away_is_down_for_a_monitor() -> None:
-    app = Celery("away", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = NOWHERE
-    SideJob(app)
+    app = make_app("away", sidejob_database_url=NOWHERE)
 
     said = ask(app, "stats", "--prometheus")
 
@@ -791,9 +775,7 @@ def test_a_store_that_is_away_is_down_for_a_monitor() -> None:
 
 
 def test_settings_that_are_wrong_are_one_line() -> None:
-    app = Celery("wrong", broker="memory://", set_as_current=False)
-    app.conf.sidejob_leese = 3
-    SideJob(app)
+    app = make_app("wrong", sidejob_leese=3)
 
     said = ask(app, "jobs")
 

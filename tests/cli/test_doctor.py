@@ -16,13 +16,14 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_sidejob import RunningJob, SideJob
+from celery_sidejob import RunningJob
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.store import counters, migrate, registry, served_tasks, workers
 from tests.cli.test_commands import ask
+from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
@@ -373,9 +374,8 @@ def test_a_user_who_lacks_rights(locked: Stage) -> None:
     try:
         parts = urlsplit(direct(locked.database_url))
         url = parts._replace(netloc=f"clerk:clerk@{parts.netloc.rpartition('@')[2]}").geturl()
-        clerk = Celery("stage", broker="memory://", set_as_current=False)
-        clerk.conf.sidejob_database_url = url
-        sidejob = SideJob(clerk)
+        clerk = make_app("stage", sidejob_database_url=url)
+        sidejob = clerk.sidejob
         found = [f for f in Diagnosis(sidejob.runtime, sidejob.owner).findings() if f.check == "rights"]
         sidejob.close()
         assert [finding.level for finding in found] == [Level.ERROR]
@@ -394,10 +394,12 @@ def test_a_worker_without_a_liveness_lock(stage: Stage) -> None:
 def test_a_store_that_goes_away_while_it_is_looked_at_is_a_finding(locked: Stage) -> None:
     """What was found before is not lost with it."""
     with TcpProxy.to(locked.database_url) as proxy:
-        app = Celery("stage", broker="memory://", set_as_current=False)
-        app.conf.sidejob_database_url = proxy.url_for(locked.database_url)
-        app.conf.sidejob_direct_url = direct(locked.database_url)
-        sidejob = SideJob(app)
+        app = make_app(
+            "stage",
+            sidejob_database_url=proxy.url_for(locked.database_url),
+            sidejob_direct_url=direct(locked.database_url),
+        )
+        sidejob = app.sidejob
         looking = Diagnosis(sidejob.runtime, sidejob.owner).findings()
         assert any(finding.check == "rules" for finding in looking)
 
@@ -421,9 +423,8 @@ def test_whatever_postgres_refuses_is_a_finding(locked: Stage) -> None:
 
 
 def test_a_database_without_a_schema(empty_database_url: str) -> None:
-    app = Celery("stage", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = empty_database_url
-    sidejob = SideJob(app)
+    app = make_app("stage", sidejob_database_url=empty_database_url)
+    sidejob = app.sidejob
 
     found = list(Diagnosis(sidejob.runtime, sidejob.owner).findings())
     sidejob.close()
@@ -436,9 +437,8 @@ def test_a_database_without_a_schema(empty_database_url: str) -> None:
 
 def schema_finding(url: str, name: str = "stage", broker: str = "memory://") -> Finding:
     """What is said of the schema to an app of this name."""
-    app = Celery(name, broker=broker, set_as_current=False)
-    app.conf.sidejob_database_url = url
-    sidejob = SideJob(app)
+    app = make_app(name, broker=broker, sidejob_database_url=url)
+    sidejob = app.sidejob
     try:
         (found,) = (one for one in Diagnosis(sidejob.runtime, sidejob.owner).findings() if one.check == "schema")
     finally:
@@ -473,9 +473,7 @@ def test_a_schema_that_was_restored_in_part(empty_database_url: str) -> None:
     migrate.upgrade(empty_database_url, owner=owner)
     with psycopg.connect(direct(empty_database_url), autocommit=True) as connection:
         connection.execute("DROP TABLE sidejob.packets; ALTER TABLE sidejob.jobs DROP COLUMN error")
-    app = Celery("stage", broker="memory://", set_as_current=False)
-    app.conf.sidejob_database_url = empty_database_url
-    SideJob(app)
+    app = make_app("stage", sidejob_database_url=empty_database_url)
 
     said = ask(app, "db", "check")
     assert said.code == 1
@@ -566,9 +564,9 @@ FINDING = Finding("check", Level.OK, "found")
 
 
 def test_the_command_without_a_store() -> None:
-    app = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    app.conf.sidejob_database_url = "postgresql://nobody@127.0.0.1:1/nothing"
-    SideJob(app)
+    app = make_app(
+        "away", broker="redis://127.0.0.1:1/0", sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing"
+    )
 
     said = ask(app, "doctor", "--json")
     assert said.code == 2

@@ -7,14 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
 
-from celery_sidejob import JobNotFoundError, SideJob, StoreUnavailableError, deadset
+from celery_sidejob import JobNotFoundError, StoreUnavailableError, deadset
 from celery_sidejob.operations import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import counters, dead, revisions, served_tasks, workers
 from tests.cli.test_commands import Said, ask
+from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
 
@@ -47,9 +47,7 @@ class Pair:
 
     def app_of(self, first: str, second: str) -> Any:
         """An app with two stores."""
-        app = Celery("pair", broker="memory://", set_as_current=False)
-        app.conf.update(sidejob_database_url=first, sidejob_failover_urls=[second], sidejob_lost_after=0.05)
-        SideJob(app)
+        app = make_app("pair", sidejob_database_url=first, sidejob_failover_urls=[second], sidejob_lost_after=0.05)
         return app
 
     def sql(self, place: int, statement: str, *parameters: Any) -> list[Any]:

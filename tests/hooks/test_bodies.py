@@ -11,7 +11,8 @@ import pytest
 from celery import Celery
 from celery.app.task import Task
 
-from celery_sidejob import InvalidValueError, RunningJob, SettingsError, SideJob, SideJobTask, sidejob_task
+from celery_sidejob import InvalidValueError, RunningJob, SettingsError, SideJobTask, sidejob_task
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 
 
@@ -72,9 +73,9 @@ def run_inside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def app() -> Iterator[Celery]:
-    made = Celery("bodies", broker="memory://", set_as_current=False)
-    made.conf.update(sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing", sidejob_durable_tasks=["kept.*"])
-    SideJob(made)
+    made = make_app(
+        "bodies", sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing", sidejob_durable_tasks=["kept.*"]
+    )
     yield made
     made.close()
 

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 from celery.worker import control
 
-from celery_sidejob import SideJob
 from celery_sidejob.hooks.masking import masked_text
 from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
 from celery_sidejob.model.settings import SETTINGS
+from tests.tools.apps import make_app
 
 PASSWORD = "hunter2"
 URL = f"postgresql://ann:{PASSWORD}@127.0.0.1:1/shop"
@@ -48,8 +48,7 @@ def shown(app: Celery) -> str:
 
 def made(**settings: Any) -> Celery:
     """An app with the extension and these settings."""
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    SideJob(app)
+    app = make_app("shop")
     app.conf.update(settings)
     return app
 
@@ -68,8 +67,7 @@ def test_every_setting_that_holds_a_url_is_a_secret() -> None:
 
 @pytest.mark.parametrize("namespace", ["CELERY", "celery", "SHOP_"])
 def test_settings_in_a_namespace_are_shown_without_passwords(namespace: str) -> None:
-    app = Celery("shop", set_as_current=False)
-    SideJob(app)
+    app = make_app("shop", broker=None)
     prefix = namespace.rstrip("_") + "_"
     given = {prefix + (key.upper() if namespace.isupper() else key): URL for key in ["sidejob_direct_url", "a_replica"]}
     app.config_from_object(given, namespace=namespace)

@@ -9,6 +9,7 @@ from celery import Celery, Task
 
 from celery_sidejob import SettingsError, SideJob, sidejob_task
 from celery_sidejob.hooks import task_check, task_options
+from tests.tools.apps import make_app
 
 
 def ordinary() -> None:
@@ -16,8 +17,7 @@ def ordinary() -> None:
 
 
 def app_with(**options: Any) -> Celery:
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    SideJob(app)
+    app = make_app("shop")
     app.task(ordinary, name="shop.mail", shared=False, **options)
     return app
 

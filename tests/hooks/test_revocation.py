@@ -23,6 +23,7 @@ from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.store import migrate
 from celery_sidejob.store.outbox.revocation import SINCE
 from tests.services.sweep.test_task_sweep import Post, post
+from tests.tools.apps import make_app
 from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
@@ -235,9 +236,12 @@ def heard(redis_url: str, act: Callable[[], Any]) -> int:
 def test_without_a_store_the_workers_are_told_and_the_caller_learns_it(
     redis_url: str, caplog: pytest.LogCaptureFixture, on_store_down: str
 ) -> None:
-    app = Celery("away", broker=redis_url, set_as_current=False)
-    app.conf.update(sidejob_database_url="postgresql://127.0.0.1:1/none", sidejob_on_store_down=on_store_down)
-    SideJob(app)
+    app = make_app(
+        "away",
+        broker=redis_url,
+        sidejob_database_url="postgresql://127.0.0.1:1/none",
+        sidejob_on_store_down=on_store_down,
+    )
     refused: list[StoreUnavailableError] = []
 
     def revoke() -> None:
@@ -273,8 +277,7 @@ def test_a_schema_that_is_one_revision_behind_only_has_the_workers_told(
 
 
 def test_an_app_without_a_store_revokes_as_before(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    app = Celery("plain", broker=redis_url, set_as_current=False)
-    SideJob(app)
+    app = make_app("plain", broker=redis_url)
 
     with caplog.at_level(logging.WARNING, "celery_sidejob"):
         assert heard(redis_url, lambda: app.control.revoke("one")) == 1
@@ -297,9 +300,8 @@ def test_a_group_is_revoked_in_one_statement(post: Post) -> None:
 def test_what_is_kept_holds_although_the_broker_is_away(post: Post, caplog: pytest.LogCaptureFixture) -> None:
     post.send("waits")
     post.send("other")
-    client = Celery("post", broker="redis://127.0.0.1:1/0", set_as_current=False)
-    client.conf.sidejob_database_url = post.app.conf.sidejob_database_url
-    sidejob = SideJob(client)
+    client = make_app("post", broker="redis://127.0.0.1:1/0", sidejob_database_url=post.app.conf.sidejob_database_url)
+    sidejob = client.sidejob
     try:
         client.AsyncResult("waits").revoke()
         assert "The revocation is kept, but the workers could not be told" in caplog.text

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
 
 from celery_sidejob import Job, SettingsError, SideJob
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -76,9 +76,8 @@ def test_to_use_a_task_makes_no_app() -> None:
 @pytest.fixture
 def other(database_url: str) -> Iterator[SideJob]:
     """The SideJob of another app, made after the stage's, with a store of its own."""
-    made = Celery("other", broker="memory://", set_as_current=False)
-    made.conf.sidejob_database_url = database_url
-    sidejob = SideJob(made)
+    made = make_app("other", sidejob_database_url=database_url)
+    sidejob = made.sidejob
 
     @sidejob.task(name="other.work", shared=False)
     def work(job: Any) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
 
-from celery_sidejob import SideJob
 from celery_sidejob.model.durable import Address, digest_of
 from celery_sidejob.operations import durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.crash_points import Arm, lost
 from tests.tools.pgbouncer import direct
@@ -28,9 +27,9 @@ class Shop:
 
     def __init__(self, database_url: str, redis_url: str) -> None:
         self.database_url = database_url
-        self.app = Celery("ahead", broker=redis_url, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["ahead.*"])
-        SideJob(self.app)
+        self.app = make_app(
+            "ahead", broker=redis_url, sidejob_database_url=database_url, sidejob_durable_tasks=["ahead.*"]
+        )
         self.runtime = self.app.sidejob.runtime
         self.app.send_task("ahead.one", task_id="one")
         self.worker_id = workers.register(self.runtime.connections, f"test:{os.urandom(6).hex()}")

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_sidejob import SideJob, StoreUnavailableError
+from celery_sidejob import StoreUnavailableError
 from celery_sidejob.model.durable import Address
 from celery_sidejob.operations import deduplication
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 from tests.tools.proxy import TcpProxy
 
@@ -29,12 +29,14 @@ def proxy(stage: Stage) -> Iterator[TcpProxy]:
 @pytest.fixture
 def sidejob(stage: Stage, proxy: TcpProxy) -> Iterator[Any]:
     """An app whose second store is away."""
-    app = Celery("copies", broker="memory://", set_as_current=False)
-    app.conf.update(
-        sidejob_database_url=proxy.url_for(stage.database_url), sidejob_failover_urls=[NOWHERE], sidejob_lease=LEASE_S,
+    app = make_app(
+        "copies",
+        sidejob_database_url=proxy.url_for(stage.database_url),
+        sidejob_failover_urls=[NOWHERE],
+        sidejob_lease=LEASE_S,
         sidejob_heartbeat_interval=0.5,
-    )  # fmt: skip
-    made = SideJob(app)
+    )
+    made = app.sidejob
     yield made
     made.close()
 

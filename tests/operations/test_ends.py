@@ -12,12 +12,13 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import SideJob, StoreUnavailableError, embedded
+from celery_sidejob import StoreUnavailableError, embedded
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
 from celery_sidejob.store.migrate import upgrade
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until
 
@@ -31,9 +32,7 @@ def mortal(own_postgres: embedded.Postgres) -> embedded.Postgres:
 
 @pytest.fixture
 def app(mortal: embedded.Postgres, redis_url: str) -> Iterator[Celery]:
-    made = Celery("ends", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=mortal.url, sidejob_durable_tasks=["ends.*"])
-    SideJob(made)
+    made = make_app("ends", broker=redis_url, sidejob_database_url=mortal.url, sidejob_durable_tasks=["ends.*"])
     yield made
     made.sidejob.close()
     made.close()

@@ -14,9 +14,10 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError, embedded
+from celery_sidejob import InvalidValueError, StoreUnavailableError, embedded
 from celery_sidejob.operations import stores
 from celery_sidejob.store.migrate import upgrade
+from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm
 from tests.tools.freezing import frozen
 from tests.tools.waiting import wait_until
@@ -26,9 +27,9 @@ from tests.tools.waiting import wait_until
 def app(own_postgres: embedded.Postgres, redis_url: str) -> Iterator[Celery]:
     """An app that has called a task, and so has a connection to its store."""
     upgrade(own_postgres.url)
-    made = Celery("keeping", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=own_postgres.url, sidejob_durable_tasks=["keeping.*"])
-    SideJob(made)
+    made = make_app(
+        "keeping", broker=redis_url, sidejob_database_url=own_postgres.url, sidejob_durable_tasks=["keeping.*"]
+    )
     made.send_task("keeping.one", task_id="first")
     yield made
     made.sidejob.close()

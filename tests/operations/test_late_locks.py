@@ -10,14 +10,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
 
-from celery_sidejob import LeaseLostError, SideJob
+from celery_sidejob import LeaseLostError
 from celery_sidejob.model.durable import Death, digest_of
 from celery_sidejob.operations import burials, deferred_locks, durable_ends, durable_locks
 from celery_sidejob.operations.deferred_locks import LateLocks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
@@ -28,9 +28,9 @@ class Shop:
 
     def __init__(self, database_url: str, redis_url: str) -> None:
         self.looking = psycopg.connect(direct(database_url), autocommit=True)
-        self.app = Celery("late", broker=redis_url, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["late.*"])
-        SideJob(self.app)
+        self.app = make_app(
+            "late", broker=redis_url, sidejob_database_url=database_url, sidejob_durable_tasks=["late.*"]
+        )
         self.runtime = self.app.sidejob.runtime
         self.worker_id = self.worker()
 

@@ -10,10 +10,10 @@ import psycopg
 import pytest
 from celery import Celery
 
-from celery_sidejob import SideJob
 from celery_sidejob.operations import durable_locks, publishing
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.pgbouncer import direct
 
@@ -22,9 +22,7 @@ from tests.tools.pgbouncer import direct
 def app(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Marks are written when the test says so."""
     monkeypatch.setattr(publishing, "MARK_S", 3600.0)
-    made = Celery("marks", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["marks.*"])
-    SideJob(made)
+    made = make_app("marks", broker=redis_url, sidejob_database_url=database_url, sidejob_durable_tasks=["marks.*"])
     yield made
     made.sidejob.close()
     made.close()

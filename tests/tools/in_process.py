@@ -10,17 +10,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
-from celery_sidejob import Job, RunningJob, SideJob
+from celery_sidejob import Job, RunningJob
 from celery_sidejob.hooks.jobs.run import run_claimed
 from celery_sidejob.operations import runs
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.store import asks, workers
 from celery_sidejob.store.outbox import doorbells
+from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.pgbouncer import direct
 from tests.tools.threads import in_thread
@@ -41,9 +41,8 @@ class Stage:
     ) -> None:
         self.database_url = database_url
         self._outside = direct(outside or database_url)
-        self.app = Celery("stage", broker=broker, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, **settings)
-        self.sidejob = SideJob(self.app)
+        self.app = make_app("stage", broker=broker, sidejob_database_url=database_url, **settings)
+        self.sidejob = self.app.sidejob
         self.raised: dict[int, BaseException] = {}
         """What bodies raised last, by the job's id."""
         self.ignored: dict[int, str] = {}

@@ -11,7 +11,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_sidejob import RunningJob, SideJob, task_buried
+from celery_sidejob import RunningJob, task_buried
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.buried import Place
 from celery_sidejob.model.durable import Death
@@ -23,6 +23,7 @@ from celery_sidejob.store.statement import Statement
 from celery_sidejob.transport import dead as dead_list
 from celery_sidejob.transport.dead import DeadList
 from tests.cli.test_commands import Said, ask
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect
@@ -36,12 +37,15 @@ LIMIT = {"delivery_limit": 1}
 @pytest.fixture
 def app(database_url: str, broker_url: str) -> Iterator[Celery]:
     """An app with a store, a durable task and a job, whose workers all die."""
-    made = Celery("shop", broker=broker_url, backend="cache+memory://", set_as_current=False)
-    made.conf.update(
-        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], task_default_queue="queue",
+    made = make_app(
+        "shop",
+        broker=broker_url,
+        result_backend="cache+memory://",
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
+        task_default_queue="queue",
         sidejob_lost_after=0.1,
-    )  # fmt: skip
-    SideJob(made)
+    )
 
     @made.sidejob.task(name="job")
     def job(job: RunningJob) -> None:

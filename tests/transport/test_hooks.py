@@ -9,11 +9,11 @@ import redis
 from celery import Celery
 from kombu import Connection
 
-from celery_sidejob import SideJob
 from celery_sidejob.hooks import configuration
 from celery_sidejob.hooks.broker.redis_client import keep_client, pushes_of
 from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
+from tests.tools.apps import make_app
 from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming
 
@@ -23,12 +23,13 @@ ROWS = Statement("SELECT task_id, publication FROM {messages} ORDER BY task_id")
 @pytest.fixture(params=["", "shop:"], ids=["plain", "prefixed"])
 def app(database_url: str, broker_url: str, request: pytest.FixtureRequest) -> Iterator[Celery]:
     """An app with a store, and this broker, to which nobody listens."""
-    made = Celery("shop", broker=broker_url, set_as_current=False)
-    made.conf.update(
-        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"],
+    made = make_app(
+        "shop",
+        broker=broker_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
         broker_transport_options={"global_keyprefix": request.param},
-    )  # fmt: skip
-    SideJob(made)
+    )
     yield made
     made.sidejob.close()
     made.close()

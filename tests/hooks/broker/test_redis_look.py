@@ -12,10 +12,10 @@ import redis
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 
-from celery_sidejob import SideJob
 from celery_sidejob.hooks.broker import redis_look
 from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
+from tests.tools.apps import make_app
 
 ROWS = Statement("SELECT task_id, publication FROM {messages} ORDER BY task_id")
 PREFIX = "shop:"
@@ -24,12 +24,14 @@ PREFIX = "shop:"
 @pytest.fixture(params=["", PREFIX], ids=["plain", "prefixed"])
 def app(database_url: str, redis_url: str, request: pytest.FixtureRequest) -> Iterator[Celery]:
     """An app with a store and a broker, to which nobody listens."""
-    made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(
-        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], sidejob_lost_after=30,
+    made = make_app(
+        "shop",
+        broker=redis_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
+        sidejob_lost_after=30,
         broker_transport_options={"global_keyprefix": request.param},
-    )  # fmt: skip
-    SideJob(made)
+    )
     yield made
     made.sidejob.close()
     made.close()

@@ -9,9 +9,9 @@ from typing import Any
 import kombu
 import psycopg
 import pytest
-from celery import Celery
 
-from celery_sidejob import IllegalMoveError, InvalidValueError, RunningJob, SideJob, StoreUnavailableError
+from celery_sidejob import IllegalMoveError, InvalidValueError, RunningJob, StoreUnavailableError
+from tests.tools.apps import make_app
 from tests.tools.brokers import Broker
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -25,9 +25,14 @@ class Shop:
     """An app with a durable task and a sidejob task, and a broker to which nobody listens."""
 
     def __init__(self, database_url: str, broker: Broker) -> None:
-        self.app = Celery("shop", set_as_current=False)
-        self.app.conf.update(broker.configuration, sidejob_database_url=database_url, result_backend="cache+memory://")
-        self.sidejob = SideJob(self.app)
+        self.app = make_app(
+            "shop",
+            broker=None,
+            **broker.configuration,
+            sidejob_database_url=database_url,
+            result_backend="cache+memory://",
+        )
+        self.sidejob = self.app.sidejob
         self.broker = broker
         self._looking = psycopg.connect(
             direct(database_url), autocommit=True, options=f"-c search_path={SCHEMA}",

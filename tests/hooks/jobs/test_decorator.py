@@ -29,6 +29,7 @@ from celery_sidejob import (
     sidejob_task,
 )
 from tests.hooks.jobs import decorated
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 from tests.tools.recorder import Record
 from tests.tools.versions import CELERY_5_7
@@ -232,13 +233,13 @@ def test_every_option_of_celery_passes(app: Celery, shared: bool) -> None:
 
 def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(database_url: str) -> None:
     media = Exchange("media", type="topic")
-    app = Celery("addresses", broker="memory://", set_as_current=False)
-    app.conf.update(
+    app = make_app(
+        "addresses",
         sidejob_database_url=database_url,
         task_queues=[Queue("celery"), Queue("video", media, routing_key="media.video"), Queue("image", media, "image")],
         task_routes={"addresses.routed": {"exchange": "media", "routing_key": "image"}},
     )
-    sidejob = SideJob(app)
+    sidejob = app.sidejob
     body = _a_body
     own = sidejob.task(body, name="addresses.own", exchange="media", routing_key="media.video")
     routed = sidejob.task(body, name="addresses.routed")
@@ -577,9 +578,8 @@ def test_current_job(sidejob: SideJob) -> None:
 def test_workers_that_spawn(database_url: str, redis_url: str, record: Record, processes: Processes) -> None:
     env = {"SIDEJOB_DATABASE_URL": database_url, "BROKER_URL": redis_url, **record.env}
     processes.start_worker("tests.hooks.jobs.spawned", env=env, pool="prefork", concurrency=1)
-    client = Celery("spawned", broker=redis_url, set_as_current=False)
-    client.conf.sidejob_database_url = database_url
-    sidejob = SideJob(client)
+    client = make_app("spawned", broker=redis_url, sidejob_database_url=database_url)
+    sidejob = client.sidejob
     job = sidejob.enqueue("spawned.work")
     job.input("a").write(1)
     assert job.wait(timeout=30).status == Status.COMPLETED

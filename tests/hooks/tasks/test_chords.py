@@ -12,11 +12,12 @@ import redis
 from celery import Celery
 from celery.app.task import Context
 
-from celery_sidejob import SideJob, StoreUnavailableError
+from celery_sidejob import StoreUnavailableError
 from celery_sidejob.hooks.tasks.chords import ChordClaim
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import stores
 from celery_sidejob.operations.durable_runs import ClaimedElsewhereError
+from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy
 from tests.tools.versions import CELERY_5_7
@@ -31,9 +32,13 @@ OURS, THEIRS = "ours", "theirs"
 
 @pytest.fixture
 def app(database_url: str, redis_url: str) -> Iterator[Celery]:
-    made = Celery("chords", broker=redis_url, backend=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["chords.*"])
-    SideJob(made)
+    made = make_app(
+        "chords",
+        broker=redis_url,
+        result_backend=redis_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["chords.*"],
+    )
     yield made
     made.sidejob.close()
     made.close()
@@ -97,12 +102,14 @@ class Pair:
 
     def __init__(self, first: str, second: str, redis_url: str, proxy: TcpProxy) -> None:
         self.urls, self.proxy = (first, second), proxy
-        self.app = Celery("chords", broker=redis_url, backend=redis_url, set_as_current=False)
-        self.app.conf.update(
-            sidejob_database_url=proxy.url_for(first), sidejob_failover_urls=[second],
+        self.app = make_app(
+            "chords",
+            broker=redis_url,
+            result_backend=redis_url,
+            sidejob_database_url=proxy.url_for(first),
+            sidejob_failover_urls=[second],
             sidejob_durable_tasks=["chords.*"],
-        )  # fmt: skip
-        SideJob(self.app)
+        )
         self.runtime = self.app.sidejob.runtime
         body = self.app.signature("chords.body", task_id="body")
         self.send(1, "chords.part", task_id="part", chord=body, group_id="group")

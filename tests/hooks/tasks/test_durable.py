@@ -26,7 +26,6 @@ from celery_sidejob import (
     InvalidValueError,
     JobNotFoundError,
     SettingsError,
-    SideJob,
     task_buried,
 )
 from celery_sidejob.hooks.tasks import chords, durable_task
@@ -36,6 +35,7 @@ from celery_sidejob.model.durable import LATE, WORKER, Death
 from celery_sidejob.operations import burials, deferred_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store.statement import Statement
+from tests.tools.apps import make_app
 from tests.tools.contents import NOTHING
 from tests.tools.crash_points import Arm, lost
 from tests.tools.monitor import Events
@@ -45,12 +45,14 @@ from tests.tools.waiting import wait_until
 @pytest.fixture
 def app(database_url: str, redis_url: str) -> Iterator[Celery]:
     """An app with a store and a broker, to which nobody listens."""
-    made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(
-        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], sidejob_lost_after=0.05,
+    made = make_app(
+        "shop",
+        broker=redis_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
+        sidejob_lost_after=0.05,
         sidejob_redact=lambda text: text.replace("hunter2", "[hidden]"),
-    )  # fmt: skip
-    SideJob(made)
+    )
     yield made
     made.sidejob.close()
     made.close()
@@ -197,9 +199,7 @@ def test_a_task_id_that_waits_is_refused_also_with_the_same_arguments(app: Celer
 
 
 def test_a_durable_task_needs_a_store(redis_url: str) -> None:
-    app = Celery("storeless", broker=redis_url, set_as_current=False)
-    app.conf.sidejob_durable_tasks = ["shop.*"]
-    SideJob(app)
+    app = make_app("storeless", broker=redis_url, sidejob_durable_tasks=["shop.*"])
 
     with pytest.raises(SettingsError, match="sidejob_database_url is not set"):
         app.send_task("shop.mail")
@@ -363,17 +363,13 @@ def test_a_task_that_is_only_ever_sent_by_its_name_is_kept(app: Celery) -> None:
     ("glob", "durable"), [("*", False), ("celery.chord_unlock", True), ("celery_sidejob.*", False)]
 )
 def test_celery_s_own_tasks_are_meant_by_their_name_alone(database_url: str, glob: str, durable: bool) -> None:
-    app = Celery("own", broker="memory://", set_as_current=False)
-    app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=[glob])
-    SideJob(app)
+    app = make_app("own", sidejob_database_url=database_url, sidejob_durable_tasks=[glob])
 
     assert is_durable(app, "celery.chord_unlock") is durable
 
 
 def test_eager_mode_needs_no_store() -> None:
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    app.conf.update(task_always_eager=True, sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing")
-    SideJob(app)
+    app = make_app("eager", task_always_eager=True, sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing")
 
     @app.task(durable=True, shared=False)
     def plus(left: int, right: int = 1) -> int:
@@ -652,12 +648,13 @@ def test_a_burial_is_told_once_with_its_entry(app: Celery, at: Arm, answer: str)
 
 
 def test_what_is_shown_of_the_dead_is_redacted(database_url: str, redis_url: str) -> None:
-    made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(
-        sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"],
+    made = make_app(
+        "shop",
+        broker=redis_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
         sidejob_redact=lambda text: str(text).replace("secret", "…"),
-    )  # fmt: skip
-    SideJob(made)
+    )
     made.send_task("shop.mail", ("secret",), task_id="one")
     burials.fail(
         made.sidejob.runtime, ("one", 1), Death("failed", "ValueError: secret", "in secret"), by="worker", worker_id=0

@@ -8,13 +8,12 @@ import pytest
 from celery import Celery
 from celery.app.amqp import AMQP
 
-from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 
 
 @pytest.fixture(scope="module")
 def app() -> Celery:
-    made = Celery("shop", set_as_current=False)
-    SideJob(made)
+    made = make_app("shop", broker=None)
     return made
 
 

@@ -12,16 +12,20 @@ import redis
 from celery import Celery
 from kombu.exceptions import OperationalError
 
-from celery_sidejob import SideJob
+from tests.tools.apps import make_app
 
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
 @pytest.fixture
 def app(database_url: str, redis_url: str) -> Iterator[Celery]:
-    made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"], broker_pool_limit=1)
-    SideJob(made)
+    made = make_app(
+        "shop",
+        broker=redis_url,
+        sidejob_database_url=database_url,
+        sidejob_durable_tasks=["shop.*"],
+        broker_pool_limit=1,
+    )
     yield made
     made.sidejob.close()
     made.close()
@@ -54,12 +58,14 @@ def test_the_event_that_it_was_sent_goes_over_one_of_the_pool_which_comes_back(a
 
 
 def without_a_store(broker_url: str) -> Celery:
-    made = Celery("shop", broker=broker_url, set_as_current=False)
-    made.conf.update(
-        sidejob_database_url="postgresql://127.0.0.1:1/none", sidejob_durable_tasks=["shop.*"],
-        sidejob_on_store_down="publish", task_publish_retry=False,
-    )  # fmt: skip
-    SideJob(made)
+    made = make_app(
+        "shop",
+        broker=broker_url,
+        sidejob_database_url="postgresql://127.0.0.1:1/none",
+        sidejob_durable_tasks=["shop.*"],
+        sidejob_on_store_down="publish",
+        task_publish_retry=False,
+    )
     return made
 
 

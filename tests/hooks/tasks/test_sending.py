@@ -19,15 +19,14 @@ from celery_sidejob import InvalidValueError, SideJob, StoreUnavailableError
 from celery_sidejob.hooks.broker import publishing
 from celery_sidejob.operations import keeping
 from celery_sidejob.store.statement import Statement
+from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
 
 
 @pytest.fixture
 def app(database_url: str, redis_url: str) -> Iterator[Celery]:
     """An app with a durable task, a plain one and a broker to which nobody listens."""
-    made = Celery("shop", broker=redis_url, set_as_current=False)
-    made.conf.update(sidejob_database_url=database_url, task_ignore_result=True)
-    SideJob(made)
+    made = make_app("shop", broker=redis_url, sidejob_database_url=database_url, task_ignore_result=True)
 
     @made.task(name="mail", durable=True, shared=False)
     def mail(to: object, *, subject: str = "") -> None:
@@ -230,12 +229,14 @@ def test_it_is_published_after_the_commit_where_that_is_told(app: Celery, mail: 
 
 @pytest.mark.parametrize("setting", ["error", "publish"])
 def test_without_a_store(redis_url: str, setting: str) -> None:
-    app = Celery("shop", broker=redis_url, set_as_current=False)
-    app.conf.update(
-        sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing", sidejob_on_store_down=setting,
-        sidejob_durable_tasks=["mail"], task_ignore_result=True,
-    )  # fmt: skip
-    SideJob(app)
+    app = make_app(
+        "shop",
+        broker=redis_url,
+        sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing",
+        sidejob_on_store_down=setting,
+        sidejob_durable_tasks=["mail"],
+        task_ignore_result=True,
+    )
     signatures = [app.signature("mail", (number,)) for number in range(2)]
 
     if setting == "error":
@@ -266,9 +267,7 @@ def test_monitors_are_told(app: Celery, mail: Any) -> None:
 
 
 def test_in_eager_mode_they_run_here() -> None:
-    app = Celery("eager", broker="memory://", set_as_current=False)
-    app.conf.update(task_always_eager=True, sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing")
-    SideJob(app)
+    app = make_app("eager", task_always_eager=True, sidejob_database_url="postgresql://nobody@127.0.0.1:1/nothing")
 
     @app.task(durable=True, shared=False)
     def plus(one: int, other: int) -> int:

@@ -10,15 +10,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from celery import Celery, Task, chord, states
+from celery import Task, chord, states
 from celery.app.trace import build_tracer
 
-from celery_sidejob import InvalidValueError, SideJob
+from celery_sidejob import InvalidValueError
 from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Death, Digest, digest_of
 from celery_sidejob.operations import burials, deferred_locks, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -34,9 +35,13 @@ class Shop:
 
     def __init__(self, database_url: str, redis_url: str) -> None:
         self._url = direct(database_url)
-        self.app = Celery("stale", broker=redis_url, backend=redis_url, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["stale.*"])
-        SideJob(self.app)
+        self.app = make_app(
+            "stale",
+            broker=redis_url,
+            result_backend=redis_url,
+            sidejob_database_url=database_url,
+            sidejob_durable_tasks=["stale.*"],
+        )
         self.meanwhile: Callable[[], Any] = lambda: None
         """What happens while the body runs."""
         self.outcome: Any = None

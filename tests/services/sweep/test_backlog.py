@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 from kombu import Connection
 
-from celery_sidejob import SideJob
 from celery_sidejob.hooks.broker import redis_look
 from celery_sidejob.services.heartbeat import prefetched
 from celery_sidejob.services.heartbeat.deliveries import Deliveries
@@ -22,6 +20,7 @@ from celery_sidejob.services.sweep.backlog import Backlog
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
 from celery_sidejob.store.outbox.kinds import TASKS
 from celery_sidejob.store.statement import Statement
+from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
 
 DUE = Statement("UPDATE {messages} SET next_check_at = now() - interval '1 s' WHERE next_check_at < 'infinity'")
@@ -38,9 +37,10 @@ class Shop:
     """An app with a store and a Redis, to which nobody listens."""
 
     def __init__(self, database_url: str, redis_url: str) -> None:
-        self.app = Celery("shop", broker=redis_url, set_as_current=False)
-        self.app.conf.update(sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"])
-        self.sidejob = SideJob(self.app)
+        self.app = make_app(
+            "shop", broker=redis_url, sidejob_database_url=database_url, sidejob_durable_tasks=["shop.*"]
+        )
+        self.sidejob = self.app.sidejob
         self.connections = self.sidejob.runtime.connections
         self.client = redis.Redis.from_url(redis_url)
         self.sidejob.poll()  # which puts its marker there

@@ -11,9 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 import redis
-from celery import Celery
 
-from celery_sidejob import LeaseLostError, SideJob, task_buried
+from celery_sidejob import LeaseLostError, task_buried
 from celery_sidejob.model.durable import Death, Message
 from celery_sidejob.operations import burials, durable_ends, durable_locks, durable_runs
 from celery_sidejob.operations.durable_runs import Run
@@ -24,6 +23,7 @@ from celery_sidejob.services.sweep import due_tasks
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
 from celery_sidejob.services.sweep.sweeper import PollReport
 from celery_sidejob.store import workers
+from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.databases import SCHEMA
 from tests.tools.pgbouncer import direct
@@ -36,12 +36,15 @@ class Post:
     """An app with one durable task, a store and a broker that nobody listens to."""
 
     def __init__(self, database_url: str, redis_url: str) -> None:
-        self.app = Celery("post", broker=redis_url, set_as_current=False)
-        self.app.conf.update(
-            sidejob_database_url=database_url, sidejob_durable_tasks=["post.*"], sidejob_lease=4,
+        self.app = make_app(
+            "post",
+            broker=redis_url,
+            sidejob_database_url=database_url,
+            sidejob_durable_tasks=["post.*"],
+            sidejob_lease=4,
             sidejob_heartbeat_interval=1,
-        )  # fmt: skip
-        self.sidejob = SideJob(self.app)
+        )
+        self.sidejob = self.app.sidejob
         self.runtime = self.sidejob.runtime
         self._looking = psycopg.connect(
             direct(database_url), autocommit=True, options=f"-c search_path={SCHEMA}",

@@ -1,0 +1,17 @@
+"""Apps of tests: a Celery app with its SideJob, which is no other test's default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from celery_sidejob import SideJob
+
+
+def make_app(name: str = "shop", *, broker: str | None = "memory://", **settings: Any) -> Any:
+    """Make an app that has these settings and a SideJob, `app.sidejob`; nothing is connected yet."""
+    app = Celery(name, broker=broker, set_as_current=False)
+    app.conf.update(settings)
+    SideJob(app)
+    return app
