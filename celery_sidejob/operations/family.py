@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model.changes import AddAlias, Adopt, Change, Disown, NewJob, RemoveAlias
+from ..model.changes import AddAlias, Adopt, Disown, NewJob, RemoveAlias
 from ..model.errors import (
     CycleError,
     HasParentError,
@@ -58,8 +58,8 @@ class Family:
         if initial:
             state.put(executor, initial)
 
-    def apply(self, change: Change) -> None:
-        """Change aliases or parents; other changes are none of the family's."""
+    def apply(self, change: AddAlias | RemoveAlias | Adopt | Disown) -> None:
+        """Change aliases or parents."""
         match change:
             case AddAlias():
                 self._add_aliases([(change.name, change.job_id)])
@@ -69,8 +69,6 @@ class Family:
                 self._adopt(change)
             case Disown():
                 self._disown(change)
-            case _:
-                pass
 
     def _remove_alias(self, change: RemoveAlias) -> None:
         if not aliases.remove(self._executor, change.name, change.job_id):

@@ -34,17 +34,19 @@ class Mailboxes:
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
 
-    def apply(self, change: Change) -> None:
-        """Change ports; other changes are none of theirs. Packets come later (`write`)."""
+    def apply(self, change: ConfigurePorts | SetChannels | SetDefault | Write) -> None:
+        """Change ports. Packets come later (`write`): of a write, only what makes its last value the default."""
+        if isinstance(change, ConfigurePorts):
+            self._configure(change)
+            return
+        port = self._port((change.job_id, change.direction, change.port))
         match change:
-            case ConfigurePorts():
-                self._configure(change)
             case SetChannels():
-                self._set_channels(change)
-            case SetDefault() | Write(as_default=True):
-                self._set_default(change)
-            case _:
-                pass
+                self._changed(ports.set_channels(self._executor, port.id, change.channels))
+            case SetDefault():
+                self._changed(ports.set_default(self._executor, port.id, change.value))
+            case Write():
+                self._changed(ports.set_default(self._executor, port.id, change.packets[-1][0]))
 
     def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the packets of those that stay are kept."""
@@ -52,17 +54,6 @@ class Mailboxes:
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
         self._touched.ports = {key: row for key, row in self._touched.ports.items() if key[0] != change.job_id}
         self._touched.ports.update({(row.job_id, row.direction, row.name): row for row in kept})
-
-    def _set_channels(self, change: SetChannels) -> None:
-        """Set the channels of one port."""
-        port = self._port((change.job_id, change.direction, change.port))
-        self._changed(ports.set_channels(self._executor, port.id, change.channels))
-
-    def _set_default(self, change: SetDefault | Write) -> None:
-        """Set the default of one port; to the last value that was written, where that is what a write is to do."""
-        port = self._port((change.job_id, change.direction, change.port))
-        value = change.packets[-1][0] if isinstance(change, Write) else change.value
-        self._changed(ports.set_default(self._executor, port.id, value))
 
     def subscribe_new_ports(self, changes: Sequence[Change]) -> None:
         """Have what is published here also reach the ports that these very changes subscribe."""

@@ -9,7 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..model.changes import Ask, Change, Publish, RememberInputs, SetState, Terminate, UnsetState, Write
+from ..model.changes import (
+    AddAlias,
+    Adopt,
+    Ask,
+    Change,
+    ConfigurePorts,
+    Disown,
+    Publish,
+    RememberInputs,
+    RemoveAlias,
+    SetChannels,
+    SetDefault,
+    SetState,
+    Terminate,
+    UnsetState,
+    Write,
+)
 from ..store import jobs, state
 from ..store.borrowed import Borrowed
 from ..store.statement import Transaction
@@ -87,10 +103,15 @@ class Applied:
         """Apply everything: first what is, then data, then the asks, each kind in the order in which it was asked."""
         self._family.create()
         for change in self._changes:
-            self._family.apply(change)
-            self._mailboxes.apply(change)
-            if isinstance(change, RememberInputs):
-                jobs.remember_inputs(self._executor, change.job_id, change.memo)
+            match change:
+                case AddAlias() | RemoveAlias() | Adopt() | Disown():
+                    self._family.apply(change)
+                case ConfigurePorts() | SetChannels() | SetDefault() | Write(as_default=True):
+                    self._mailboxes.apply(change)
+                case RememberInputs():
+                    jobs.remember_inputs(self._executor, change.job_id, change.memo)
+                case _:
+                    pass
         self._mailboxes.subscribe_new_ports(self._changes)
         self._write_state()
         for change in self._changes:

@@ -20,7 +20,6 @@ from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInp
 from ..model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
 from ..model.port import WILDCARD
 from ..operations import runs
-from ..operations.children import Children
 from ..operations.hold import Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
@@ -30,6 +29,7 @@ from ..store.borrowed import owners
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
 from . import view
+from .children import Children
 from .lent_unit import LentUnit, Undone, in_doubt
 from .read_ahead import ReadAhead
 
@@ -342,10 +342,11 @@ class OpenUnit:
     def knows_port(self, key: PortKey) -> bool:
         """Tell without the store whether a port is there: it was found before, or is the run's own by its task."""
         job_id, direction, name = key
-        if key in self._known or job_id != self.hold.job_id:
-            return key in self._known
-        declared = self.runtime.tasks.ports(self.hold.row.task)[direction == "out"]
-        return name in declared or WILDCARD in declared
+        if key not in self._known and job_id == self.hold.job_id:
+            declared = self.runtime.tasks.ports(self.hold.row.task)[direction == "out"]
+            if name in declared or WILDCARD in declared:
+                self._known.add(key)
+        return key in self._known
 
     def inputs_memo(self) -> dict[str, Any]:
         """Return with which defaults `for_inputs` has called the body already, as this unit leaves it."""

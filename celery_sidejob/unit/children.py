@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..operations import runs
+from ..operations.hold import Hold
+from ..operations.runtime import Runtime
 from ..store import jobs
-from . import runs
-from .hold import Hold
-from .runtime import Runtime
 
 
 class Children:
