@@ -41,7 +41,44 @@ CHILDREN = 100
 
 
 COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
-"""What `stats` has totals of, and what each means."""
+"""The totals in `stats`, and what each means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """One number of `stats`, as a metric, and in the tables of the command."""
+
+    metric: str
+    meaning: str
+    """One sentence."""
+    path: tuple[str, ...]
+    """Its keys in `stats`; a number that is None is shown nowhere."""
+    label: str | None = None
+    """Its words in the tables of the command; None: it stands in another line there, or in none."""
+
+    def of(self, found: Mapping[str, Any]) -> float | None:
+        """Return its number in a document of `stats`."""
+        value: Any = found
+        for key in self.path:
+            value = value[key]
+        number: float | None = value
+        return number
+
+
+GAUGES = (
+    Gauge("sidejob_timers", "Timers, due or in the future.", ("timers", "waiting"), "Timers"),
+    Gauge("sidejob_timer_oldest_due_age_seconds", "How long the oldest due timer has been due.",
+          ("timers", "oldest_due_s")),
+    Gauge("sidejob_results_unsent", "Results that the backend does not have yet.", ("results", "unsent"),
+          "Results not sent"),
+    Gauge("sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.",
+          ("results", "oldest_s")),
+    Gauge("sidejob_dead_entries", "Entries of the dead set.", ("dead", "entries")),
+    Gauge("sidejob_dead_list_messages", "Messages in the dead list of the transport sidejob://.", ("dead_list",)),
+    Gauge("sidejob_sweep_lag_seconds", "For how long the oldest item of the sweeper has been due.",
+          ("sweep", "lag_s")),
+)  # fmt: skip
+"""The statistics that are one number each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .inspection import COUNTED, Inspection
+from .inspection import COUNTED, GAUGES, Inspection
 from .model.measures import COUNTED_BY
-from .model.status import Status
-
-UNFINISHED = (Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.TERMINATING, Status.FAILED)
+from .model.status import UNFINISHED, Status
 
 
 class SideJobCollector(Collector):
@@ -76,24 +74,12 @@ def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield what `stats` returned, under the names of Prometheus' conventions; absent ages are absent samples."""
     yield _gauge(
         "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
-        {(str(status),): found["jobs"].get(status, 0) for status in UNFINISHED},
+        {(str(status),): found["jobs"].get(status, 0) for status in (*UNFINISHED, Status.FAILED)},
     )  # fmt: skip
     for name, key, meaning in QUEUE:
         yield _gauge(name, meaning, ["queue"], {(queue,): row[key] for queue, row in found["queues"].items()})
-    yield _gauge("sidejob_timers", "Timers, due or still to come.", [], {(): found["timers"]["waiting"]})
-    yield _gauge(
-        "sidejob_timer_oldest_due_age_seconds", "How long the oldest timer that is due has been so.", [],
-        {(): found["timers"]["oldest_due_s"]},
-    )  # fmt: skip
-    yield _gauge("sidejob_results_unsent", "Results that the backend does not have yet.", [],
-                 {(): found["results"]["unsent"]})  # fmt: skip
-    yield _gauge(
-        "sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.", [],
-        {(): found["results"]["oldest_s"]},
-    )  # fmt: skip
-    yield _gauge("sidejob_dead_entries", "Entries of the dead set.", [], {(): found["dead"]["entries"]})
-    yield _gauge("sidejob_dead_list_messages", "Messages in the dead list of the transport sidejob://.", [],
-                 {(): found["dead_list"]})  # fmt: skip
+    for gauge in GAUGES:
+        yield _gauge(gauge.metric, gauge.meaning, [], {(): gauge.of(found)})
     yield _gauge(
         "sidejob_dead_group_entries", "The newest entries of the dead set by task and kind of error.",
         ["task", "error"], {(row["task"], row["error"]): row["entries"] for row in found["dead"]["groups"]},
@@ -103,10 +89,6 @@ def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
         "sidejob_failover_stores", "Further stores of durable tasks.", ["state"],
         {(state,): sum(one["answers"] is answers for one in found["stores"])
          for state, answers in (("up", True), ("away", False))},
-    )  # fmt: skip
-    yield _gauge(
-        "sidejob_sweep_lag_seconds", "How long the oldest thing that a sweeper should have seen to has been due.", [],
-        {(): found["sweep"]["lag_s"]},
     )  # fmt: skip
     for name, meaning in COUNTED.items():
         yield CounterMetricFamily(f"sidejob_{name}", meaning, value=found["counters"][name])

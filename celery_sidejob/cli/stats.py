@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..inspection import COUNTED, Inspection
+from ..inspection import COUNTED, GAUGES, Inspection
 from ..model.errors import SideJobError
 from ..model.measures import TIMED
 from ..model.status import Status
@@ -127,9 +127,13 @@ def _dead_groups(found: dict[str, Any]) -> RenderableType | None:
 
 
 def _totals(found: dict[str, Any]) -> Iterator[RenderableType]:
-    timers = _about(found, "timers", found["timers"]["waiting"])
-    unsent = _about(found, "results", found["results"]["unsent"])
-    yield Text(f"Sweeping is {duration(found['sweep']['lag_s'])} behind. Timers: {timers}. Results not sent: {unsent}.")
+    numbers = [(gauge, gauge.of(found)) for gauge in GAUGES if gauge.label is not None]
+    waiting = "".join(
+        f" {gauge.label}: {_about(found, gauge.path[0], int(number))}."
+        for gauge, number in numbers
+        if number is not None
+    )
+    yield Text(f"Sweeping is {duration(found['sweep']['lag_s'])} behind.{waiting}")
     dead, given_up = found["dead"]["entries"], found["dead_list"]
     yield Text(f"Dead set: {_about(found, 'dead', dead)}", style=ALARM if dead else "")
     if given_up is not None:

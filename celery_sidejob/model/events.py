@@ -17,8 +17,10 @@ class JobEvent:
     job_id: int
     task: str
 
-    total: ClassVar[str]
-    """The total that counts these events."""
+    total: ClassVar[str | None]
+    """The name of the total that counts these events, in `stats` and the metrics; None: they are not counted."""
+    meaning: ClassVar[str]
+    """The total in one sentence, for `stats` and the metrics."""
     counted_by: ClassVar[str | None] = None
     """The field that its label is."""
 
@@ -31,6 +33,7 @@ class JobMoved(JobEvent):
     """
 
     total = "status_changes"
+    meaning = "Moves of jobs into a status."
     counted_by = "after"
 
     before: str | None
@@ -44,6 +47,7 @@ class JobBuried(JobEvent):
     """A job was entered in the dead set."""
 
     total = "jobs_buried"
+    meaning = "Jobs put into the dead set."
     counted_by = "reason"
 
     entry_id: int
@@ -55,6 +59,7 @@ class RunLost(JobEvent):
     """A run's worker died."""
 
     total = "runs_lost"
+    meaning = "Runs lost with their workers."
 
     run_no: int
 
@@ -64,6 +69,7 @@ class RunRescued(JobEvent):
     """A lost run was rescued: its job is queued again."""
 
     total = "runs_rescued"
+    meaning = "Lost runs that were queued again."
 
     run_no: int
 
@@ -73,6 +79,7 @@ class LeaseLost(JobEvent):
     """A run was refused, because it is no longer its job's current run."""
 
     total = "leases_lost"
+    meaning = "Runs that were refused because they were no longer their job's current run."
 
     run_no: int
 
@@ -85,6 +92,7 @@ class TaskEvent:
     task: str
 
     total: ClassVar[str | None]
+    meaning: ClassVar[str]
     counted_by: ClassVar[str | None] = None
 
 
@@ -93,6 +101,7 @@ class TaskBuried(TaskEvent):
     """A durable task was entered in the dead set."""
 
     total = "tasks_buried"
+    meaning = "Durable tasks put into the dead set."
     counted_by = "reason"
 
     entry_id: int | str
@@ -104,6 +113,7 @@ class TaskLost(TaskEvent):
     """The worker of a durable task died while it ran."""
 
     total = "tasks_lost"
+    meaning = "Runs of durable tasks lost with their workers."
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +128,7 @@ class TaskEndedWell(TaskEvent):
     """A durable task that had been called lost has ended well."""
 
     total = "tasks_recovered"
+    meaning = "Durable tasks that were declared lost and ended well after all."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +139,8 @@ class Swept:
 
 
 Event = JobEvent | TaskEvent | Swept
+
+COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
+    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobMoved,
+)  # fmt: skip
+"""The events with a total, in the order in which people see them."""

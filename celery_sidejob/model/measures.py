@@ -9,12 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from . import native
+from . import events, native
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """The upper bounds of a duration's buckets, in seconds; what takes longer is in one more, without a bound."""
 
 BUCKET, SUM = "bucket", "sum"
+
+LABELS = {"after": "status"}
+"""The label of a total, where it is called otherwise than the field of the event."""
 
 Key = tuple[str, str]
 """(name, label)"""
@@ -96,21 +99,15 @@ class Measures:
         self._taken_at = self._added_at = time.monotonic()
 
 
-COUNTED = {
-    "runs_lost": "Runs lost with their workers.",
-    "runs_rescued": "Lost runs that were queued again.",
-    "leases_lost": "Runs that were refused because they were no longer their job's current run.",
-    "tasks_lost": "Runs of ordinary durable tasks lost with their workers.",
-    "tasks_recovered": "Ordinary durable tasks that were called lost and have ended well.",
-}
-"""What is counted as it happens to runs, and what it means; what the sweeper counts, its duties declare."""
+COUNTED = {event.total: event.meaning for event in events.COUNTED if event.counted_by is None and event.total}
+"""The totals of events, and what each means. The sweeper's duties declare their own totals."""
 
 COUNTED_BY = {
-    "jobs_buried": ("reason", "Jobs entered in the dead set."),
-    "tasks_buried": ("reason", "Ordinary durable tasks entered in the dead set."),
-    "status_changes": ("status", "Moves of jobs into a status."),
+    event.total: (LABELS.get(event.counted_by, event.counted_by), event.meaning)
+    for event in events.COUNTED
+    if event.counted_by is not None and event.total
 }
-"""What is counted by a label, the label's name, and what it means."""
+"""The totals of events that are counted by a label: the label's name, and what the total means."""
 
 TIMED = {
     "claim": "a run's claim",

@@ -28,7 +28,10 @@ def status_of(name: str) -> Status:
 
 
 FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.TERMINATED})
-"""What `Job.wait` waits for by default."""
+"""The statuses that `Job.wait` waits for by default."""
+
+UNFINISHED = tuple(status for status in Status if status not in FINISHED)
+"""The statuses that `stats` and the metrics count beside failed jobs."""
 
 ASKABLE = frozenset({Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.COMPLETED})
 """A run may be asked for without force only from these."""

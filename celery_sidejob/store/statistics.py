@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.status import UNFINISHED
 from . import estimates
 from .estimates import COUNTED, SAMPLE, Count
 from .outbox.checks import QUEUES
@@ -19,7 +20,7 @@ GROUPED = 10_000
 
 JOINED_PAGES = 50
 """Pages of timers whose jobs are looked up as well."""
-STATUSES = "('queued', 'running', 'suspended', 'terminating')"
+STATUSES = f"({', '.join(f'{str(status)!r}' for status in UNFINISHED)})"
 
 _ASKED = Statement(f"""
 SELECT (SELECT count(*) FROM (SELECT FROM {{askings}} WHERE closed_at IS NULL ORDER BY job_id LIMIT {COUNTED}) a)
