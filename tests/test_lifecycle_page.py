@@ -1,10 +1,11 @@
-"""`docs/lifecycle.md` is drawn from `MOVES`."""
+"""`docs/lifecycle.md` shows every legal move, as `MOVES` has them, and explains every status."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from celery_sidejob.model.status import MOVES
+from celery_sidejob.model.status import MOVES, Status
 
 PAGE = Path(__file__).parent.parent / "docs" / "lifecycle.md"
 
@@ -19,3 +20,7 @@ def drawing() -> str:
 
 def test_the_page_shows_every_legal_move() -> None:
     assert drawing() in PAGE.read_text(), f"docs/lifecycle.md must hold:\n{drawing()}"
+
+
+def test_the_page_explains_every_status() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE) == [str(status) for status in Status]
