@@ -381,6 +381,18 @@ def foreign_handle(scene: Scene) -> None:
         app.close()
 
 
+def handle_of_a_namesake(scene: Scene) -> None:
+    """Unpickle a handle of one of two apps without a name, which have stores of their own."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.sidejob_database_url = "postgresql://127.0.0.1:1/another"
+    SideJob(app)
+    scene.stage.app.main = None
+    try:
+        pickle.loads(pickle.dumps(scene.stage.job())).refresh()
+    finally:
+        app.close()
+
+
 def protocol_one(scene: Scene) -> None:
     """Call a durable task by the old protocol."""
     scene.stage.app.conf.task_protocol = 1
@@ -439,6 +451,7 @@ ELSEWHERE: dict[str, Case] = {
     ),
     "a body has returned a coroutine or a generator": lambda s: s.stage.inside(lambda job: asynchronous()),
     "a pickled handle comes from an app that this process does not have": foreign_handle,
+    "a pickled handle comes from one of two apps that have one name and several stores": handle_of_a_namesake,
     "a durable task with `task_protocol = 1`": protocol_one,
     "a durable task's `on_lost` is not valid": lambda s: durable(s, on_lost="retry"),
     "a durable task's `max_losses` is not a number": lambda s: durable(s, max_losses=0),

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery, _state
 
+from ..model import store_url
 from ..model.errors import SettingsError
 from ..operations.runtime import Runtime
 
@@ -46,6 +47,11 @@ def runtime_of(origin: Sequence[str] | None) -> Runtime:
                 f"A job handle comes from the app {origin[0]!r} with the schema {origin[1]!r}, and none of the apps "
                 "here has these: give the app the same name, Celery(name), wherever its handles are used."
             )
+        if len({_place(app) for app in known}) > 1:
+            raise SettingsError(
+                f"A job handle comes from the app {origin[0]!r} with the schema {origin[1]!r}, and several apps here "
+                "have these, with stores of their own: give each app its own name, Celery(name)."
+            )
     current = _current()
     if len(known) != 1 and current in known:
         known = [current]
@@ -71,6 +77,11 @@ def _is_from(app: Celery, origin: Sequence[str]) -> bool:
         return _names(app) == tuple(origin)
     except SettingsError:  # of an app whose settings are wrong
         return False
+
+
+def _place(app: Celery) -> tuple[str, str] | None:
+    url = app.sidejob.settings.database_url
+    return None if url is None else store_url.place(url)
 
 
 def _names(app: Celery) -> tuple[str, str]:
