@@ -1,6 +1,6 @@
 """Runs the migrations of one schema; `celery -A app sidejob db …` and `celery_sidejob.store.migrate` start it.
 
-What it must know comes in `config.attributes`: the schema, whether it is fresh, the connection. There is no ini file.
+What it must know comes in `config.attributes`: the schema, the connection. There is no ini file.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from .operations.runtime import Runtime
 from .store import (
     counters,
     depths,
-    grants,
     health,
     piles,
     revisions,
     schema_check,
     served_tasks,
     statistics,
+    tables,
     workers,
 )
 from .store.connection.connections import Connections
@@ -241,7 +241,7 @@ class Diagnosis:
 
     def _rights(self, executor: Transaction) -> Iterator[Finding]:
         workers.list_all(executor, self._settings)  # raises SchemaError where there are no tables to have rights on
-        missing = grants.missing(executor, self._settings.schema)
+        missing = tables.lacking_rights(executor, self._settings.schema)
         if missing:
             more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
             role = health.server(executor).role
@@ -288,8 +288,7 @@ class Diagnosis:
             ids = ", ".join(str(row.id) for row in unannounced)
             yield warning(
                 "queues", f"no worker has said that it serves {shown}", meaning=f"Worker {ids} has not said what it "
-                "serves: it is only just starting, or of an older version. Perhaps it serves them.",
-                remedy="Look again in a moment; upgrade that worker.",
+                "serves: it is only just starting. Perhaps it serves them.", remedy="Look again in a moment.",
             )  # fmt: skip
         else:
             names = ",".join(row.queue for row in rows)
@@ -367,9 +366,8 @@ class Diagnosis:
                 "workers", f"dead and still holding: {shown}", meaning="Their runs are being taken back one after the "
                 "other, or nobody sweeps.", remedy="Look again in a moment; else see sweeping.",
             )  # fmt: skip
-        if counters.exist(executor):
-            for row in counters.skewed(executor, SKEW_S):
-                yield from self._clock(f"worker {row.ident}", row.skew_s)
+        for row in counters.skewed(executor, SKEW_S):
+            yield from self._clock(f"worker {row.ident}", row.skew_s)
 
     def _sweeping(self, executor: Transaction) -> Iterator[Finding]:
         row = statistics.sweep(executor)
@@ -543,18 +541,14 @@ class Diagnosis:
             yield well("liveness", "locks can be taken, and all workers that are heard of hold theirs")
 
 
-def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]] | None:
-    """Read which queues live workers serve, and which workers have not said so; None without a table for that."""
-    if not counters.exist(executor):
-        return None
+def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]]:
+    """Read which queues live workers serve, and which workers have not said so."""
     silent = workers.silent(executor, settings)
     return {row.queue for row in counters.served(executor, silent)}, counters.unannounced(executor, silent)
 
 
 def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Transaction) -> Sequence[Any]:
-    """Read which of these tasks no live worker of their queue knows; none without a table for that."""
-    if not served_tasks.fits(executor):
-        return []
+    """Read which of these tasks no live worker of their queue knows."""
     return served_tasks.unserved(executor, due, workers.silent(executor, settings))
 
 

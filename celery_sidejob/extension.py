@@ -43,7 +43,7 @@ from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import duplicates, job_lists, jobs, ports, registry, schema_check, url_agreement
+from .store import job_lists, jobs, ports, registry, schema_check, url_agreement
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
@@ -346,9 +346,8 @@ class SideJob:
     def check_store(self, store: Store) -> None:
         """Raise SchemaError if the schema of one of the stores does not fit."""
         url = store.settings.require_database_url()
-        oldest = duplicates.SINCE if self.runtime.stores.several else None
         setting = store.connections.setting
-        schema_check.check(url, store.settings.schema, owner=self.owner, oldest=oldest, setting=setting)
+        schema_check.check(url, store.settings.schema, owner=self.owner, setting=setting)
 
     def upgrade_schema(self) -> None:
         """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""

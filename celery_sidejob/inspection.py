@@ -193,11 +193,10 @@ class Inspection:
         return {**found, "stores": stores, "dead_list": self._runtime.broker.dead_list()}
 
     def _stats(self, executor: Transaction) -> dict[str, Any]:
-        known = counters.exist(executor)
-        totals = counters.read(executor) if known else {}
+        totals = counters.read(executor)
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
-        served = {row.queue: row.workers for row in counters.served(executor, silent)} if known else {}
+        served = {row.queue: row.workers for row in counters.served(executor, silent)}
         queues = {row.queue: row for row in depths.read(executor)}
         buried, failed = statistics.dead_entries(executor)
         results, unfinished = statistics.results(executor), statistics.unfinished(executor)
@@ -292,7 +291,7 @@ class Inspection:
         """
 
         def in_use(executor: Transaction) -> bool:
-            served = counters.served(executor, ()) if counters.exist(executor) else ()
+            served = counters.served(executor, ())
             return any(row.queue == queue for row in served) or job_lists.knows_queue(executor, queue)
 
         def kept(executor: Transaction) -> bool:
@@ -307,9 +306,7 @@ class Inspection:
     # ------------------------------------------------------------------------------------------------------------
 
     def _served(self, executor: Transaction) -> set[str] | None:
-        """Read which queues live workers serve; None if one of them has not said so, or none could."""
-        if not counters.exist(executor):
-            return None
+        """Read which queues live workers serve; None if one of them has not said so."""
         silent = workers.silent(executor, self._runtime.settings)
         if counters.unannounced(executor, silent):
             return None

@@ -279,22 +279,3 @@ def test_what_cannot_be_stored_is_stored_later(own_postgres: embedded.Postgres) 
         wait_until(lambda: stored() == 2, timeout=30, message="both to be stored, once each")
         assert not counting.record(), "nothing is left"
         assert stored() == 2
-
-
-def test_a_store_of_the_revision_before_is_served_without_counters(empty_database_url: str, database_url: str) -> None:
-    stage = Stage(database_url)
-    try:
-        stage.sql("DROP TABLE counters, served_queues")
-        connections = stage.runtime.connections
-        assert isinstance(connections, MeasuredConnections)
-        recorder = Recorder(connections, lambda: (stage.worker_id, ["celery"], ["stage.idle"]))
-        recorder.run_once()
-        stage.run(stage.job())
-        recorder.close()
-
-        found = stage.sidejob.stats()
-        assert found["counters"]["runs_lost"] == 0
-        assert found["jobs"] == {}
-        assert "sidejob_up 1.0" in exposition(stage.sidejob)
-    finally:
-        stage.close()

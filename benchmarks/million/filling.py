@@ -43,7 +43,7 @@ INSERT INTO packets (port_id, value)
   SELECT (SELECT id FROM ports WHERE job_id = {n} LIMIT 1), to_json(n) FROM generate_series(1, {n}) n;
 INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, {n}) n;
 INSERT INTO aliases SELECT 'alias-' || n, n FROM generate_series(1, {n}) n;
-INSERT INTO twins (task_id, call, tried, kept_until)
+INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'task-' || n, 'c', '{{}}', now() + interval '1 hour' + n * interval '1 ms' FROM generate_series(1, {n}) n;
 SELECT setval('jobs_id_seq', 4 * {n} + 1);
 VACUUM ANALYZE"""

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
 from ..store import revisions, schema_check, url_agreement
-from ..store.grants import write_grants
+from ..store.tables import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output
 

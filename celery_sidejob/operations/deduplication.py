@@ -160,8 +160,7 @@ def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction],
 
 
 def _doom_copy(executor: Transaction, key: Key, call: str) -> None:
-    if revocation.fits(executor):
-        revocation.revoke(executor, [key[0]], call=call)
+    revocation.revoke(executor, [key[0]], call=call)
 
 
 def _name(runtime: Runtime, store: Store) -> str | None:

@@ -53,9 +53,6 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
         except SchemaError as error:
             unfit = error
         else:
-            if found is None:
-                unfit = SchemaError(TOO_OLD.format(where=there.store.where))
-                continue
             waiting.update(dict.fromkeys(found.waiting))
             running.update(dict.fromkeys(found.running))
     if all(task_id in waiting or task_id in running for task_id in ids):
@@ -64,17 +61,15 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
                         unavailable, unfit)  # fmt: skip
 
 
-def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked | None:
-    """Keep the revocation of these task ids, in one statement; None if the schema is too old for it.
+def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
+    """Keep the revocation of these task ids, in one statement.
 
     Ids without a row, of jobs and of what was revoked before, are passed over. Raises StoreUnavailableError. Who dies
     after the commit has revoked them, whoever was told of it.
     """
     ids = list(task_ids)
 
-    def work(executor: Transaction) -> Revoked | None:
-        if not revocation.fits(executor):
-            return None
+    def work(executor: Transaction) -> Revoked:
         rows = revocation.revoke(executor, ids)
         return Revoked(
             tuple(row.task_id for row in rows if not row.runs), tuple(row.task_id for row in rows if row.runs)
@@ -86,6 +81,3 @@ def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked | None:
         raise  # nor would it answer at once
     except OutcomeUnknown:
         return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
-
-
-TOO_OLD = "{where} has a schema that is older than this version: run `celery -A <app> sidejob db upgrade`."

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ..model.errors import SchemaError
 from ..store import counters, served_tasks
 from ..store.measured import MeasuredConnections
 from ..store.statement import Transaction
@@ -64,11 +63,7 @@ class Recorder:
 
         def serve(executor: Transaction) -> None:
             counters.serve(executor, worker_id, queues)
-            if served_tasks.fits(executor):
-                served_tasks.serve(executor, worker_id, tasks)
+            served_tasks.serve(executor, worker_id, tasks)
 
-        try:
-            self._connections.transact("serve", serve)
-        except SchemaError as error:
-            logger.debug("What is served here is not noted: %s", error)
+        self._connections.transact("serve", serve)
         self._noted, self._noted_at = found, time.monotonic()

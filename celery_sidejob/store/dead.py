@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import revisions
 from .statement import Reader, Statement, Transaction
-
-REASONS_SINCE = "0006"
-
-
-def known_reason(executor: Reader, reason: str) -> str:
-    """Return a reason of the newest revision, or "failed" where the schema does not allow it yet."""
-    return reason if (revisions.read(executor) or revisions.FIRST) >= REASONS_SINCE else "failed"
-
 
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)

@@ -26,13 +26,10 @@ _COUNTS = """count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL)
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
     )::double precision AS oldest_unpublished_s"""
 
-_OF_A_SHARE = Statement(
-    f"""
+_OF_A_SHARE = Statement(f"""
 SELECT queue, {_COUNTS}
 FROM (SELECT *, locked_by IS NULL AS waits FROM {{messages}} {estimates.SAMPLE}) m
-GROUP BY queue ORDER BY queue""",
-    since="0003",
-)
+GROUP BY queue ORDER BY queue""")
 _OF_EACH_QUEUE = Statement(
     QUEUES
     + f"""
@@ -41,7 +38,6 @@ SELECT q.queue, x.* FROM q CROSS JOIN LATERAL (
     SELECT *, locked_by IS NULL AS waits FROM {{messages}} m
     WHERE m.queue = q.queue ORDER BY m.next_check_at LIMIT {COUNTED}) m) x
 WHERE q.queue IS NOT NULL ORDER BY q.queue""",
-    since="0003",
 )
 _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE locked_by IS NOT NULL GROUP BY queue")
 

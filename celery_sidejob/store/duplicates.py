@@ -1,4 +1,4 @@
-"""Rows of `twins`: messages that another store may have a copy of, and whose copy here is the one that counts.
+"""Rows of `duplicates`: messages that another store may have a copy of, and whose copy here is the one that counts.
 
 Where an answer was lost, a publisher does not know whether a store has its message, and gives it to the next one too.
 Both copies are of one `call`. A copy is not run, and not called lost or expired, where another store can be seen to
@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from . import revisions
 from .statement import Autocommit, Reader, Statement, Transaction
 
-SINCE = "0004"
 KEPT_S = 7 * 86400.0
 """How long after it is due a message is remembered whose copy may turn up in a store that comes back."""
 RECENT_S = 86400.0
@@ -21,15 +19,12 @@ RECENT_S = 86400.0
 Copy = tuple[str, str]
 """(task id, call)"""
 
-_NOTE = Statement(
-    """
-INSERT INTO {twins} (task_id, call, tried, kept_until)
+_NOTE = Statement("""
+INSERT INTO {duplicates} (task_id, call, tried, kept_until)
 SELECT r.task_id, r.call, %(tried)s::text[],
   greatest(now(), (SELECT m.due_at FROM {messages} m WHERE m.task_id = r.task_id)) + make_interval(secs => %(kept_s)s)
 FROM unnest(%(task_ids)s::text[], %(calls)s::text[]) AS r(task_id, call)
-ON CONFLICT (task_id, call) DO NOTHING""",
-    since=SINCE,
-)
+ON CONFLICT (task_id, call) DO NOTHING""")
 
 
 def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
@@ -41,12 +36,9 @@ def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] 
     )  # fmt: skip
 
 
-_TRIED = Statement(
-    """
-SELECT task_id, call, tried FROM {twins}
-WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[]""",
-    since=SINCE,
-)
+_TRIED = Statement("""
+SELECT task_id, call, tried FROM {duplicates}
+WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[]""")
 
 
 def tried(executor: Reader, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ...]]:
@@ -55,11 +47,8 @@ def tried(executor: Reader, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ..
     return {(row.task_id, row.call): tuple(row.tried) for row in rows}
 
 
-_SETTLE = Statement(
-    """
-UPDATE {twins} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND call = %(call)s RETURNING task_id""",
-    since=SINCE,
-)
+_SETTLE = Statement("""
+UPDATE {duplicates} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND call = %(call)s RETURNING task_id""")
 
 
 def settle(executor: Transaction, copy: Copy) -> bool:
@@ -70,19 +59,16 @@ def settle(executor: Transaction, copy: Copy) -> bool:
     return bool(executor.run(_SETTLE, task_id=copy[0], call=copy[1]))
 
 
-_TAKE = Statement(
-    """
+_TAKE = Statement("""
 WITH gone AS (
   DELETE FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL AND locked_by IS NULL AND doom IS NULL
     AND generation = 1 AND publication::json->>'call' = %(call)s RETURNING task_id),
 forgotten AS (
-  DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s AND EXISTS (SELECT FROM gone))
+  DELETE FROM {duplicates} WHERE task_id = %(task_id)s AND call = %(call)s AND EXISTS (SELECT FROM gone))
 SELECT NOT EXISTS (SELECT FROM gone) AND (
-  EXISTS (SELECT FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s)
+  EXISTS (SELECT FROM {duplicates} WHERE task_id = %(task_id)s AND call = %(call)s)
   OR EXISTS (SELECT FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL AND generation = 1
-    AND publication::json->>'call' = %(call)s)) AS begun""",
-    since=SINCE,
-)
+    AND publication::json->>'call' = %(call)s)) AS begun""")
 
 
 def take(executor: Transaction, copy: Copy) -> bool:
@@ -90,13 +76,10 @@ def take(executor: Transaction, copy: Copy) -> bool:
     return bool(executor.run(_TAKE, task_id=copy[0], call=copy[1])[0].begun)
 
 
-_FORGET = Statement("DELETE FROM {twins} WHERE task_id = %(task_id)s AND call = %(call)s", since=SINCE)
-_GIVE_WAY = Statement(
-    """
-DELETE FROM {twins}
-WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[] RETURNING task_id""",
-    since=SINCE,
-)
+_FORGET = Statement("DELETE FROM {duplicates} WHERE task_id = %(task_id)s AND call = %(call)s")
+_GIVE_WAY = Statement("""
+DELETE FROM {duplicates}
+WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>) ARRAY[]::text[] RETURNING task_id""")
 
 
 def forget(executor: Transaction, copy: Copy) -> None:
@@ -112,19 +95,11 @@ def give_way(executor: Transaction, copy: Copy) -> bool:
 PAGE = 1000
 """What is forgotten in one statement; in its text, as `checks.CHECK_PAGE`."""
 
-_PRUNE = Statement(
-    f"""
-DELETE FROM {{twins}} WHERE ctid = ANY(ARRAY(
-  SELECT ctid FROM {{twins}} WHERE kept_until < now() ORDER BY kept_until LIMIT {PAGE})) RETURNING call""",
-    since=SINCE,
-)
+_PRUNE = Statement(f"""
+DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(
+  SELECT ctid FROM {{duplicates}} WHERE kept_until < now() ORDER BY kept_until LIMIT {PAGE})) RETURNING call""")
 
 
 def prune(connections: Autocommit) -> int:
     """Forget a page of what was remembered for long enough; returns how much that was."""
     return len(connections.run(_PRUNE))
-
-
-def exist(executor: Reader) -> bool:
-    """Tell whether the schema is recent enough for this."""
-    return (revisions.read(executor) or revisions.FIRST) >= SINCE

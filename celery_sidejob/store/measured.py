@@ -57,7 +57,7 @@ class MeasuredConnections(Connections):
 
         try:
             super().transact("record", add, single=True)
-        except (OutcomeUnknown, SchemaError) as error:  # rather too little than twice; an older store has no counters
+        except (OutcomeUnknown, SchemaError) as error:  # rather too little than twice
             logger.debug("What was counted is not stored: %s", error)
         except StoreUnavailableError as error:
             self.measures.give_back(taken)

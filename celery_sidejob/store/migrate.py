@@ -59,7 +59,7 @@ def upgrade(
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner, to=to))
         with explained(schema, setting, fresh=before is None):
-            _migrate(url, schema, to or "head", fresh=before is None)
+            _migrate(url, schema, to or "head")
         # If we die here, the schema is nobody's until the next upgrade: `check` lets everybody in.
         return connections.transact("upgrade:note", partial(_note_owner, schema=schema, owner=owner))
 
@@ -74,7 +74,7 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
         raise SchemaError(f"There is no revision {since!r}: there are {', '.join(sorted(known))}.")
     if since is None:
         out.write(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n\n")
-    config = _config(schema, fresh=since is None)
+    config = _config(schema)
     config.output_buffer = out
     with _alembic:
         command.upgrade(config, f"{since}:head" if since is not None else "head", sql=True)
@@ -197,7 +197,7 @@ _alembic = threading.Lock()
 """Alembic's `context` and `op` are globals of the process: one migration run at a time."""
 
 
-def _migrate(url: str, schema: str, to: str, *, fresh: bool) -> None:
+def _migrate(url: str, schema: str, to: str) -> None:
     connect = partial(psycopg.connect, prepare_threshold=None, **connection_parameters(url))
     engine = create_engine("postgresql+psycopg://", creator=connect, poolclass=NullPool)
     event.listen(engine, "begin", _begin)
@@ -208,7 +208,7 @@ def _migrate(url: str, schema: str, to: str, *, fresh: bool) -> None:
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
             with engine.connect() as connection, _alembic:
-                config = _config(schema, fresh=fresh)
+                config = _config(schema)
                 config.attributes["connection"] = connection
                 command.upgrade(config, to)
             return
@@ -228,11 +228,10 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("SET LOCAL statement_timeout = 0")  # a role's own limit is not meant for migrations
 
 
-def _config(schema: str, *, fresh: bool = False) -> Config:
-    """`fresh`: the schema is only being made, so that nobody can be in the way of its indexes."""
+def _config(schema: str) -> Config:
     config = Config()
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
-    config.attributes.update(schema=schema, fresh=fresh)
+    config.attributes["schema"] = schema
     return config
 
 

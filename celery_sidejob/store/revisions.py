@@ -1,17 +1,14 @@
 """Which revision of the schema this code knows, and which one a schema is at.
 
-A version runs on the revision before its own and on the one after, so that a rolling deploy needs no pause: what the
-older one lacks is asked for here before it is used.
+A version runs on the revision before its own and on the one after, so that a rolling deploy needs no pause.
 """
 
 from __future__ import annotations
 
 from .statement import Reader, Statement
 
-KNOWN = "0006"
+KNOWN = "0001"
 """The newest revision this code knows; the head of the migrations."""
-
-FIRST = "0001"
 
 _REVISION = Statement("SELECT version_num AS revision FROM {alembic_version}")
 

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
-from . import grants, registry, revisions, shape
+from . import registry, revisions, tables
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import LacksRights
@@ -62,26 +62,21 @@ def current(store: Connections | str, schema: str = "sidejob", *, setting: str =
 
 def check(
     store: Connections | str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None,
-    oldest: str | None = None, setting: str = "sidejob_database_url",
+    setting: str = "sidejob_database_url",
 ) -> None:  # fmt: skip
     """Raise SchemaError if the schema is missing, too old, too new, or another app's or broker's.
 
-    `store` is its URL, which comes from `setting`, or connections to it. `oldest` is the revision that what is
-    configured needs, if that is newer than what this version needs. The message says what is wrong and what to do.
+    `store` is its URL, which comes from `setting`, or connections to it. The message says what is wrong and what to do.
     """
     if isinstance(store, str):
         with connected(store, schema, setting) as connections:
-            check(connections, schema, owner=owner, oldest=oldest)
+            check(connections, schema, owner=owner)
         return
     with explained(schema, store.setting):
-        store.transact(
-            "check", partial(_check_usable, schema=schema, owner=owner, oldest=oldest, setting=store.setting)
-        )
+        store.transact("check", partial(_check_usable, schema=schema, owner=owner, setting=store.setting))
 
 
-def _check_usable(
-    executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, oldest: str | None, setting: str
-) -> None:
+def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
     revision = revision_of(executor, schema)
     if revision is None:
         raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
@@ -90,12 +85,8 @@ def _check_usable(
             f"Schema {schema!r} is at revision {revision}, older than this version of celery_sidejob runs on "
             f"({int(revisions.KNOWN) + SUPPORTED.start:04} or newer): {REMEDY}."
         )
-    if oldest is not None and revision < oldest:
-        raise NotUpgraded(
-            f"Schema {schema!r} is at revision {revision}, and sidejob_failover_urls needs {oldest}: {REMEDY}."
-        )
     check_ours(executor, schema, revision, owner=owner)
-    lacking = grants.missing(executor, schema)
+    lacking = tables.lacking_rights(executor, schema)
     if lacking:
         raise LacksRights(
             f"The user in {setting} lacks rights in schema {schema!r}: {', '.join(lacking)}. As the "
@@ -124,7 +115,7 @@ def _check_not_newer(revision: str, schema: str) -> None:
 
 
 def _check_whole(executor: OwnExecutor, schema: str, revision: str) -> None:
-    lacking = shape.missing(executor, schema, revision) if _distance(revision) <= 0 else []
+    lacking = tables.missing(executor, schema) if revision == revisions.KNOWN else []
     if lacking:
         raise Damaged(
             f"Schema {schema!r} is at revision {revision} and lacks {', '.join(lacking)}: it was restored in part, or "
@@ -159,14 +150,14 @@ _WHERE = {
 
 _READS_ONLY = Statement("SELECT current_setting('transaction_read_only')::boolean AS found")  # on a standby too
 
-_EXISTS = Statement("SELECT to_regclass(%(table)s) IS NOT NULL AS found")
+_EXISTS = Statement("SELECT to_regclass(%(relation)s) IS NOT NULL AS found")
 
 
 def revision_of(executor: OwnExecutor, schema: str) -> str | None:
     """Read the schema's revision; SchemaError if the migrations recorded there are another program's."""
 
-    def exists(table: str) -> bool:
-        return bool(executor.run(_EXISTS, table=f"{quoted(schema)}.{table}")[0].found)
+    def exists(relation: str) -> bool:
+        return bool(executor.run(_EXISTS, relation=f"{quoted(schema)}.{relation}")[0].found)
 
     # The table comes before the first migration, and `meta` in it: asked for in this order nothing looks half-made.
     revision = revisions.read(executor) if exists("alembic_version") else None
@@ -176,6 +167,11 @@ def revision_of(executor: OwnExecutor, schema: str) -> str | None:
         raise NotOurs(
             f"Schema {schema!r} holds another program's migrations (revision {revision!r}): set sidejob_schema to a "
             f"name that nothing else uses and {REMEDY}."
+        )
+    if exists("messages_queue_look_at_idx"):
+        raise Damaged(
+            f"Schema {schema!r} is of a version before the first release, and no upgrade leads on from there: let its "
+            f"work end with that version, drop it (DROP SCHEMA {quoted(schema)} CASCADE), and {REMEDY}."
         )
     return revision
 

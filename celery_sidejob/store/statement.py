@@ -28,16 +28,14 @@ class Statement:
     Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy, and
     who may create something in a schema on it would have it called in place of Postgres' own: tables by their braces,
     functions by this class, which puts `pg_catalog` before each. Operators are written so that they fit exactly.
-    `since` is the revision of the schema that it needs: who runs it on an older one sees to that. What is `frequent` is
-    run without a cursor where that is possible (`fast_path.py`).
+    What is `frequent` is run without a cursor where that is possible (`fast_path.py`).
     """
 
-    __slots__ = ("_positional", "_rendered", "frequent", "since", "text")
+    __slots__ = ("_positional", "_rendered", "frequent", "text")
 
-    def __init__(self, text: str, *, since: str = "0001", frequent: bool = False) -> None:
+    def __init__(self, text: str, *, frequent: bool = False) -> None:
         text = _CATALOG.sub("pg_catalog.", _FUNCTION.sub("pg_catalog.", text.strip()))
         self.text = _KEY.sub(r"\1::text", text)
-        self.since = since
         self.frequent = frequent
         self._rendered: dict[str, str] = {}
         self._positional: dict[str, tuple[bytes, tuple[str, ...]]] = {}

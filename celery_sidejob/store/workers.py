@@ -18,10 +18,7 @@ from .statement import Autocommit, Reader, Statement, Transaction
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
 
-_REGISTER = Statement(
-    "INSERT INTO {workers} (ident, revision) VALUES (%(ident)s, %(revision)s) RETURNING id", since="0002"
-)
-_REGISTER_0001 = Statement("INSERT INTO {workers} (ident) VALUES (%(ident)s) RETURNING id")
+_REGISTER = Statement("INSERT INTO {workers} (ident, revision) VALUES (%(ident)s, %(revision)s) RETURNING id")
 
 
 def new_ident() -> str:
@@ -31,10 +28,7 @@ def new_ident() -> str:
 
 def register(executor: Transaction, ident: str) -> int:
     """Enter a process, with what its code knows, and return the identity under which it claims runs."""
-    if revisions.KNOWN >= "0002" and (revisions.read(executor) or revisions.FIRST) >= "0002":
-        worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
-    else:
-        worker_id = executor.run(_REGISTER_0001, ident=ident)[0].id
+    worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
     return worker_id
 
 
@@ -49,11 +43,8 @@ def as_worker(connections: Connections) -> Iterator[int]:
 
 
 _LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
-_OLDER = Statement(
-    """
-SELECT ident FROM {workers} WHERE dead_at IS NULL AND coalesce(revision, '0001') < %(revision)s ORDER BY id""",
-    since="0002",
-)
+_OLDER = Statement("""
+SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s ORDER BY id""")
 
 
 def live(executor: Transaction) -> list[str]:
@@ -62,9 +53,7 @@ def live(executor: Transaction) -> list[str]:
 
 
 def older_than(executor: Transaction, revision: str) -> list[str]:
-    """Read which of those have code that does not know a revision; a schema of revision 0001 does not tell: all."""
-    if (revisions.read(executor) or revisions.FIRST) < "0002":
-        return live(executor)
+    """Read which of those have code that does not know a revision."""
     return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
 

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -19,13 +20,12 @@ from celery_sidejob.store import migrate
 from celery_sidejob.store.revisions import KNOWN
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
 from tests.tools.brokers import Broker
+from tests.tools.migrations import FURTHER, add_migration, copied
 from tests.tools.pgbouncer import direct
-from tests.tools.recorder import Record
 from tests.tools.roles import a_role
-from tests.tools.workers import Process, Processes, WorkerProcess
+from tests.tools.workers import Process, WorkerProcess
 
-BEFORE = f"{int(KNOWN) - 1:04}"
-OLDER = "tests.acceptance.older_jobs"
+NEWER = "tests.acceptance.newer_jobs"
 OTHER = "tests.acceptance.other_app"
 
 
@@ -135,31 +135,23 @@ def test_a_right_that_is_missing_stops_a_worker_at_its_start(run_time_scene: Sce
 # -- upgrades under way ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def older_scene(empty_database_url: str, redis_url: str, record: Record, processes: Processes) -> Iterator[Scene]:
-    """A scene whose schema is at the revision before the newest."""
-    migrate.upgrade(empty_database_url, to=BEFORE)
-    made = Scene(empty_database_url, redis_url, record, processes)
-    yield made
-    made.close()
-
-
-def test_workers_of_neighbouring_revisions_work_side_by_side(older_scene: Scene) -> None:
+def test_workers_of_neighbouring_revisions_work_side_by_side(scene: Scene, tmp_path: Path) -> None:
     """Code of each on the schema of each, and under all of them the schema goes from one to the other."""
-    scene = older_scene
 
     def worker(app: str) -> WorkerProcess:
         return scene.processes.start_worker(app, env={**scene.env, **QUICK}, concurrency=1)
 
-    before = [worker(OLDER), worker(APP)]
+    before = [worker(APP), worker(NEWER)]
     workload = Workload.start(scene)
     scene.record.wait_for("adder", timeout=20)
 
-    assert migrate.upgrade(scene.database_url) == KNOWN
+    with copied(tmp_path) as scripts:
+        add_migration(scripts)
+        assert migrate.upgrade(scene.database_url) == FURTHER
 
-    after = [worker(OLDER), worker(APP)]
+    after = [worker(APP), worker(NEWER)]
     told = [row.revision for row in scene.sql("SELECT revision FROM workers ORDER BY id")]
-    assert told == [BEFORE, KNOWN, BEFORE, KNOWN]
+    assert told == [KNOWN, FURTHER, KNOWN, FURTHER]
     scene.settle(40)
     workload.judge()
     for gone in before:

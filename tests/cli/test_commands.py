@@ -29,6 +29,7 @@ from celery_sidejob.store import migrate, revisions, schema_check
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage
+from tests.tools.migrations import add_migration, copied
 from tests.tools.pgbouncer import direct
 from tests.tools.workers import Processes, environment
 
@@ -638,17 +639,19 @@ def test_db_grants_connects_to_nothing() -> None:
     assert all(line.startswith("GRANT ") for line in said.out.splitlines())
 
 
-def test_db_upgrade_as_sql_from_a_revision_on() -> None:
+def test_db_upgrade_as_sql_from_a_revision_on(tmp_path: Path) -> None:
     app = make_app("offline")
+    with copied(tmp_path) as scripts:
+        add_migration(scripts)
 
-    said = ask(app, "db", "upgrade", "--sql", "--from", "0001")
+        said = ask(app, "db", "upgrade", "--sql", "--from", revisions.KNOWN)
 
-    assert said.code == 0, said
-    assert '"sidejob".jobs (' not in said.out
-    assert "CREATE INDEX CONCURRENTLY" in said.out
-    unknown = ask(app, "db", "upgrade", "--sql", "--from", "7")
-    assert unknown.err == "Error: There is no revision '7': there are 0001, 0002, 0003, 0004, 0005, 0006.\n"
-    assert "Usage: " in ask(app, "db", "upgrade", "--from", "0001").err
+        assert said.code == 0, said
+        assert "CREATE TABLE" not in said.out
+        assert "ADD COLUMN colour" in said.out
+        unknown = ask(app, "db", "upgrade", "--sql", "--from", "7")
+        assert unknown.err == "Error: There is no revision '7': there are 0001, 0002.\n"
+        assert "Usage: " in ask(app, "db", "upgrade", "--from", revisions.KNOWN).err
 
 
 def test_db_upgrade_as_sql_connects_to_nothing() -> None:

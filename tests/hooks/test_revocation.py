@@ -20,16 +20,12 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
 from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable_ends, durable_locks
-from celery_sidejob.store import migrate
-from celery_sidejob.store.outbox.revocation import SINCE
 from tests.services.sweep.test_task_sweep import Post, post
 from tests.tools.apps import make_app
 from tests.tools.monitor import Events
 from tests.tools.waiting import wait_until
 
 __all__ = ["post"]
-
-OLDER = f"{int(SINCE) - 1:04}"
 
 
 class OwnControl(Control):
@@ -257,23 +253,6 @@ def test_without_a_store_the_workers_are_told_and_the_caller_learns_it(
     assert bool(refused) == (on_store_down == "error")
     app.sidejob.close()
     app.close()
-
-
-def test_a_schema_that_is_one_revision_behind_only_has_the_workers_told(
-    empty_database_url: str, redis_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    migrate.upgrade(empty_database_url, to=OLDER)
-    post = Post(empty_database_url, redis_url)
-    post.send("one")
-
-    assert heard(redis_url, lambda: post.app.control.revoke("one")) == 1
-
-    assert post.row("one").doom is None
-    assert any("sidejob db upgrade" in text for text in caplog.messages)
-    migrate.upgrade(empty_database_url)
-    post.app.control.revoke("one")
-    assert post.row("one").doom == "revoked"
-    post.close()
 
 
 def test_an_app_without_a_store_revokes_as_before(redis_url: str, caplog: pytest.LogCaptureFixture) -> None:

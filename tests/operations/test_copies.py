@@ -43,7 +43,7 @@ def sidejob(stage: Stage, proxy: TcpProxy) -> Iterator[Any]:
 
 def noted(stage: Stage) -> list[tuple[str, str]]:
     """Of which copies it is noted that they are those that count."""
-    found = stage.sql("DELETE FROM twins RETURNING task_id, call")
+    found = stage.sql("DELETE FROM duplicates RETURNING task_id, call")
     return [(task_id, call) for task_id, call in found]
 
 

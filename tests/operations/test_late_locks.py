@@ -209,22 +209,6 @@ def test_another_call_of_the_same_id_stays_dead(shop: Shop, which: str, late: bo
     assert shop.dead() == ["one"]
 
 
-@pytest.mark.parametrize("late", [True, False])
-def test_what_an_older_version_has_buried_is_taken_back_too(shop: Shop, late: bool) -> None:
-    shop.called()
-    run = shop.begun()
-    shop.bury()
-    shop.sql("UPDATE sidejob.dead SET payload = payload::jsonb - 'due_at'")
-
-    if late:
-        durable_ends.end_late(shop.runtime, run)
-        shop.flush()
-    else:
-        durable_ends.end(shop.runtime, run)
-
-    assert shop.dead() == []
-
-
 def test_a_worker_that_was_declared_dead_locks_nothing_more(shop: Shop) -> None:
     shop.called("before")
     before = shop.begun("before")

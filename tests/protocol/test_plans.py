@@ -82,7 +82,7 @@ SAMPLES = {
 }  # fmt: skip
 
 FILL = """
-INSERT INTO workers (ident) VALUES ('one'), ('two');
+INSERT INTO workers (ident, revision) VALUES ('one', '0001'), ('two', '0001');
 INSERT INTO jobs (id, task, queue, status) SELECT n, 'task', 'q' || n % 3, 'queued' FROM generate_series(1, 100000) n;
 INSERT INTO jobs (id, task, queue, status, parent_id, name)
   SELECT n, 'task', 'q', 'completed', n - 100000, 'kid' FROM generate_series(100001, 120000) n;
@@ -100,7 +100,7 @@ INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
 INSERT INTO aliases SELECT 'a' || n, n FROM generate_series(1, 50000) n;
 INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
-INSERT INTO twins (task_id, call, tried, kept_until)
+INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
 ANALYZE"""
 
@@ -188,7 +188,7 @@ def test_the_exceptions_are_still_there() -> None:
 # -- what is asked every few seconds ---------------------------------------------------------------------------------
 
 FINISHED = """
-INSERT INTO workers (ident) VALUES ('one'), ('two');
+INSERT INTO workers (ident, revision) VALUES ('one', '0001'), ('two', '0001');
 INSERT INTO jobs (id, task, queue, status, ended_at)
   SELECT n, 'task', 'q' || n % 3, 'completed', now() FROM generate_series(1, 300000) n;
 INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
@@ -378,7 +378,7 @@ INSERT INTO state SELECT 1, 'k' || n, '1' FROM generate_series(1, {MANY}) n;
 INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO dead (job_id, task_id, task, queue, reason, payload)
   SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}' FROM generate_series(1, {MANY}) n;
-INSERT INTO twins (task_id, call, tried, kept_until)
+INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
 ANALYZE"""
 

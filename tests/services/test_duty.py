@@ -13,7 +13,6 @@ import pytest
 
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.inspection import COUNTED
-from celery_sidejob.services.durable_schema import DurableSchema
 from celery_sidejob.services.duty import Duties, Duty, Report
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.heartbeat.prefetched import Prefetched
@@ -21,7 +20,6 @@ from celery_sidejob.services.sweep.duties import COUNTS, DUTIES
 from celery_sidejob.services.sweep.sweeper import PollReport, Sweeper
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.errors import RowsLocked
-from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import EMPTY, Stage
 
@@ -140,7 +138,6 @@ class Injected:
 
         monkeypatch.setattr(OwnExecutor, "run", noting)
         monkeypatch.setattr(Duties, "do", named)
-        monkeypatch.setattr(DurableSchema, "fits", lambda schema: tasks.fits(schema._connections))
 
 
 class Named:

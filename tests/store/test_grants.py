@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import SchemaError
-from celery_sidejob.store import grants, schema_check
+from celery_sidejob.store import schema_check, tables
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.statement import Statement
 from tests.tools.pgbouncer import direct
@@ -27,7 +27,7 @@ def role(database_url: str) -> Iterator[tuple[str, str]]:
     """A role with the documented GRANTs and nothing else, and its URL."""
     with a_role(direct(database_url)) as (name, url):
         written = io.StringIO()
-        grants.write_grants(SCHEMA, name, written)
+        tables.write_grants(SCHEMA, name, written)
         with psycopg.connect(direct(database_url), autocommit=True) as owner:
             owner.execute(written.getvalue())
         yield name, url
@@ -65,9 +65,9 @@ def test_each_grant_is_needed(database_url: str, role: tuple[str, str]) -> None:
     needless = []
     with psycopg.connect(direct(database_url), autocommit=True) as owner:
         with psycopg.connect(url, autocommit=True) as connection:
-            for table, rights in grants.TABLES.items():
+            for table, declared in tables.TABLES.items():
                 about = [one for one in at_run_time().values() if f'"{SCHEMA}".{table}' in one.render(SCHEMA)]
-                for right in rights:
+                for right in declared.rights.split():
                     owner.execute(f"REVOKE {right} ON {SCHEMA}.{table} FROM {name}")
                     if not any(refused(connection, statement) for statement in about):
                         needless.append(f"{right} on {table}")
@@ -110,7 +110,7 @@ def test_a_right_that_is_taken_away_later_is_named(database_url: str, role: tupl
 
 def test_a_role_with_a_name_that_must_be_quoted(database_url: str) -> None:
     written = io.StringIO()
-    grants.write_grants("a schema", 'the "role"', written)
+    tables.write_grants("a schema", 'the "role"', written)
 
     assert 'ON "a schema"."jobs" TO "the ""role""";' in written.getvalue()
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -20,6 +19,7 @@ from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
 from celery_sidejob.store import migrate, revisions, schema_check, workers
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.revisions import KNOWN
+from tests.tools.migrations import FURTHER, SECOND, add_migration, copied
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role
 from tests.tools.waiting import wait_until
@@ -45,20 +45,6 @@ CATALOGUE = {
     "indexes": "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = %(schema)s ORDER BY 1",
 }
 
-FURTHER = f"{int(KNOWN) + 1:04}"
-"""The revision that a test adds."""
-
-SECOND = """
-from alembic import op
-
-revision = "NEXT"
-down_revision = "HEAD"
-
-
-def upgrade():
-    op.execute("ALTER TABLE sidejob.jobs ADD COLUMN colour text")
-"""
-
 CONCURRENT_INDEX = """
 from alembic import op
 
@@ -73,12 +59,10 @@ def upgrade():
 
 
 @pytest.fixture
-def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scripts(tmp_path: Path) -> Iterator[Path]:
     """A copy of the migrations that this test may add to."""
-    copy = tmp_path / "100% scripts"  # a name that an ini file would have to escape
-    shutil.copytree(migrate._scripts(), copy, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(migrate, "_scripts", lambda: copy)
-    return copy
+    with copied(tmp_path) as copy:
+        yield copy
 
 
 @pytest.fixture
@@ -88,10 +72,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrate, "LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(migrate, "LOCK_ATTEMPTS", 2)
     monkeypatch.setattr(migrate, "LOCK_PAUSE_S", 0.0)
-
-
-def add_migration(scripts: Path, text: str) -> None:
-    (scripts / "versions" / "further.py").write_text(text.replace("NEXT", FURTHER).replace("HEAD", KNOWN))
 
 
 def execute(url: str, statement: str, *parameters: object) -> list[tuple[object, ...]]:
@@ -123,24 +103,17 @@ def test_the_code_knows_the_newest_revision() -> None:
     assert ScriptDirectory(str(migrate._scripts())).get_current_head() == KNOWN
 
 
-FROZEN = "deb5bac69f9f3c579173c7039735ba45a1c1a0a1ef04685c0a3335a6de011bdc"
-"""The hash of the first migration's DDL. It stays as it is: what it makes is changed by further migrations."""
-
-
-def test_the_first_migration_stays_as_it_is() -> None:
-    first = ScriptDirectory(str(migrate._scripts())).get_revision("0001").module
-
-    assert hashlib.sha256(first.DDL.encode()).hexdigest() == FROZEN
-
-
-def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurrently(empty_database_url: str) -> None:
+def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurrently(
+    empty_database_url: str, scripts: Path
+) -> None:
     url = empty_database_url
+    add_migration(scripts, CONCURRENT_INDEX)
     files = """
         SELECT relname, pg_relation_filenode(oid) FROM pg_class
         WHERE relnamespace = 'sidejob'::regnamespace AND relkind IN ('r', 'i')"""
     migrate.upgrade(url, to="0001")
     execute(url, "INSERT INTO sidejob.jobs (task, queue) SELECT 't', 'q' FROM generate_series(1, 100)")
-    for number in range(2, int(KNOWN) + 1):
+    for number in range(2, int(FURTHER) + 1):
         before = dict(execute(url, files))
         written = io.StringIO()
         migrate.upgrade_sql("sidejob", written, since=f"{number - 1:04}")
@@ -154,28 +127,6 @@ def test_each_further_migration_rewrites_no_table_and_builds_its_indexes_concurr
         after = dict(execute(url, files))
         assert {name: after[name] for name in before} == before
         assert set(added) <= {"CONCURRENTLY"}
-
-
-def test_steps_lead_to_the_same_schema_as_one_leap(databases, empty_database_url: str) -> None:
-    for number in range(1, int(KNOWN) + 1):
-        migrate.upgrade(empty_database_url, to=f"{number:04}")
-    with databases.fresh() as name:
-        migrate.upgrade(databases.url_of(name))
-
-        assert catalogue(empty_database_url) == catalogue(databases.url_of(name))
-
-
-def test_a_concurrent_step_that_was_cut_off_is_done_again(empty_database_url: str) -> None:
-    migrate.upgrade(empty_database_url, to="0001")
-    execute(empty_database_url, "ALTER TABLE sidejob.workers ADD COLUMN revision text")
-    execute(empty_database_url, "CREATE INDEX messages_locked_by_idx ON sidejob.messages (task_id)")
-    hidden = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'sidejob.messages_locked_by_idx'::regclass"
-    execute(empty_database_url, hidden)
-
-    assert migrate.upgrade(empty_database_url) == KNOWN
-
-    made = "SELECT pg_get_indexdef('sidejob.messages_locked_by_idx'::regclass)"
-    assert "(locked_by) WHERE" in str(execute(empty_database_url, made))
 
 
 @pytest.mark.parametrize("place", ["celery_sidejob/alembic", "alembic"])
@@ -385,7 +336,7 @@ def test_a_missing_schema_is_refused(empty_database_url: str, made: bool) -> Non
 
 
 def test_an_older_schema_is_refused(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    migrate.upgrade(empty_database_url, to="0001")
+    migrate.upgrade(empty_database_url)
     monkeypatch.setattr(revisions, "KNOWN", "0003")
 
     with pytest.raises(SchemaError) as refused:
@@ -394,6 +345,23 @@ def test_an_older_schema_is_refused(empty_database_url: str, monkeypatch: pytest
     assert str(refused.value) == (
         "Schema 'sidejob' is at revision 0001, older than this version of celery_sidejob runs on (0002 or newer): "
         "run `celery -A <app> sidejob db upgrade`."
+    )
+
+
+@pytest.mark.parametrize("revision", ["0001", "0006"])
+@pytest.mark.parametrize("act", [schema_check.current, schema_check.check, migrate.upgrade])
+def test_a_schema_of_a_time_before_the_first_release_is_refused(empty_database_url: str, act, revision: str) -> None:
+    """Its revisions have the same numbers, and its outbox had a column `look_at`."""
+    migrate.upgrade(empty_database_url)
+    execute(empty_database_url, "CREATE INDEX messages_queue_look_at_idx ON sidejob.messages (queue)")
+    execute(empty_database_url, "UPDATE sidejob.alembic_version SET version_num = %s", revision)
+
+    with pytest.raises(SchemaError) as refused:
+        act(empty_database_url)
+
+    assert str(refused.value) == (
+        "Schema 'sidejob' is of a version before the first release, and no upgrade leads on from there: let its work "
+        'end with that version, drop it (DROP SCHEMA "sidejob" CASCADE), and run `celery -A <app> sidejob db upgrade`.'
     )
 
 
@@ -545,7 +513,7 @@ from alembic import op
 
 revision = "NEXT"
 down_revision = "HEAD"
-oldest_worker = "0002"
+oldest_worker = "HEAD"
 
 
 def upgrade():
@@ -561,16 +529,16 @@ def test_nothing_is_taken_from_older_workers_that_run(
     with closing(Connections(url, "sidejob")) as connections:
         newer = workers.register(connections, "new:1:x")
         with monkeypatch.context() as patch:
-            patch.setattr(revisions, "KNOWN", "0001")
+            patch.setattr(revisions, "KNOWN", "0000")
             older = workers.register(connections, "old:77:x")
-        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", KNOWN), ("old:77:x", None)]
+        assert execute(url, "SELECT ident, revision FROM sidejob.workers") == [("new:1:x", KNOWN), ("old:77:x", "0000")]
         add_migration(scripts, CONTRACTION)
 
         with pytest.raises(SchemaError) as refused:
             migrate.upgrade(url)
 
         assert str(refused.value) == (
-            f"Revision {FURTHER} takes away what workers of a version before revision 0002 need, and of those some "
+            f"Revision {FURTHER} takes away what workers of a version before revision {KNOWN} need, and of those some "
             "run: old pid 77. Deploy a newer version to them and run `celery -A <app> sidejob db upgrade` again; "
             "nothing was changed."
         )
@@ -578,19 +546,6 @@ def test_nothing_is_taken_from_older_workers_that_run(
         workers.leave(connections, older)
         assert migrate.upgrade(url) == FURTHER
         assert workers.beat(connections, newer, schema="sidejob")
-
-
-def test_where_workers_do_not_tell_all_count_as_older(empty_database_url: str, scripts: Path) -> None:
-    migrate.upgrade(empty_database_url, to="0001")
-    add_migration(scripts, CONTRACTION)
-    with closing(Connections(empty_database_url, "sidejob")) as connections:
-        worker = workers.register(connections, "old:77:x")
-        with pytest.raises(SchemaError, match="old pid 77"):
-            migrate.upgrade(empty_database_url)
-        assert schema_check.current(empty_database_url) == "0001"
-        workers.leave(connections, worker)
-
-    assert migrate.upgrade(empty_database_url) == FURTHER
 
 
 # --- another owner on purpose -------------------------------------------------------------------------------------
@@ -673,16 +628,17 @@ def test_the_sql_for_a_dba_makes_the_same_schema(databases, empty_database_url: 
         assert [row[:2] for row in execute(by_hand, rows)] == [row[:2] for row in execute(empty_database_url, rows)]
 
 
-def test_the_sql_from_a_revision_on_is_what_was_added(empty_database_url: str) -> None:
-    migrate.upgrade(empty_database_url, to="0001")
+def test_the_sql_from_a_revision_on_is_what_was_added(empty_database_url: str, scripts: Path) -> None:
+    migrate.upgrade(empty_database_url)
+    add_migration(scripts)
     written = io.StringIO()
-    migrate.upgrade_sql("sidejob", written, since="0001")
+    migrate.upgrade_sql("sidejob", written, since=KNOWN)
 
     for statement in written.getvalue().split(";"):  # as psql does: those outside of a transaction must stay there
         if statement.strip():
             execute(empty_database_url, statement)
 
-    assert schema_check.current(empty_database_url) == KNOWN
+    assert schema_check.current(empty_database_url) == FURTHER
     schema_check.check(empty_database_url)
     with pytest.raises(SchemaError, match="There is no revision '0'"):
         migrate.upgrade_sql("sidejob", written, since="0")
@@ -699,7 +655,7 @@ def test_the_sql_needs_no_database_and_names_no_owner_unless_told(capsys: pytest
 
 def test_what_looks_like_a_parameter_in_ddl_is_none(databases, empty_database_url: str, scripts: Path) -> None:
     remark = "100% of %s, %(name)s :name '':x'' a::b 12:30"
-    jobs = scripts / "versions" / "0001_jobs.py"
+    jobs = scripts / "versions" / "0001_schema.py"
     last = "CREATE INDEX aliases_job_id_idx ON {s}.aliases (job_id);\n"
     assert last in jobs.read_text()
     jobs.write_text(jobs.read_text().replace(last, f"{last}COMMENT ON TABLE {{s}}.jobs IS '{remark}';\n"))

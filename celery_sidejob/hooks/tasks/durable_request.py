@@ -34,7 +34,7 @@ from ...model.durable import (
 from ...operations import durable_locks
 from ...services.heartbeat.deliveries import ENDED
 from ..worker.delivered import Delivered
-from ..worker.holders import bury, holders, keep_revocations, revoke
+from ..worker.holders import bury, holders, revoke
 from ..worker.pool_kind import not_begun
 from . import durable_task
 from .kept_message import content_of, received
@@ -218,14 +218,14 @@ class DurableRequest(Delivered):
         """Revoked or expired: it does not run (any more), and the dead set says why."""
         kind = "expired" if expired else "revoked"
         error = f"TaskRevokedError: the task was {kind}" + (f" ({reason})" if reason != kind else "")
-        if expired or terminated or self._kept is None or not keep_revocations(self._holders):
+        if expired or terminated or self._kept is None or not self._holders:
             self._stopped(kind, error)
             super()._announce_revoked(reason, terminated, signum, expired)
             return
         # Who revoked it has most likely doomed its row, and then the sweeper tells of it. To have one teller, it does
         # so in any case.
         self._plan(ENDED)
-        revoke(self._holders, self._key, self._address, error=error)
+        revoke(self._holders, self._key)
         task_ready(self)
         self.acknowledge()
         self._already_revoked = True

@@ -365,17 +365,11 @@ def _places(runtime: Runtime, known: Any, address: Address, *, adopted: bool) ->
 
 def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tuple[Runtime, int]]) -> NoReturn:
     """Have buried what was revoked while it waited for a thread, unless the worker does."""
-    error = "TaskRevokedError: the task was revoked"
     try:
-        buried = not own_process.is_ended(task.app, key) and any(
-            revocation.revoke(there, [key[0]]) is None
-            and burials.fail(there, key, Death("revoked", error), by="worker", worker_id=worker_id)
-            for there, worker_id in places
-        )
+        for there, _ in places if not own_process.is_ended(task.app, key) else ():
+            revocation.revoke(there, [key[0]])
     except StoreUnavailableError as unavailable:
         _leave(_runtime(task), request, str(unavailable))
-    if buried:
-        task.backend.mark_as_revoked(request.id, "revoked", request=request)
     raise Ignore(f"task {request.id} was revoked")
 
 

@@ -19,15 +19,10 @@ def holders(app: Any, header: Any) -> Sequence[Heartbeat]:
     return [heartbeat for heartbeat in known if heartbeat.store == store] or known
 
 
-def keep_revocations(heartbeats: Sequence[Heartbeat]) -> bool:
-    """Tell whether a revocation can be kept wherever the row may be."""
-    return bool(heartbeats) and all(heartbeat.tasks.keeps_revocations for heartbeat in heartbeats)
-
-
-def revoke(heartbeats: Sequence[Heartbeat], key: Key, address: Address, *, error: str) -> None:
+def revoke(heartbeats: Sequence[Heartbeat], key: Key) -> None:
     """Have the task's revocation kept in the store that has its row, as soon as that can be done."""
     for heartbeat in heartbeats:
-        heartbeat.errands.soon(partial(heartbeat.tasks.revoke, key, address=address, error=error))
+        heartbeat.errands.soon(partial(heartbeat.tasks.revoke, key))
 
 
 def bury(heartbeats: Sequence[Heartbeat], key: Key, death: Death, *, address: Address, content: Content) -> None:

@@ -16,7 +16,7 @@ from ...operations import recovery
 from ...operations.runtime import Runtime
 from ...store import workers
 from ...store.errors import unavailable_during
-from ...store.outbox import checks, holds, revocation
+from ...store.outbox import checks, holds
 from ...store.outbox.kinds import JOBS, TASKS
 from ..duty import Duties, Duty, Report
 from .heartbeat_file import HeartbeatFile
@@ -67,7 +67,7 @@ class Heartbeat(Worker):
             self._strays,
             Overdue(self),
             Prefetched(self, self.runs, JOBS),
-            Prefetched(self, self.tasks.runs, TASKS, fits=self.tasks.fits),
+            Prefetched(self, self.tasks.runs, TASKS),
         )
 
     # -- identity ------------------------------------------------------------------------------------------------
@@ -80,7 +80,6 @@ class Heartbeat(Worker):
         with unavailable_during("register"):
             executor = self.executor()
             worker_id = workers.register(executor, workers.new_ident())
-            self.tasks.keeps_revocations = revocation.fits(executor)
             self._lock.take(worker_id, executor)
         # Not before: what broke off above is begun anew. An identity of which nobody knows is found by its silence.
         self._beat_at = time.monotonic()

@@ -12,7 +12,6 @@ from ...model.durable import NOWHERE, Address, Content, Death, Key
 from ...operations import burials, durable_locks, revocation
 from ...store.outbox import checks, holds
 from ...store.outbox.kinds import TASKS
-from ..durable_schema import DurableSchema
 from ..duty import Report
 from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
 from .worker import Worker, WorkerDuty
@@ -31,12 +30,9 @@ class HeldTasks(WorkerDuty):
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self.runs: Deliveries[Key] = Deliveries()
-        self.keeps_revocations = False
-        """Whether the store does: it may be one revision behind."""
         self.died: set[int] = set()
         """Processes that died and whose runs are not all taken yet."""
         self._missed: set[Key] = set()
-        self.fits = DurableSchema(self._connections).fits
         self._reconciled_at = time.monotonic()
 
     def fail(self, key: Key, death: Death, *, address: Address = NOWHERE, content: Content | None = None) -> None:
@@ -45,21 +41,18 @@ class HeldTasks(WorkerDuty):
             self._runtime, key, death, by="worker", worker_id=self._worker.worker_id, address=address, content=content
         )
 
-    def revoke(self, key: Key, *, address: Address, error: str) -> None:
+    def revoke(self, key: Key) -> None:
         """Have a task buried that this worker knows to be revoked, by whoever sweeps: who waits is told once."""
-        if revocation.revoke(self._runtime, [key[0]]) is None:
-            self.fail(key, Death("revoked", error), address=address)
+        revocation.revoke(self._runtime, [key[0]])
 
     def leave(self) -> int:
         """Give back all that is held: this worker stops."""
-        if not self.fits():
-            return 0
         self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, False) for row in self._held())
 
     def _do(self, report: Report) -> None:
         self._send_again()
-        if self.died and self.fits():
+        if self.died:
             report["orphans"] += self._take_orphans()
             return
         self.died.clear()
@@ -82,7 +75,7 @@ class HeldTasks(WorkerDuty):
 
     def _send_again(self) -> None:
         self._missed.update(self.runs.missed())
-        if self._missed and self.fits():
+        if self._missed:
             page = list(islice(self._missed, PAGE))
             checks.hasten(self._connections, TASKS, page)
             self._missed.difference_update(page)
@@ -110,8 +103,6 @@ class HeldTasks(WorkerDuty):
         """Take what this worker holds and has not been running for a while."""
         self._reconciled_at = time.monotonic()
         self.runs.sweep()
-        if not self.fits():
-            return 0
         rows = [row for row in self._held(GRACE_S) if row.old]
         return self._take([row for row in rows if not self.runs.knows((row.task_id, row.generation))])
 

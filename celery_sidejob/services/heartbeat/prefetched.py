@@ -7,7 +7,6 @@ long run for hours. Were it called missing, copies of it would pile up in the qu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from ...store.outbox import checks
@@ -27,14 +26,10 @@ class Prefetched(WorkerDuty):
     has been running for a lease (`is_busy`): what waits there is not behind anything, the pool has lost it.
     """
 
-    def __init__(
-        self, worker: Worker, runs: Deliveries[Any], kind: Kind, fits: Callable[[], bool] = lambda: True
-    ) -> None:
-        """`fits` tells whether the store has what rows of this kind need."""
+    def __init__(self, worker: Worker, runs: Deliveries[Any], kind: Kind) -> None:
         super().__init__(worker)
         self._runs = runs
         self._kind = kind
-        self._fits = fits
         self._lease_s = self._runtime.settings.lease
         self._soon_s = min(SOON_S, self._runtime.settings.lost_after / 4)
         self._busy_at = time.monotonic()
@@ -45,5 +40,5 @@ class Prefetched(WorkerDuty):
         elif time.monotonic() - self._busy_at > self._lease_s:
             return
         keys = self._runs.waiting(for_s=self._soon_s, every_s=self._lease_s / 4)
-        if keys and self._fits():
+        if keys:
             report["vouched"] += checks.vouch(self._connections, self._kind, keys, wait_s=self._lease_s)

@@ -14,7 +14,7 @@ from typing import Any
 from ...model.status import Status
 from ...operations.deletion import TOGETHER, LargeTree, TooLargeError, delete_finished
 from ...store import dead, duplicates, jobs, registry
-from ...store.outbox import burials, tasks
+from ...store.outbox import burials
 from ...store.statement import Transaction
 from ..duty import Report
 from .sweep import Sweep, SweepDuty
@@ -69,7 +69,7 @@ class Prune(SweepDuty):
             age_s = settings.dead_retention.total_seconds()
             yield from self._dead_jobs(age_s)
             yield from self._dead_tasks(age_s)
-        if self._runtime.stores.several and duplicates.exist(self._connections):
+        if self._runtime.stores.several:
             while duplicates.prune(self._connections) == duplicates.PAGE:
                 yield Report()
         registry.forget_unserved(self._connections)
@@ -87,8 +87,6 @@ class Prune(SweepDuty):
 
     def _dead_tasks(self, age_s: float) -> Iterator[Report]:
         """Remove entries of ordinary tasks, which have nothing but that; a page of the dead set at a time."""
-        if not tasks.fits(self._connections):
-            return
         after: int | None = 0
         while after is not None:
 

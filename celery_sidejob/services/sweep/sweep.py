@@ -7,7 +7,6 @@ from typing import Any
 
 from ...operations import recovery
 from ...operations.runtime import Runtime
-from ..durable_schema import DurableSchema
 from ..duty import Duty, Report
 from ..heartbeat.heartbeat import Heartbeat
 from ..set_aside import SetAside
@@ -32,7 +31,6 @@ class Sweep:
         self.backlog = Backlog(runtime, may_go_on)
         self.backend = BackendThread(apart=worker is not None)
         self.unsendable = Unsendable(runtime, worker)
-        self.durable = DurableSchema(runtime.connections)
         self.trouble_at = float("-inf")
         """When the store was away last."""
         self.suspects = False
@@ -57,11 +55,7 @@ class SweepDuty(Duty):
 
 
 class TaskDuty(SweepDuty):
-    """A duty for the messages of ordinary durable tasks, in a store whose schema has what they need."""
-
-    def is_due(self) -> bool:
-        """Tell whether it is time, and the store has been upgraded."""
-        return super().is_due() and self._sweep.durable.fits()
+    """A duty for the messages of ordinary durable tasks."""
 
     def _may_publish(self) -> bool:
         return self._runtime.broker.ready and self._sweep.may_go_on()

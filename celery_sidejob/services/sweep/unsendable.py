@@ -13,7 +13,7 @@ from ...model.troubles import log_trouble
 from ...operations import burials, deduplication
 from ...operations.endings import storable
 from ...operations.runtime import Runtime
-from ...store import dead, workers
+from ...store import workers
 from ..duty import Report
 from ..heartbeat.heartbeat import Heartbeat
 from ..stopped_runs import Stop, end_run
@@ -37,10 +37,9 @@ class Unsendable:
         """Bury what was refused, and count the durable tasks among it."""
         if not refused:
             return
-        reason = dead.known_reason(self._runtime.connections, REASON)
         for message, error in refused:
             try:
-                buried = self._bury(message, f"{type(error).__name__}: {error}", reason)
+                buried = self._bury(message, f"{type(error).__name__}: {error}")
                 report["tasks_buried"] += buried and isinstance(message, Message)
             except StoreUnavailableError:
                 raise
@@ -49,14 +48,14 @@ class Unsendable:
                     logger, message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
                 )
 
-    def _bury(self, message: Message | Doorbell | Continuation, error: str, reason: str) -> bool:
+    def _bury(self, message: Message | Doorbell | Continuation, error: str) -> bool:
         if isinstance(message, Doorbell):
-            return self._fail_job(message, error, reason)
+            return self._fail_job(message, error)
         if isinstance(message, Continuation):
-            return burials.bury_continuation(self._runtime, message, reason=reason, error=error)
-        return self._bury_task(message, error, reason)
+            return burials.bury_continuation(self._runtime, message, reason=REASON, error=error)
+        return self._bury_task(message, error)
 
-    def _bury_task(self, message: Message, error: str, reason: str) -> bool:
+    def _bury_task(self, message: Message, error: str) -> bool:
         """Tell the backend, then bury; dying in between only tells it once more."""
         key = (message.task_id, message.generation)
         (address,) = deduplication.addresses_of(self._runtime, [message])
@@ -65,12 +64,12 @@ class Unsendable:
         verdict = self._runtime.results.tell_of_doom(message, REASON, error, place=self._runtime.store.place)
         if verdict != "bury":
             return False
-        return burials.fail(self._runtime, key, Death(reason, error), by="sweeper", worker_id=None, address=address)
+        return burials.fail(self._runtime, key, Death(REASON, error), by="sweeper", worker_id=None, address=address)
 
-    def _fail_job(self, bell: Doorbell, error: str, reason: str) -> bool:
+    def _fail_job(self, bell: Doorbell, error: str) -> bool:
         """Claim the run that nobody can be told of, and end it as failed; dying in between leaves a lost run."""
         kind, _, text = storable(error).partition(": ")
-        stop = Stop(kind, text, reason)
+        stop = Stop(kind, text, REASON)
         with self._lent_identity() as worker_id:
             key = (bell.job_id, bell.for_run)
             return end_run(self._runtime, key, bell.task, stop, worker_id=worker_id)

@@ -90,8 +90,8 @@ def remove_late(runs: Sequence[Late], *, worker_id: int, pid: int) -> TaskEnd:
 BURIAL_S = 1.0
 """How long before it can be seen an entry may be dated: a run that has begun meanwhile has found the row there."""
 
-# The same of an entry: it was not kept later, as far as the entry tells, and it died after the run had begun.
-_WAS_THE_SAME = f"""coalesce((d.payload->>'due_at')::timestamptz <= now() - make_interval(secs => r.age_s), true)
+# The same of an entry: it was not kept later, and it died after the run had begun.
+_WAS_THE_SAME = f"""(d.payload->>'due_at')::timestamptz <= now() - make_interval(secs => r.age_s)
     AND d.died_at > now() - make_interval(secs => r.age_s + {BURIAL_S}::double precision)"""
 
 _TAKE_BACK_LATE = Statement(

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .. import revisions
 from ..statement import Statement, Transaction
-
-SINCE = "0005"
 
 _REVOKE = Statement(
     """
@@ -33,8 +30,3 @@ def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None =
     With `call` only what was made by that call, as no later task of the same id was.
     """
     return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)
-
-
-def fits(executor: Transaction) -> bool:
-    """Tell whether the schema can keep a revocation: it may be one revision behind."""
-    return (revisions.read(executor) or revisions.FIRST) >= SINCE

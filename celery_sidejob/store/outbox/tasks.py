@@ -13,14 +13,12 @@ from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from .. import revisions
 from ..connection.connections import Connections
 from ..connection.pending_statement import Sent
 from ..statement import Reader, Statement, Transaction
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
 
-SINCE = "0003"
 DIGEST = "encode(sha256(body), 'hex')"
 """What `digest_of` makes of a row's body."""
 EARLY_S = 2.0
@@ -207,8 +205,3 @@ def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None
     """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
     found = executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole)
     return found[0] if found else None
-
-
-def fits(executor: Reader) -> bool:
-    """Tell whether the schema has what durable tasks need."""
-    return (revisions.read(executor) or revisions.FIRST) >= SINCE

@@ -1,0 +1,115 @@
+"""The tables of the schema: their columns, and the rights of the run-time role; a test compares the migrations.
+
+Workers check both when they start. So they notice what a partial restore or a person left out. The schema is made and
+migrated by its owner; the role that runs jobs need not be able to change it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TextIO
+
+from psycopg import sql
+
+from ..model.columns import COLUMNS
+from .statement import Statement, Transaction
+
+_ALL = "SELECT INSERT UPDATE DELETE"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table: the names of its columns, and the rights that workers and clients need in it."""
+
+    columns: str
+    rights: str = _ALL
+
+
+TABLES = {
+    "alembic_version": Table("version_num", "SELECT"),
+    "meta": Table("key value", "SELECT"),
+    "registry": Table("task queue options seen_at"),
+    "workers": Table("id ident revision locked started_at beat_at suspect_at suspect_by dead_at"),
+    "served_queues": Table("worker_id queue skew_s"),
+    "served_tasks": Table("worker_id tasks", "SELECT INSERT UPDATE"),
+    "counters": Table("name label value", "SELECT INSERT UPDATE"),
+    "leases": Table("name holder expires_at", "SELECT UPDATE"),
+    "jobs": Table(
+        " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
+        "ended_run wakes wakes_taken nudges timer_in_run terminate_tree losses retries started ran_at ended_at error "
+        "inputs_memo"
+    ),
+    "messages": Table(
+        "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
+        "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom"
+    ),
+    "duplicates": Table("task_id call tried kept_until"),
+    "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
+    "askings": Table("task_id job_id options opened_at closed_at outcome result stored_at"),
+    "dead": Table(
+        "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"
+    ),
+    "ports": Table("id job_id direction name default_value channels"),
+    "subscriptions": Table("channel port_id", "SELECT INSERT DELETE"),
+    "packets": Table("id port_id value context options written_at taken_by taken_run"),
+    "state": Table("job_id key value"),
+    "aliases": Table("name job_id"),
+}
+
+SEQUENCES = ("jobs_id_seq",)
+"""Sequences from which numbers are drawn by name; those of other columns need no right."""
+
+_NEEDED = [(table, right) for table, declared in TABLES.items() for right in declared.rights.split()]
+_NEEDED += [(sequence, "USAGE") for sequence in SEQUENCES]
+
+
+def write_grants(schema: str, role: str, out: TextIO) -> None:
+    """Write the GRANTs by which `role` may run workers and clients; who owns the schema runs them, after upgrades."""
+    grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(schema), sql.Identifier(role))]
+    grants += [
+        sql.SQL("GRANT {} ON {} TO {};").format(
+            sql.SQL(", ").join(map(sql.SQL, table.rights.split())), sql.Identifier(schema, name), sql.Identifier(role)
+        )
+        for name, table in TABLES.items()
+    ]
+    grants += [
+        sql.SQL("GRANT USAGE ON SEQUENCE {} TO {};").format(sql.Identifier(schema, sequence), sql.Identifier(role))
+        for sequence in SEQUENCES
+    ]
+    out.writelines(grant.as_string(None) + "\n" for grant in grants)
+
+
+_LACKING_RIGHTS = Statement("""
+SELECT r.relation, r.privilege FROM unnest(%(relations)s::text[], %(privileges)s::text[]) AS r(relation, privilege)
+WHERE NOT CASE WHEN to_regclass(%(schema)s || '.' || r.relation) IS NULL THEN true
+  WHEN r.relation LIKE '%%\\_seq' THEN has_sequence_privilege(%(schema)s || '.' || r.relation, r.privilege)
+  ELSE has_table_privilege(%(schema)s || '.' || r.relation, r.privilege) END
+ORDER BY 1, 2""")
+
+
+def lacking_rights(executor: Transaction, schema: str) -> list[str]:
+    """Tell which rights the connection's role lacks in the tables that are there, as "UPDATE on jobs"."""
+    found = executor.run(
+        _LACKING_RIGHTS, relations=[relation for relation, _ in _NEEDED], privileges=[right for _, right in _NEEDED],
+        schema=sql.Identifier(schema).as_string(None),
+    )  # fmt: skip
+    return [f"{row.privilege} on {row.relation}" for row in found]
+
+
+_FOUND = Statement("""
+SELECT c.relname AS name, array_agg(a.attname::text) AS columns FROM pg_class c
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relkind IN ('r', 'p') AND c.relnamespace = (SELECT n.oid FROM pg_namespace n WHERE n.nspname = %(schema)s)
+GROUP BY c.relname""")
+
+
+def missing(executor: Transaction, schema: str) -> list[str]:
+    """Tell what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
+    found = {row.name: row.columns for row in executor.run(_FOUND, schema=schema)}
+    lacking: list[str] = []
+    for name, table in sorted(TABLES.items()):
+        if name in found:
+            lacking += [f"{name}.{column}" for column in sorted(set(table.columns.split()).difference(found[name]))]
+        else:
+            lacking.append(name)
+    return lacking
