@@ -14,7 +14,7 @@ from celery import Celery, signals
 from celery.canvas import Signature
 
 from .deadset import DeadSet
-from .hooks import apps, beat, configuration, control, logs, masking
+from .hooks import apps, beat, configuration, control, logs
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
 from .hooks.broker.view import CeleryBroker
@@ -22,8 +22,9 @@ from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
+from .hooks.patches import bugreport, chord_apply, send_task, settings_table, task_sender
 from .hooks.signals import SignalObserver
-from .hooks.tasks import chord_transaction, durable_request, durable_task, keeping, sending
+from .hooks.tasks import durable_request, durable_task, sending
 from .hooks.worker import pool_process, recording  # fmt: skip
 from .hooks.worker.bootsteps import SideJobStep
 from .hooks.worker.consumer_step import DisconnectionStep
@@ -99,13 +100,15 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
-        masking.install(app)
-        keeping.install(app)
+        bugreport.install(app)
+        settings_table.install(app)
+        task_sender.install(app)
+        send_task.install(app)
         control.install(app)
         durable_task.install()
         durable_task.mind_tasks(app)
         durable_request.install()
-        chord_transaction.install()
+        chord_apply.install()
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)

@@ -22,6 +22,7 @@ from ..model.errors import StoreUnavailableError
 from ..operations import revocation
 from . import configuration
 from .broker import rabbitmq
+from .patches.existing_class import above
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -37,14 +38,14 @@ def install(app: Celery) -> None:
     """Have revocations kept, whoever asks for them; reads no configuration."""
     found = app.__dict__.get("control")
     if found is not None:  # it was used before
-        found.__class__ = _keeping(type(found))
+        found.__class__ = above(KeepingControl, type(found))
     elif not (isinstance(app.control_cls, partial) and app.control_cls.func is make):
         app.control_cls = partial(make, app.control_cls)  # a spawned process is sent it: a new class could not be
 
 
 def make(base: Any, **options: Any) -> Any:
     """Make the app's control: of its own class, which keeps revocations beside."""
-    return _keeping(symbol_by_name(base))(**options)
+    return above(KeepingControl, symbol_by_name(base))(**options)
 
 
 class KeepingControl(Control):
@@ -141,9 +142,3 @@ NOT_TERMINATED = (
     "terminated. Revoke it again when the broker is back. ({error})"
 )
 NOT_KEPT_THERE = "The revocation is known to the workers that run now alone: {error}"
-
-
-def _keeping(base: type[Control]) -> type[Control]:
-    if issubclass(base, KeepingControl):
-        return base
-    return KeepingControl if base is Control else type(base.__name__, (KeepingControl, base), {})

@@ -7,12 +7,10 @@ only the first. Here a value is masked by what it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
-from celery import Celery
 from celery.app.utils import HIDDEN_SETTINGS
 from kombu.utils.encoding import safe_repr
 
@@ -27,18 +25,6 @@ _MASKED = re.compile(r"[^:@/]*:\*+@")
 _PARAMETER = re.compile(r"(?i)([\w-]*(?:pass|pwd|secret|token|api_?key|credential)[\w-]*\s*=\s*)('[^']*'|[^&;,\s]+)")
 _SECRET = tuple(setting.key for setting in SETTINGS if setting.kind.secret)
 _PLAIN = (bool, int, float, datetime, timedelta, type(None))
-
-
-def install(app: Celery) -> None:
-    """Have the app show no password of its settings; reads no configuration."""
-    app.on_after_configure.connect(partial(_mask_table, app), weak=False, dispatch_uid="celery_sidejob.masking")
-    _mask_table(app)
-    report = app.bugreport
-
-    def bugreport() -> str:
-        return masked_text(report())
-
-    app.bugreport = bugreport
 
 
 def masked(value: Any, key: Any = None) -> Any:
@@ -66,15 +52,3 @@ def masked_text(text: str) -> str:
 
 def _masked_user(found: re.Match[str]) -> str:
     return found.group() if _MASKED.fullmatch(found.group()) else f"{MASK}@"
-
-
-def _mask_table(app: Celery, **_: Any) -> None:
-    """Mask what the configuration shows of itself: it is another object after each time that it is loaded."""
-    conf = app._conf
-    if conf is not None and "table" not in conf.__dict__:
-        conf.__dict__["table"] = partial(_table, conf.table)
-
-
-def _table(table: Callable[..., Mapping[str, Any]], with_defaults: bool = False, censored: bool = True) -> Any:
-    shown = table(with_defaults, censored)
-    return {key: masked(value, key) for key, value in shown.items()} if censored else shown

@@ -11,6 +11,7 @@ from typing import Any
 from celery.app.task import Task
 
 from ..model.errors import SchemaError
+from .patches.existing_class import become
 
 
 class OnCommit(Task):
@@ -64,6 +65,5 @@ class MadeEarly(Task):
 def made_early(task: Any) -> Any:
     """Return a task that was made before its app is finalized, and finds out what it is before its first such call."""
     if hasattr(task, "apply_async_on_commit") and not isinstance(task, OnCommit | MadeEarly):
-        cls = type(task)
-        task.__class__ = type(cls.__name__, (MadeEarly, cls), {"__module__": cls.__module__, "abstract": True})
+        become(task, MadeEarly, type(task), abstract=True)
     return task

@@ -10,7 +10,8 @@ from celery import Celery
 from kombu import Connection
 
 from celery_sidejob.hooks import configuration
-from celery_sidejob.hooks.broker.redis_client import keep_client, pushes_of
+from celery_sidejob.hooks.broker.redis_client import pushes_of
+from celery_sidejob.hooks.patches.redis_client import keep_client
 from celery_sidejob.model.broker_view import Sight, Sought
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app

@@ -24,8 +24,9 @@ from kombu.exceptions import OperationalError
 
 from ...model.durable import Key, Message
 from .. import configuration
+from ..patches.redis_client import keep_client
 from . import rabbitmq
-from .redis_client import Pushes, keep_client, pushes_of
+from .redis_client import Pushes, pushes_of
 
 T = TypeVar("T")
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp.exceptions import AccessRefused, ConsumerCancelled, MessageNacked, NotFound, RecoverableConnectionError
+from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 from kombu import Producer, Queue
 
 from ...model.messages import GONE
+from ..patches.basic_publish import without_waiting
 from .carried import check_amqp, check_route
 
 logger = logging.getLogger("celery_sidejob")
@@ -62,26 +62,20 @@ class ConfirmedProducer(Producer):
 
         Raises MessageNacked or UnroutableError if any of the messages, never mind which, is in no queue.
         """
-        channel = self.channel
-        if not channel._confirm_selected:  # as py-amqp does at the first message
-            channel._confirm_selected = True
-            channel.confirm_select()
-        confirming, outstanding = channel.basic_publish, set[int]()
-        self._came_back.clear()
-        self._nacked, self._outstanding = False, outstanding
+        outstanding = set[int]()
 
-        def send(*args: Any, **options: Any) -> Any:
+        def note() -> None:
             self._last_tag += 1
             outstanding.add(self._last_tag)
-            return channel._basic_publish(*args, **options)
 
-        channel.basic_publish = send
         try:
-            yield
-            while outstanding:
-                self._connection.drain_events()  # within the bounds of the connection
+            with without_waiting(self.channel, note):
+                self._came_back.clear()
+                self._nacked, self._outstanding = False, outstanding
+                yield
+                while outstanding:
+                    self._connection.drain_events()  # within the bounds of the connection
         finally:
-            channel.basic_publish = confirming
             self._outstanding = None
         if self._nacked:
             raise MessageNacked("RabbitMQ did not take one of many messages")
@@ -153,61 +147,6 @@ class MarkerExchange:
     def _may_not(self, error: Exception) -> None:
         self._refused = True
         logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
-
-
-def outliving_deleted_queues(start: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Wrap the start of a worker's consumer: a queue that is deleted meanwhile breaks its connection, not the worker.
-
-    Celery declares its queues, binds them, is busy for a while, and consumes; RabbitMQ's answer to one that is gone by
-    then is no error of the connection, so that it would end the worker. With a new connection all is declared again.
-    What its user declares by himself (`no_declare`) has to be there.
-    """
-
-    def start_again(consumer: Any) -> None:
-        try:
-            start(consumer)
-        except NotFound as error:
-            if any(queue.no_declare for queue in consumer.app.amqp.queues.consume_from.values()):
-                raise
-            raise RecoverableConnectionError(f"a queue of this worker was deleted: {error}") from error
-
-    return start_again
-
-
-def hearing_cancellations(connection: Any) -> None:
-    """Have Celery's event loop hear of a consumer that RabbitMQ cancels in the first moments of consuming.
-
-    RabbitMQ does so when the queue is deleted. What breaks the connection at any other time, so that all is declared
-    again, `_quick_drain` of celery.worker.loops passes over, as every error without a number: the worker would stay
-    connected, and be given nothing any more.
-    """
-    drain = connection.drain_events
-
-    def drain_events(**options: Any) -> Any:
-        try:
-            return drain(**options)
-        except ConsumerCancelled as cancelled:
-            cancelled.errno = errno.ECONNRESET
-            raise
-
-    connection.drain_events = drain_events
-
-
-def noticing_breaks(connection: Any) -> None:
-    """Have Celery's loop for greenlets hear that the connection it consumes from broke, whoever has seen it first.
-
-    Where that is a body's acknowledgement, because the loop waited for a free greenlet, the error is logged and gone.
-    kombu then connects again at the next look, without a word and without consumers: the worker would be given nothing
-    any more.
-    """
-    consuming, drain = connection.connection, connection.drain_events
-
-    def drain_events(**options: Any) -> Any:
-        if not connection.connected or connection.connection is not consuming:
-            raise ConnectionResetError(errno.ECONNRESET, "the connection to consume from is gone")
-        return drain(**options)
-
-    connection.drain_events = drain_events
 
 
 def counts(connection: Any, queue: str) -> tuple[int, int]:

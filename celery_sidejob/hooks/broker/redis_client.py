@@ -6,7 +6,6 @@ two, for what is noted at its arrival and taken back at its acknowledgement.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,42 +15,12 @@ from typing import Any
 
 from kombu.utils.json import dumps
 
-
-def keep_client(channel: Any) -> None:
-    """Have the channel make a client once for each pool of connections that it opens; does nothing to other brokers'.
-
-    A client has no state but its pool, which kombu shares between them as it is.
-    """
-    make = getattr(channel, "_create_client", None)
-    if make is None:
-        return
-    kept: Any = None
-
-    def create(asynchronous: bool = False) -> Any:
-        nonlocal kept
-        if asynchronous:  # a channel has one of these, and keeps it
-            return make(asynchronous=True)
-        if getattr(channel.connection, "client", None) is None:
-            # Closed a second time, after the first time failed half-way and the connection was given up. kombu would
-            # ask what is gone for its address, and the AttributeError of that ends a worker that is to reconnect.
-            from redis.exceptions import ConnectionError  # here: on other brokers nothing imports it
-
-            raise ConnectionError("This connection to Redis was given up.")
-        if kept is None or kept.connection_pool is not channel.pool:
-            kept = make()
-        return kept
-
-    channel._create_client = create
+from ..patches import redis_put
 
 
 def pushes_of(channel: Any) -> Pushes | None:
     """Return what sends the messages of a channel without waiting; None where a project's own puts them in its way."""
-    redis = sys.modules.get("kombu.transport.redis")
-    if redis is None or not isinstance(channel, redis.Channel):
-        return None
-    if type(channel)._put is not redis.Channel._put and not hasattr(channel, "push_command"):
-        return None
-    return Pushes(channel)
+    return Pushes(channel) if redis_put.can_be_replaced(channel) else None
 
 
 class NotAlone(Exception):
@@ -76,11 +45,10 @@ class Pushes:
         self._channel = channel
         # That of our own transport rings a bell as well (transport/broker_channel.py).
         self._command = getattr(channel, "push_command", lambda key, *messages: ("LPUSH", key, *messages))
-        self._put_and_wait = channel._put
+        self._put_and_wait = redis_put.replace_put(channel, self._put)
         self._connection: Any = None
         self._owes = 0
         self._made: list[tuple[str, str]] | None = None
-        channel._put = self._put
 
     @contextmanager
     def made_only(self) -> Iterator[list[tuple[str, str]]]:

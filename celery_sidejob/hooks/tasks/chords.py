@@ -28,6 +28,7 @@ from ...model.errors import StoreUnavailableError
 from ...operations import keeping
 from ...operations.durable_runs import ClaimedElsewhereError, Run
 from ...operations.runtime import Runtime
+from ..patches import chord_counting
 from .keeping import present_run
 from .present_call import Counting, Together, calling, present_call
 
@@ -96,11 +97,7 @@ class ChordClaim:
 
 def mind(app: Celery, backend: Any) -> None:
     """Have the backend forget a chord only when its body is kept; twice does no harm."""
-    if not isinstance(backend, RedisBackend) or not hasattr(RedisBackend, "_chord_cleanup_script"):
-        return
-    if not isinstance(backend._chord_cleanup_script, _Forgetting):
-        backend._chord_cleanup_script = _Forgetting(backend, backend._chord_cleanup_script)
-        backend.on_chord_part_return = partial(_count, app, backend.on_chord_part_return)
+    chord_counting.install(backend, count=partial(_count, app), forget=partial(_forget, backend))
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
@@ -164,26 +161,20 @@ def _count(app: Celery, count: Callable[..., Any], request: Context, *args: Any,
     return counted
 
 
-class _Forgetting:
-    """Stands for the script by which Celery's backend forgets a chord: puts that off while the body is not kept."""
-
-    def __init__(self, backend: RedisBackend, script: Callable[..., Any]) -> None:
-        self._backend = backend
-        self._script = script
-
-    def __call__(self, keys: Sequence[Any], args: Sequence[Any], client: Any) -> Any:
-        forget = partial(self._script, keys=keys, args=args, client=client)
-        counting = present_call().counting
-        if counting is None or not counting.body:
-            return forget()
-        claim = counting.claim = ChordClaim(
-            counting.runtime, self._backend, counting.request, counting.body, args[0], forget
-        )
-        try:
-            claim.renew()  # Celery's own lasts for as long as a broker may be tried: so long nobody could help
-        except Exception as error:
-            logger.warning("The claim to the body of chord %s is as Celery has made it: %s", claim.request.group, error)
-        return True
+def _forget(
+    backend: RedisBackend, script: Callable[..., Any], *, keys: Sequence[Any], args: Sequence[Any], client: Any
+) -> Any:
+    """Have the backend forget a chord, but not yet while the body is not kept."""
+    forget = partial(script, keys=keys, args=args, client=client)
+    counting = present_call().counting
+    if counting is None or not counting.body:
+        return forget()
+    claim = counting.claim = ChordClaim(counting.runtime, backend, counting.request, counting.body, args[0], forget)
+    try:
+        claim.renew()  # Celery's own lasts for as long as a broker may be tried: so long nobody could help
+    except Exception as error:
+        logger.warning("The claim to the body of chord %s is as Celery has made it: %s", claim.request.group, error)
+    return True
 
 
 def _is_settled(runtime: Runtime, backend: RedisBackend, request: Context) -> bool:

@@ -46,6 +46,8 @@ from ...operations.runtime import Runtime
 from .. import bodies
 from ..broker.connection import PAUSE_S
 from ..on_commit import OnCommit, made_early
+from ..patches import task_making
+from ..patches.existing_class import become
 from ..task_options import OF_ORDINARY_TASKS, check_durable, check_ordinary
 from ..worker import own_process, recording
 from ..worker.holders import bury, holders
@@ -151,26 +153,14 @@ def mind_tasks(app: Celery) -> None:
     """Have wrong options of all tasks refused, and tasks marked too that are made once the app is finalized.
 
     Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
-    tasks; where Celery tells of that moment it would only log it.
+    tasks.
     """
-    finalize, make, register = app.finalize, app._task_from_fun, app.register_task
+    task_making.install(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
 
-    def finalize_and_check(auto: bool = False) -> None:
-        try:
-            finalize(auto=auto)
-            for task in list(app._tasks.values()):
-                _check(app, task)
-        except SettingsError:
-            app.__dict__.pop("tasks", None)  # kept where something has looked at them while the app was finalized
-            raise
 
-    def make_and_mark(*args: Any, **options: Any) -> Any:
-        return _mark_if_final(app, make(*args, **options))
-
-    def register_and_mark(task: Any, **options: Any) -> Any:
-        return _mark_if_final(app, register(task, **options))
-
-    app.finalize, app._task_from_fun, app.register_task = finalize_and_check, make_and_mark, register_and_mark
+def _check_all(app: Celery) -> None:
+    for task in list(app._tasks.values()):
+        _check(app, task)
 
 
 def _mark_if_final(app: Celery, task: Any) -> Any:
@@ -197,15 +187,14 @@ def _mark(app: Celery, task: Any) -> None:
     cls = type(task)
     if isinstance(task, DurableTask):
         if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
-            task.__class__ = type(cls.__name__, (cls, app.Task), {"__module__": cls.__module__})
+            become(task, cls, app.Task)
         return
     options = {name: getattr(task, name) for name in OF_ORDINARY_TASKS if hasattr(task, name)}
     # A custom Request of the task's own class would not be told what a row needs.
     if task.Request != Task.Request:
         raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
-    marked = type(cls.__name__, (DurableTask, cls), {**options, "__module__": cls.__module__, "abstract": True})
-    check_durable(marked)
-    task.__class__ = marked
+    become(task, DurableTask, cls, **options, abstract=True)
+    check_durable(task)
 
 
 def install() -> None:

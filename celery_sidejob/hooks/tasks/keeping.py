@@ -1,8 +1,9 @@
 """Has messages of durable tasks kept in the store before they are published, by every path.
 
 `delay`, `send_task`, canvas, retries and beat all end in ``app.amqp.send_task_message``, after the receivers of
-`before_task_publish` have had their say. There a message of a durable task is given a producer that keeps instead of
-sending: what it was about to send, to the byte, becomes a row; then our own publisher gives it to the broker.
+`before_task_publish` have had their say. There (`hooks/patches/task_sender.py`) a message of a durable task is given a
+producer that keeps instead of sending: what it was about to send, to the byte, becomes a row; then our own publisher
+gives it to the broker.
 """
 
 from __future__ import annotations
@@ -12,17 +13,15 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from celery import Celery
 from celery.app import amqp as celery_amqp
-from celery.app.amqp import AMQP
 from kombu import Queue
 from kombu.compression import compress
 from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
-from kombu.utils.imports import symbol_by_name
 
 from ...model.durable import ADOPTED, CALL, DEATHS, DIGEST, HEADER, REPUBLISHED, WAITS, WORKER, Message
 from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
@@ -42,24 +41,8 @@ logger = logging.getLogger("celery_sidejob")
 PRODUCER_PLACE = 5
 """Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
 
-REPR_PLACE = 21
-"""The same for how arguments are shown, among as_task_v2's after the arguments themselves."""
-
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
 """Celery's own note that it publishes the callbacks and the rest of the chain of a task that has ended well."""
-
-
-def install(app: Celery) -> None:
-    """Have messages of durable tasks kept, whoever publishes them; reads no configuration."""
-    found = app.__dict__.get("amqp")
-    if found is not None:  # it was used before
-        found.__class__ = _keeping(type(found))
-        found.__dict__.pop("send_task_message", None)
-    else:
-        kept = _keeping(symbol_by_name(app.amqp_cls))
-        # By its name where it has one: processes that are spawned are sent the app.
-        app.amqp_cls = f"{__name__}:KeepingAMQP" if kept is KeepingAMQP else kept
-    app.send_task = partial(_send_task, app, app.send_task)
 
 
 def present_run(app: Celery) -> Run | None:
@@ -69,14 +52,14 @@ def present_run(app: Celery) -> Run | None:
     return found
 
 
-def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
+def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
     """Send a task; to be told of its result is asked for after the message of a durable one was kept, and may fail.
 
     Celery asks before, and then a Redis that is away fails the call after twenty seconds.
     """
     if chord_transaction.is_lending():
         with chord_transaction.handed_over(options):
-            return _send_task(app, send, name, *args, **options)
+            return send_task(app, send, name, *args, **options)
     if not is_durable(app, name):
         if options.get("transaction") is not None and not getattr(app._tasks.get(name), "sidejob", False):
             raise InvalidValueError(
@@ -101,47 +84,6 @@ def _send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **o
         for want in wanted:
             result_subscription.ask_quietly(app, want)
     return result
-
-
-class KeepingAMQP(AMQP):
-    """Celery's AMQP, with a sender that has messages of durable tasks kept."""
-
-    def as_task_v2(
-        self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
-    ) -> Any:
-        """Make a message; how it shows no arguments is found out once: for Celery that is a tenth of the whole call."""
-        if len(more) <= REPR_PLACE:
-            for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
-                if not given and options.get(key) is None:
-                    options[key] = self._how_nothing_looks[key]
-        made = super().as_task_v2(task_id, name, args, kwargs, *more, **options)
-        if made.sent_event and is_durable(self.app, name):  # that of a job says nothing of its arguments
-            hide = self.app.sidejob.settings.redacted
-            made.sent_event.update({key: hide(made.sent_event[key]) for key in ("args", "kwargs")})
-        return made
-
-    @cached_property
-    def _how_nothing_looks(self) -> dict[str, str]:
-        headers = super().as_task_v2("", "", (), {}).headers
-        return {key: headers[key] for key in ("argsrepr", "kwargsrepr")}
-
-    def _create_task_sender(self) -> Any:
-        send = super()._create_task_sender()
-        app = self.app
-
-        def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
-            if not is_durable(app, name):
-                return send(producer, name, message, **options)
-            return send(KeepingProducer(producer, app, name, options.get("queue")), name, message, **options)
-
-        return send_task_message
-
-
-def _keeping(base: type[AMQP]) -> type[AMQP]:
-    """Return the same for a project's own AMQP class."""
-    if issubclass(base, KeepingAMQP):
-        return base
-    return KeepingAMQP if base is AMQP else type(base.__name__, (KeepingAMQP, base), {"__module__": base.__module__})
 
 
 class KeepingProducer:

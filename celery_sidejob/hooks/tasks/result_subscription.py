@@ -13,6 +13,7 @@ from typing import Any
 from celery import Celery
 from celery.backends.rpc import RPCBackend
 
+from ..patches import task_call
 from .present_call import present_call
 
 logger = logging.getLogger("celery_sidejob")
@@ -20,8 +21,7 @@ logger = logging.getLogger("celery_sidejob")
 
 def mind(backend: Any) -> None:
     """Have what the backend is asked for a call only added to what the call wants; twice does no harm."""
-    if "on_task_call" not in vars(backend):
-        backend.on_task_call = partial(_on_task_call, backend.on_task_call)
+    task_call.install(backend, _on_task_call)
 
 
 def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
@@ -34,11 +34,10 @@ def ask_quietly(app: Celery, want: Callable[[], Any]) -> None:
         logger.warning("The result backend does not answer; the task is kept all the same: %s", error)
 
 
-def _on_task_call(ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
+def _on_task_call(backend: Any, ask: Callable[..., Any], producer: Any, task_id: str) -> Any:
     wanted = present_call().wanted
     if wanted is None:
         return ask(producer, task_id)
-    backend = ask.__self__  # type: ignore[attr-defined]
     if isinstance(backend, RPCBackend):  # its queue must be there before the answer
         ask_quietly(backend.app, partial(ask, producer, task_id))
     else:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
+from ..patches import task_request
 from .bell import Bell
 from .delivered import Delivered
 
@@ -67,8 +68,7 @@ class Appetite:
     def __init__(self, c: Any) -> None:
         self._c = c
         self._is_solo = isinstance(c.pool, Solo)
-        self._process: Callable[[Any], Any] = c.on_task_request
-        c.on_task_request = self._handle
+        task_request.install(c, self._handle)
         self._waiting: dict[Delivered, float] = {}
         self._ended = deque([(monotonic(), _ended())])
         self._bell = Bell()
@@ -105,7 +105,7 @@ class Appetite:
 
     # -- what becomes of messages ----------------------------------------------------------------------------------
 
-    def _handle(self, request: Any) -> None:
+    def _handle(self, process: Callable[[Any], Any], request: Any) -> None:
         """Replaces handing a message to the pool at once, whatever the pool is doing."""
         if isinstance(request, Delivered):
             if self._stops:
@@ -115,7 +115,7 @@ class Appetite:
                 self._waiting[request] = monotonic()
         if self._fetcher is not None:
             self._fetcher.before(request)
-        self._process(request)
+        process(request)
 
     def run_once(self) -> None:
         """Give back what has waited for too long; in the thread that fetches, or a greenlet beside it."""

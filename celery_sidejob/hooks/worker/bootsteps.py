@@ -21,6 +21,7 @@ from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import Hearing
+from ..patches import pool_apply, soft_shutdown
 from ..tasks import durable_task
 from . import greenlets, pool_kind
 from .bell import Bell
@@ -76,9 +77,9 @@ class SideJobStep(bootsteps.StartStopStep):
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
-        self._tell_of_soft_stops(worker)
+        soft_shutdown.install(worker, stop_flag.announce)
         greenlets.mind(worker.pool)
-        pool_kind.end_quietly(worker.pool)
+        pool_apply.end_quietly(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
@@ -92,16 +93,6 @@ class SideJobStep(bootsteps.StartStopStep):
 
     def _stopping(self, **_: Any) -> None:
         stop_flag.announce()
-
-    def _tell_of_soft_stops(self, worker: Any) -> None:
-        """Celery tells of a cold stop only after `worker_soft_shutdown_timeout`, the time that runs have to end in."""
-        wait = worker.wait_for_soft_shutdown
-
-        def announce_and_wait() -> None:
-            stop_flag.announce()
-            wait()
-
-        worker.wait_for_soft_shutdown = announce_and_wait
 
     def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
         processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)

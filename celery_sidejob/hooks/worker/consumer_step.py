@@ -8,11 +8,11 @@ from celery import bootsteps
 from celery.concurrency.solo import TaskPool as Solo
 
 from ...services.loop import Loop
-from ..broker import rabbitmq
-from ..broker.redis_client import keep_client
 from ..jobs import events
 from ..masking import masked
-from . import delivered, greenlets
+from ..patches import consumer_start, draining, lost_connection
+from ..patches.redis_client import keep_client
+from . import delivered
 from .appetite import Appetite
 from .fetching import fetching
 
@@ -28,10 +28,8 @@ class DisconnectionStep(bootsteps.StartStopStep):
     def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
         events.know(c, task_events)
-        c.blueprint.start = rabbitmq.outliving_deleted_queues(c.blueprint.start)
-        c.on_connection_error_after_connected = delivered.knowing_of_lost_connections(
-            c.on_connection_error_after_connected
-        )
+        consumer_start.install(c.blueprint)
+        lost_connection.install(c, delivered.note_lost_connection)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:
@@ -41,12 +39,12 @@ class DisconnectionStep(bootsteps.StartStopStep):
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
-            rabbitmq.hearing_cancellations(c.connection)
-            rabbitmq.noticing_breaks(c.connection)
+            draining.hear_cancellations(c.connection)
+            draining.notice_breaks(c.connection)
             if is_green and c.event_dispatcher:
-                greenlets.look_without_waiting(c.event_dispatcher)
+                draining.look_without_waiting(c.event_dispatcher.connection)
         if broker == "redis" and is_green:
-            tell = greenlets.fetch_when_there_is_room(c.connection, c.task_consumer.channel)
+            tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:
                 self._appetite.tell = tell
         # With solo an acknowledgement brings the next message, which nobody could give back while a body runs.

@@ -19,6 +19,7 @@ from kombu.transport import redis, virtual
 from ...model import native
 from ...model.durable import WORKER
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
+from ..patches.generated_request import wrap_generated
 from .pool_kind import not_begun
 from .received import MALFORMED, OF_THE_PARENT, check_request
 
@@ -59,12 +60,9 @@ class Delivered(Request):
             self._request_dict.pop(ours, None)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Wrap methods that Celery's generated subclass redefines, so that an override here is never called."""
+        """Wrap what Celery's generated subclass redefines."""
         super().__init_subclass__(**kwargs)
-        if "execute_using_pool" in cls.__dict__:
-            cls.execute_using_pool = _one_at_a_time(cls.__dict__["execute_using_pool"])
-        if "on_success" in cls.__dict__:
-            cls.on_success = _then_over(cls.__dict__["on_success"])
+        wrap_generated(cls, execute_using_pool=_one_at_a_time, on_success=_then_over)
 
     @property
     def _has_row(self) -> bool:
@@ -182,43 +180,29 @@ def return_to_head(message: Any, connection_errors: tuple[type[BaseException], .
         message._state = "REQUEUED"
 
 
-def knowing_of_lost_connections(handle: Callable[[Exception], Any]) -> Callable[[Exception], Any]:
-    """Wrap what Celery's consumer does when its connection broke: what it cancels there is not cut off by a stop."""
-
-    def handle_knowing(error: Exception) -> Any:
-        Delivered._connection_is_lost = True
-        try:
-            return handle(error)
-        finally:
-            Delivered._connection_is_lost = False
-
-    return handle_knowing
+def note_lost_connection(is_lost: bool) -> None:
+    """Note whether what Celery cancels now is cut off by a connection that broke, and not by a stop."""
+    Delivered._connection_is_lost = is_lost
 
 
-def _one_at_a_time(execute: Any) -> Any:
-    def execute_one_at_a_time(self: Delivered, pool: Any, **options: Any) -> Any:
-        if pool.uses_semaphore and not self.begins():
-            raise TaskRevokedError("given back")  # Celery's worker then passes its place in the pool on
-        if not isinstance(pool, Solo):
-            return execute(self, pool, **options)
-        if Delivered._solo_is_busy:
-            # A cold stop asks RabbitMQ, in the midst of a run, to send nothing more. What it has sent already is
-            # received while Celery waits for the answer, and would run to its end within the other run.
-            return self.give_back()
-        Delivered._solo_is_busy = True
-        try:
-            return execute(self, pool, **options)
-        finally:
-            Delivered._solo_is_busy = False
-
-    return execute_one_at_a_time
+def _one_at_a_time(self: Delivered, execute: Callable[..., Any], pool: Any, **options: Any) -> Any:
+    if pool.uses_semaphore and not self.begins():
+        raise TaskRevokedError("given back")  # Celery's worker then passes its place in the pool on
+    if not isinstance(pool, Solo):
+        return execute(self, pool, **options)
+    if Delivered._solo_is_busy:
+        # A cold stop asks RabbitMQ, in the midst of a run, to send nothing more. What it has sent already is received
+        # while Celery waits for the answer, and would run to its end within the other run.
+        return self.give_back()
+    Delivered._solo_is_busy = True
+    try:
+        return execute(self, pool, **options)
+    finally:
+        Delivered._solo_is_busy = False
 
 
-def _then_over(on_success: Any) -> Any:
-    def on_success_then_over(self: Delivered, *args: Any, **options: Any) -> Any:
-        try:
-            return on_success(self, *args, **options)
-        finally:
-            self._over()
-
-    return on_success_then_over
+def _then_over(self: Delivered, on_success: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    try:
+        return on_success(self, *args, **options)
+    finally:
+        self._over()

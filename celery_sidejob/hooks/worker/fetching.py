@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
+from ..patches import consuming, draining, redis_qos
 from .appetite import LOOK_S, Appetite
 from .delivered import Delivered
 
@@ -28,19 +28,13 @@ class FromRedis:
         self._channel = channel = c.task_consumer.channel
         self._errors = c.connection_errors
         self.is_shut = False
-        qos = channel.qos
-        may, estimate = qos.can_consume, qos.can_consume_max_estimate
 
-        def can_consume() -> bool:
+        def may_consume() -> bool:
             # What was asked for is read: an answer that nobody reads would be a message that nobody has.
             self.is_shut = not appetite.room
-            return bool(may() and (channel._in_poll or not self.is_shut))
+            return bool(channel._in_poll or not self.is_shut)
 
-        def can_consume_max_estimate() -> int:
-            free = estimate()
-            return appetite.room if free is None else min(free, appetite.room)
-
-        qos.can_consume, qos.can_consume_max_estimate = can_consume, can_consume_max_estimate
+        redis_qos.limit(channel.qos, may=may_consume, room=lambda: appetite.room)
 
     def before(self, request: Any) -> None:
         """Nothing comes that was not asked for."""
@@ -79,17 +73,15 @@ class FromRabbitMQ:
         self._appetite = appetite
         self._is_solo = isinstance(c.pool, Solo)
         self._consumer = c.task_consumer
-        self._consume: Callable[[], None] = self._consumer.consume
-        self._consumer.consume = self._open
-        self._set_window: Callable[..., Any] = c.qos.callback
-        c.qos.callback = self._note_most
+        self._consume = consuming.replace_consume(self._consumer, self._open)
+        self._set_window = consuming.replace_prefetch(c.qos, self._note_most)
         self._most = UNLIMITED
         self._note_most(prefetch_count=c.initial_prefetch_count)
         self._window = 0
         self.is_shut = False
         self._cancelled: list[str] = []
         if getattr(c.pool, "is_green", False):
-            self._mind_between_events()
+            draining.mind_before(c.connection, self._mind_and_tell, look_s=LOOK_S)
 
     def before(self, request: Any) -> None:
         """With solo what holds back the next message is this one, unless it is acknowledged before its run."""
@@ -176,17 +168,9 @@ class FromRabbitMQ:
             if queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in (queue.queue_arguments or {})
         ]
 
-    def _mind_between_events(self) -> None:
-        """With gevent only the greenlet that reads may wait for an answer."""
-        drain = self._c.connection.drain_events
-
-        def drain_events(timeout: float | None = None, **options: Any) -> Any:
-            self.mind()
-            if self.is_shut:
-                timeout = LOOK_S if timeout is None else min(timeout, LOOK_S)
-            return drain(timeout=timeout, **options)
-
-        self._c.connection.drain_events = drain_events
+    def _mind_and_tell(self) -> bool:
+        self.mind()
+        return self.is_shut
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import threading
 import time
 from typing import Any
 
-from celery.worker import state
-
 from ...model import native
 from ...model.errors import SettingsError
 
@@ -56,27 +54,6 @@ def not_begun() -> BaseException:
         silent: BaseException = GreenletExit()  # about which gevent says nothing
         return silent
     return RuntimeError("its message was given back")  # which nobody asks the thread's future about
-
-
-def end_quietly(pool: Any) -> None:
-    """Have a cold stop not fail on a message that is just being received, when it has closed the pool's threads.
-
-    Celery's handler of the signal does so wherever it finds the worker. The message has not been acknowledged: it is
-    the broker's, as what waits for a thread is.
-    """
-    if getattr(pool, "executor", None) is None:
-        return
-    apply = pool.on_apply
-
-    def apply_unless_over(*args: Any, **options: Any) -> Any:
-        try:
-            return apply(*args, **options)
-        except RuntimeError:  # "cannot schedule new futures after shutdown"
-            if not state.should_terminate:
-                raise
-            return None
-
-    pool.on_apply = apply_unless_over
 
 
 def leave_threads_behind(worker: Any) -> None:

@@ -12,7 +12,8 @@ from kombu.transport import redis
 from redis.exceptions import ResponseError
 
 from celery_sidejob import embedded
-from celery_sidejob.hooks.broker.redis_client import keep_client, pushes_of
+from celery_sidejob.hooks.broker.redis_client import pushes_of
+from celery_sidejob.hooks.patches.redis_client import keep_client
 
 
 def test_a_channel_makes_one_client_for_each_pool(own_valkey: embedded.Valkey) -> None:

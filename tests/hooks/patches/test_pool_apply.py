@@ -1,4 +1,4 @@
-"""What a worker's pool of threads is taught."""
+"""`TaskPool.on_apply` begins a run: in a thread, or in a greenlet once one is free."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery import Celery
 from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
-from celery_sidejob.hooks.worker import pool_kind
+from celery_sidejob.hooks.patches import pool_apply
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def pool() -> Iterator[Any]:
     """Threads that have been told to end, as a cold stop does in the midst of whatever the worker does."""
     made = TaskPool(1, app=Celery("threads", set_as_current=False))
     made.start()
-    pool_kind.end_quietly(made)
+    pool_apply.end_quietly(made)
     assert made.apply_async(lambda: None) is not None
     made.stop()
     yield made

@@ -1,0 +1,33 @@
+"""Replaces `Channel.basic_publish` of the RabbitMQ channel that we publish on, for one page; read in py-amqp 5.4.2.
+
+With `confirm_publish` py-amqp sets it to `basic_publish_confirm`, which waits for RabbitMQ's answer to each message.
+Within our block it is the plain `_basic_publish`, and the answers are counted by their numbers; so confirms must be
+selected before, as `basic_publish_confirm` does at its first message, and notes in `_confirm_selected`. If a later
+py-amqp confirms in another way, our wait for the answers of a page ends by its timeout, and its messages are sent one
+by one: copies do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def without_waiting(channel: Any, note: Callable[[], None]) -> Iterator[None]:
+    """Have what is published within the block wait for no confirmation; `note` is called before each."""
+    if not channel._confirm_selected:
+        channel._confirm_selected = True
+        channel.confirm_select()
+    confirming = channel.basic_publish
+
+    def send(*args: Any, **options: Any) -> Any:
+        note()
+        return channel._basic_publish(*args, **options)
+
+    channel.basic_publish = send
+    try:
+        yield
+    finally:
+        channel.basic_publish = confirming
