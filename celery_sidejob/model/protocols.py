@@ -116,6 +116,10 @@ class Results(Protocol):
         """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
         ...
 
+    def module_of(self, error: str) -> str:
+        """Return where the class of an error is by which a run ends that did not raise one, by the class's name."""
+        ...
+
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
         """Store FAILURE for what followed an asking and will not be sent. Never raises."""
         ...

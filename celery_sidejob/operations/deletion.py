@@ -24,10 +24,6 @@ PART = 500
 """Jobs that one transaction takes from a larger tree."""
 
 
-class TooLargeError(Exception):
-    """More jobs are to be deleted than one transaction may."""
-
-
 def delete(runtime: Runtime, job_id: int) -> bool:
     """Delete a job and everything below it if all are terminated; otherwise change nothing and return False.
 
@@ -50,19 +46,21 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     return runtime.connections.transact("delete", work)
 
 
-def delete_finished(runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None) -> int:
+def delete_finished(
+    runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None
+) -> int | None:
     """Delete those of the jobs that rest in `statuses` with all below them, all in one transaction; returns how many.
 
     A job stays if anything is still to happen to it or below it, if somebody has locked a part of its tree just now,
     or if that changes meanwhile. A result that the backend does not have yet is still to come: a chord or an errback
-    may wait for it. Raises TooLargeError, and changes nothing, where the trees have more than `most` jobs.
+    may wait for it. Returns None, and changes nothing, where the trees have more than `most` jobs.
     """
 
-    def work(executor: Transaction) -> int:
+    def work(executor: Transaction) -> int | None:
         found = _trees(executor, job_ids)
         everything = [job_id for tree in found.values() for job_id in tree]
         if most is not None and len(everything) > most:
-            raise TooLargeError
+            return None
         locked = jobs.lock_free_exclusively(executor, everything)
         kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
         kept |= jobs.unsettled(executor, everything)

@@ -21,6 +21,8 @@ from .runtime import Runtime
 from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
+LOST = "WorkerLostError"
+"""The class of the error by which Celery tells of a process that was lost."""
 
 
 def rescue(
@@ -91,7 +93,7 @@ def _free_locked(
         # What is noted and committed by now came before the end. The lock is held, this only reads what became of it.
         Wakes(runtime, executor, Touched.of_row(executor, job), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
-        ending = _giving_up(job)
+        ending = _giving_up(runtime, job)
     if is_lost:
         after_commit.events.append(RunLost(job.id, job.task, hold.run_no))
     row = end_job_run(runtime, executor, hold, None, ending, after_commit, by_worker=own)
@@ -110,10 +112,10 @@ def _free_locked(
     return after_commit
 
 
-def _giving_up(job: Any) -> Ending:
+def _giving_up(runtime: Runtime, job: Any) -> Ending:
     """Return the ending of a run that is one loss too many; a termination is honoured all the same."""
     message, reason, rests = f"{job.losses + 1} runs in a row were lost with their workers.", "lost", Status.FAILED
     if job.status == Status.TERMINATING:
         message, reason, rests = SHUTDOWN_LOST, "shutdown lost", Status.TERMINATED
-    error = error_json("WorkerLostError", message, "billiard.exceptions")
+    error = error_json(LOST, message, runtime.results.module_of(LOST))
     return Ending(RunEnd.LOST, result=error, error=error, reason=reason, gives_up=rests)

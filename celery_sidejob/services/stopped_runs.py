@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from ..model import errors
 from ..model.errors import LeaseLostError
 from ..model.run_end import RunEnd
 from ..operations import endings, runs
@@ -17,8 +16,6 @@ from .heartbeat.deliveries import Key
 from .heartbeat.heartbeat import Heartbeat
 
 logger = logging.getLogger("celery_sidejob")
-
-MODULES = {"TimeLimitExceeded": "billiard.exceptions", "TaskRevokedError": "celery_sidejob.hooks.jobs.revocation"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,7 @@ def end_run(runtime: Runtime, key: Key, task: str, stop: Stop, *, worker_id: int
         if row is None or (row.task, row.run_no, row.worker_id) != (task, run_no, worker_id):
             return False
         hold = Hold(job_id, run_no, row.worker_id, row.run_kind, row.unit_no, row.started, row=row)
-    error = endings.error_json(stop.kind, stop.message, MODULES.get(stop.kind, errors.__name__))
+    error = endings.error_json(stop.kind, stop.message, runtime.results.module_of(stop.kind))
     ending = Ending(RunEnd.FAILED, result=error, error=error, reason=stop.reason)
     if hold.kind == "shutdown":
         ending = Ending(RunEnd.TERMINATED)

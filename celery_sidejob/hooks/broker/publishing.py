@@ -27,7 +27,7 @@ from ..jobs import continuation, doorbell, events
 from ..tasks import kept_message
 from .carried import check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
-from .redis_client import NotAlone, Packed, Pushes
+from .redis_client import Packed, Pushes
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -241,12 +241,9 @@ class CeleryPublisher:
         producer, pushes = connection.open(), connection.pushes
         if pushes is None or not all(map(self._is_for_one_list, messages)):
             return None
-        try:
-            with pushes.made_only() as made:
-                for message in messages:
-                    self._send_call(message, producer)
-        except NotAlone:
-            return None
+        with pushes.made_only() as made:
+            for message in messages:
+                self._send_call(message, producer)
         return Ready(pushes, made) if len(made) == len(messages) else None
 
     def _is_for_one_list(self, message: Message | Doorbell) -> bool:

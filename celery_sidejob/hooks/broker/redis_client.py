@@ -23,10 +23,6 @@ def pushes_of(channel: Any) -> Pushes | None:
     return Pushes(channel) if redis_put.can_be_replaced(channel) else None
 
 
-class NotAlone(Exception):
-    """A message takes more than one command, which nobody makes ready."""
-
-
 @dataclass(frozen=True, slots=True)
 class Packed:
     """Commands as they go over the wire, and how many answers there are to them."""
@@ -52,9 +48,9 @@ class Pushes:
 
     @contextmanager
     def made_only(self) -> Iterator[list[tuple[str, str]]]:
-        """Have what is put within the block only made, and not sent: what `push` takes; or raise `NotAlone`.
+        """Have what is put within the block only made, and not sent: what `push` takes.
 
-        Each message is the key of a list and what is put there.
+        Each message is the key of a list and what is put there. One that takes more than that is left out.
         """
         made: list[tuple[str, str]] = []
         self._made = made
@@ -115,9 +111,8 @@ class Pushes:
             or getattr(channel, "global_keyprefix", None)
             or queue in (getattr(channel, "_expires", None) or ())
         ):
-            if self._made is not None:
-                raise NotAlone
-            self._put_and_wait(queue, message, **options)
+            if self._made is None:
+                self._put_and_wait(queue, message, **options)
             return
         key = channel._q_for_pri(queue, channel._get_message_priority(message, reverse=False))
         if self._made is not None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from billiard.exceptions import WorkerLostError
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import Celery, states
 from celery.app.task import Context
 from celery.backends.base import DisabledBackend
@@ -15,7 +15,7 @@ from celery.canvas import maybe_signature
 from kombu.utils.json import loads as kombu_loads
 from kombu.utils.uuid import uuid
 
-from ...model import values
+from ...model import errors, values
 from ...model.durable import Message
 from ...model.errors import InvalidValueError
 from ...model.messages import Continuation, Outcome
@@ -28,6 +28,9 @@ from .continuation import publication
 from .revocation import TaskRevokedError
 
 logger = logging.getLogger("celery_sidejob")
+
+FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
+"""By which a run ends whose process is stopped, or gone."""
 
 
 class CeleryResults:
@@ -109,6 +112,10 @@ class CeleryResults:
         except Exception as problem:
             logger.warning("The end of %s could not be stored; it is tried again: %s", message.task_id, problem)
             return "wait"
+
+    def module_of(self, error: str) -> str:
+        """Return where the class of an error is: Celery's, or one of ours."""
+        return next((kind.__module__ for kind in FROM_OUTSIDE if kind.__name__ == error), errors.__name__)
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
         """Store FAILURE for a callback or the rest of a chain that will not be sent, and call its errbacks."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...model.status import Status
-from ...operations.deletion import TOGETHER, LargeTree, TooLargeError, delete_finished
+from ...operations.deletion import TOGETHER, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry
 from ...store.outbox import burials
 from ...store.statement import Transaction
@@ -111,12 +111,12 @@ class Prune(SweepDuty):
             yield from self._delete_together(roots[first : first + ROOTS], statuses)
 
     def _delete_together(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
-        try:
-            yield Report(pruned_jobs=delete_finished(self._runtime, roots, statuses, most=TOGETHER))
-        except TooLargeError:
-            if len(roots) == 1:
-                yield from self._delete_large(roots[0], statuses)
-                return
+        gone = delete_finished(self._runtime, roots, statuses, most=TOGETHER)
+        if gone is not None:
+            yield Report(pruned_jobs=gone)
+        elif len(roots) == 1:
+            yield from self._delete_large(roots[0], statuses)
+        else:
             half = len(roots) // 2
             yield from self._delete_together(roots[:half], statuses)
             yield from self._delete_together(roots[half:], statuses)

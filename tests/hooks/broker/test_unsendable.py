@@ -28,9 +28,8 @@ class Shop:
         self.app = make_app(
             "shop",
             broker=None,
-            **broker.configuration,
+            **{**broker.configuration, "result_backend": "cache+memory://"},
             sidejob_database_url=database_url,
-            result_backend="cache+memory://",
         )
         self.sidejob = self.app.sidejob
         self.broker = broker
