@@ -239,7 +239,7 @@ class SideJob:
         row = jobs.find_by_task_id(self.runtime.connections, str(task_id))
         return None if row is None else Job(row.id, runtime=self.runtime, row=row)
 
-    def jobs(
+    def jobs(  # noqa: PLR0913 - each is a filter
         self,
         status: str | Iterable[str] | None = None,
         task: Any = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import click
@@ -42,28 +43,33 @@ def drain(
     if queue is not None:
         _check_queue(sidejob, output, inspection, queue)
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
-    deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
-    said = ""
-    while True:
-        try:
-            left = inspection.pending(queue, horizon_s=horizon_s)
-        except StoreUnavailableError as error:
-            if time.monotonic() >= deadline:
-                raise
-            output.note(str(error))
-        else:
-            if not left["queues"] or time.monotonic() >= deadline:
-                break
-            now = _undone(left)
-            if now != said:
-                output.note(said := now)
-        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
+    left = _wait(partial(inspection.pending, queue, horizon_s=horizon_s), output, timeout)
     done = not left["queues"]
     if as_json:
         output.json({"done": done, **left})
     else:
         output.show(Text(_done(left) if done else f"The time is up. {_undone(left)}"))
     sys.exit(0 if done else 1)
+
+
+def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float | None) -> dict[str, Any]:
+    """Return what is left once nothing is, or when the time is up; tell of each change meanwhile."""
+    deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
+    said = ""
+    while True:
+        try:
+            left = pending()
+        except StoreUnavailableError as error:
+            if time.monotonic() >= deadline:
+                raise
+            output.note(str(error))
+        else:
+            if not left["queues"] or time.monotonic() >= deadline:
+                return left
+            now = _undone(left)
+            if now != said:
+                output.note(said := now)
+        time.sleep(max(0.0, min(LOOK_S, deadline - time.monotonic())))
 
 
 def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: str) -> None:

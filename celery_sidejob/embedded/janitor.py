@@ -115,6 +115,11 @@ def main(owner: int) -> None:
                 processes.pop(pid, None)
             case {"forget": str(directory)}:
                 directories.pop(directory, None)
+    _clear_up(processes, directories)
+
+
+def _clear_up(processes: Mapping[int, int], directories: dict[str, None]) -> None:
+    """End processes, each by its signal and its group by SIGKILL after that, and remove directories, the last first."""
     for pid, signal_number in processes.items():
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal_number)

@@ -34,7 +34,7 @@ from ..unit.open_unit import active
 Ports = Mapping[str, PortOptions]
 
 
-def draft(
+def draft(  # noqa: PLR0913 - the options of a new job
     runtime: Runtime,
     task: Any,
     args: Any = (),

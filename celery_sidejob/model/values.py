@@ -92,7 +92,7 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 
 
-def _checked(value: Any, depth: int) -> Any:
+def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesting is to take one frame
     """Return `value` itself if json can write it as it stands, else what json is to write for it.
 
     Copies are made only where something changes: most values are plain JSON and pay for one walk. A level of nesting

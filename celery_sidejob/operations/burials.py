@@ -27,7 +27,7 @@ from .runtime import Runtime
 from .task_run_end import end_task_runs
 
 
-def fail(
+def fail(  # noqa: PLR0913 - which row, why, and by whom
     runtime: Runtime, key: Key, death: Death, *, by: str, worker_id: int | None, patient: bool = False,
     unknown: bool = False, address: Address = NOWHERE, content: Content | None = None,
 ) -> bool:  # fmt: skip

@@ -159,7 +159,7 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
         raise claimed
 
 
-def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:
+def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:  # noqa: PLR0915 - its inner functions count too
     due: list[Message] = []
     since = 0.0
 

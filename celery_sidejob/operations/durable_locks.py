@@ -35,7 +35,7 @@ class Ahead:
     is_taken: bool = False
 
 
-def begin_ahead(
+def begin_ahead(  # noqa: PLR0913 - the lock's own columns
     runtime: Runtime, key: Key, content: Content, address: Address, *, worker_id: int, pid: int, on_lost: str,
     max_losses: int,
 ) -> Ahead | None:  # fmt: skip
@@ -71,7 +71,7 @@ def begin_not(runtime: Runtime, key: Key, ahead: Ahead) -> bool:
     return True
 
 
-def begin(
+def begin(  # noqa: PLR0913 - the lock's own columns
     runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool,
     ahead: Ahead | None = None,
 ) -> bool:  # fmt: skip

@@ -79,7 +79,7 @@ def _ended_before(runtime: Runtime, hold: Hold) -> str:
     return str(row.status if row is not None else Status.TERMINATED)
 
 
-def _end(
+def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, from_outside: bool,
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:  # fmt: skip

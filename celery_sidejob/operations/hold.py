@@ -38,7 +38,7 @@ class Hold:
     """The asks that had come when the body began, if since the claim there were only nudges."""
 
 
-def repeat_until_known(
+def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
     runtime: Runtime,
     hold: Hold,
     name: str,
@@ -73,16 +73,21 @@ def repeat_until_known(
             if time.monotonic() > deadline:
                 raise
             continue
-        if row is None:
-            raise lease_lost(hold)
-        if ends and row.ended_run == hold.run_no:
-            return None
-        if (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
-            raise lease_lost(hold)
-        if not ends and row.unit_no == hold.unit_no + 1:
+        if _is_applied(hold, row, ends=ends):
             return None
         if refused is not None:
             raise refused
+
+
+def _is_applied(hold: Hold, row: Any, *, ends: bool) -> bool:
+    """Tell by the job's row whether the unit, or the end, was applied; LeaseLostError if the run is not current."""
+    if row is None:
+        raise lease_lost(hold)
+    if ends and row.ended_run == hold.run_no:
+        return True
+    if (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
+        raise lease_lost(hold)
+    return bool(not ends and row.unit_no == hold.unit_no + 1)
 
 
 def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:

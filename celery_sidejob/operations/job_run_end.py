@@ -55,7 +55,7 @@ class Ending:
         return Status.FAILED if self.how == RunEnd.RETRIED else Status(self.how)
 
 
-def end_job_run(
+def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is written
     runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
     after_commit: AfterCommit, *, by_worker: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
@@ -86,7 +86,7 @@ def end_job_run(
     return row
 
 
-def _write(
+def _write(  # noqa: PLR0913 - as above
     runtime: Runtime,
     executor: Transaction,
     hold: Hold,

@@ -139,7 +139,7 @@ class Touched:
             jobs.lock_exclusively(self._executor, ids)
         return jobs.lock(self._executor, ids)
 
-    def _touched(self) -> tuple[set[int], set[int], set[int]]:
+    def _touched(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912 - an arm for each kind of change
         """Return the ids of jobs that are touched, those whose parent is, and those whose subtree is."""
         touched: set[int] = set()
         upward: set[int] = set()

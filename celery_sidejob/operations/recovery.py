@@ -25,7 +25,7 @@ LOST = "WorkerLostError"
 """The class of the error by which Celery tells of a process that was lost."""
 
 
-def rescue(
+def rescue(  # noqa: PLR0913 - which run, and how it is taken
     runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool = False, loss: bool = True,
     wait: bool = False,
 ) -> bool:  # fmt: skip
@@ -66,7 +66,7 @@ def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) ->
             time.sleep(PAUSE_S)
 
 
-def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:
+def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:  # noqa: PLR0913 - as above
     def work(executor: Transaction) -> AfterCommit | None:
         job = jobs.lock(executor, [job_id]).get(job_id) if wait else jobs.lock_if_free(executor, job_id)
         if job is None:

@@ -103,15 +103,7 @@ class Applied:
         """Apply everything: first what is, then data, then the asks, each kind in the order in which it was asked."""
         self._family.create()
         for change in self._changes:
-            match change:
-                case AddAlias() | RemoveAlias() | Adopt() | Disown():
-                    self._family.apply(change)
-                case ConfigurePorts() | SetChannels() | SetDefault() | Write(as_default=True):
-                    self._mailboxes.apply(change)
-                case RememberInputs():
-                    jobs.remember_inputs(self._executor, change.job_id, change.memo)
-                case _:
-                    pass
+            self._apply_what_is(change)
         self._mailboxes.subscribe_new_ports(self._changes)
         self._write_state()
         for change in self._changes:
@@ -124,6 +116,17 @@ class Applied:
                     pass
         self._mailboxes.flush()
         self.wakes.apply()
+
+    def _apply_what_is(self, change: Change) -> None:
+        match change:
+            case AddAlias() | RemoveAlias() | Adopt() | Disown():
+                self._family.apply(change)
+            case ConfigurePorts() | SetChannels() | SetDefault() | Write(as_default=True):
+                self._mailboxes.apply(change)
+            case RememberInputs():
+                jobs.remember_inputs(self._executor, change.job_id, change.memo)
+            case _:
+                pass
 
     def _write_state(self) -> None:
         values: dict[tuple[int, str], str] = {}

@@ -113,7 +113,7 @@ class Wakes:
             elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
 
-    def _apply_batch(self, kind: str, ids: list[int]) -> None:
+    def _apply_batch(self, kind: str, ids: list[int]) -> None:  # noqa: PLR0912 - an arm for each kind of step
         if not ids:
             return
         if kind == "timer":

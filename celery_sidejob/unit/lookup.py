@@ -19,26 +19,33 @@ def locate(
 
     `transaction` may be the caller's transaction, in which the job was made.
     """
-    unit = active()
     reader: Reader = transaction if transaction is not None else runtime.connections
     if isinstance(id_or_alias, str) and why_not_storable(id_or_alias):  # nor could Python read so long a number
         return None
     if isinstance(id_or_alias, str) and not id_or_alias.isdecimal():
-        if unit is not None:
-            given, taken = unit.aliases()
-            if id_or_alias in given:
-                return given[id_or_alias], None
-            if id_or_alias in taken:
-                return None
-        row = jobs.find_by_alias(reader, id_or_alias)
-    else:
-        if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
-            raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
-        job_id = int(id_or_alias)
-        if unit is not None and job_id in unit.new_jobs():
-            return job_id, None
-        if not -(2**63) <= job_id < 2**63:
+        return _by_alias(reader, id_or_alias)
+    if isinstance(id_or_alias, bool) or not isinstance(id_or_alias, int | str):
+        raise InvalidValueError(f"A job is found by its id or an alias, not by {id_or_alias!r}.")
+    return _by_id(reader, int(id_or_alias))
+
+
+def _by_alias(reader: Reader, alias: str) -> tuple[int, Any | None] | None:
+    unit = active()
+    if unit is not None:
+        given, taken = unit.aliases()
+        if alias in given:
+            return given[alias], None
+        if alias in taken:
             return None
-        found = jobs.find(reader, [job_id])
-        row = found[0] if found else None
+    row = jobs.find_by_alias(reader, alias)
     return None if row is None else (row.id, row)
+
+
+def _by_id(reader: Reader, job_id: int) -> tuple[int, Any | None] | None:
+    unit = active()
+    if unit is not None and job_id in unit.new_jobs():
+        return job_id, None
+    if not -(2**63) <= job_id < 2**63:
+        return None
+    found = jobs.find(reader, [job_id])
+    return (found[0].id, found[0]) if found else None

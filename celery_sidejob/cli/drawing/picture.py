@@ -82,11 +82,7 @@ class Picture:
         lines = legend[-1][3] + (2 if self.note else 1)
         height = (TITLE_FONT + lines * LEGEND_FONT) * LINE_HEIGHT + LEGEND_FONT
         _add(above, "text", heading, x=0, y=TITLE_FONT - height, font_size=TITLE_FONT, font_weight="bold", fill=INK)
-        for colour, text, x, line in legend:
-            y = (TITLE_FONT + (line + 0.6) * LEGEND_FONT) * LINE_HEIGHT - height
-            sample = _add(above, "g", transform=f"translate({_number(x + RING)},{_number(y)})")
-            _dot(sample, colour, recovered=colour == RECOVERED)
-            _add(sample, "text", text, x=RING + 4, y=LEGEND_FONT * 0.35, font_size=LEGEND_FONT, fill=FAINT)
+        _draw_legend(above, legend, height)
         if self.note:
             y = -(LEGEND_FONT + 0.4 * LEGEND_FONT * LINE_HEIGHT) + LEGEND_FONT * 0.35
             _add(above, "text", self.note, x=0.0, y=y, font_size=LEGEND_FONT, fill=FAINT)
@@ -109,6 +105,14 @@ def _cut_in_the_middle(title: str) -> str:
     """Return a title with its middle left out if it is too long: a path is known by its end."""
     half = LONGEST_TITLE // 2
     return title if len(title) <= LONGEST_TITLE else f"{title[:half]}…{title[-half + 1 :]}"
+
+
+def _draw_legend(above: ET.Element, legend: Sequence[tuple[str, str, float, int]], height: float) -> None:
+    for colour, text, x, line in legend:
+        y = (TITLE_FONT + (line + 0.6) * LEGEND_FONT) * LINE_HEIGHT - height
+        sample = _add(above, "g", transform=f"translate({_number(x + RING)},{_number(y)})")
+        _dot(sample, colour, recovered=colour == RECOVERED)
+        _add(sample, "text", text, x=RING + 4, y=LEGEND_FONT * 0.35, font_size=LEGEND_FONT, fill=FAINT)
 
 
 def _legend(nodes: Sequence[Node], widest: float) -> list[tuple[str, str, float, int]]:

@@ -36,10 +36,7 @@ def findings(app: Celery) -> Iterator[Finding]:
                 took_s = time.monotonic() - began
                 yield well("broker", f"{shown} answers after {took_s * 1000:.0f} ms")
                 if family == "redis":
-                    channel = transport.create_channel(established)
-                    yield from _memory(channel.client.info("memory"))
-                    if redis_dead.has_list(channel):
-                        yield _transport(overview(channel))
+                    yield from _redis(transport.create_channel(established))
                 elif family == "amqp":
                     yield from _queues(app, established)
             finally:
@@ -50,6 +47,12 @@ def findings(app: Celery) -> Iterator[Finding]:
                 "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
                 remedy="Start the broker, or correct broker_url.",
             )  # fmt: skip
+
+
+def _redis(channel: Any) -> Iterator[Finding]:
+    yield from _memory(channel.client.info("memory"))
+    if redis_dead.has_list(channel):
+        yield _transport(overview(channel))
 
 
 def _queues(app: Celery, established: Any) -> Iterator[Finding]:

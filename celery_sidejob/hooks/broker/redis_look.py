@@ -112,7 +112,7 @@ class RedisLook:
             self._parts[key] = self._read(channel, channel.global_keyprefix + key)
         return self._parts[key]
 
-    def _read(self, channel: Any, key: str) -> _Part:
+    def _read(self, channel: Any, key: str) -> _Part:  # noqa: PLR0915 - one walk, and what it counts
         """Read the oldest part of a list, from its right end."""
         ids: list[str] = []
         last: bytes | None = None

@@ -123,7 +123,7 @@ def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
                 raise
 
 
-def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:
+def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:  # noqa: PLR0915 - an arm for each way out of a run
     """Run what was claimed, and end the run whatever happens."""
     row = hold.row
     unit = OpenUnit(runtime, hold)
@@ -187,7 +187,7 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
         unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
 
 
-def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:
+def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:  # noqa: PLR0912, PLR0915 - an arm for each way a body ends
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
         return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))

@@ -178,7 +178,7 @@ class SideJobTask(OnCommit):
         stand_in.__dict__.update(self.__dict__, run=lambda job, *args, **kwargs: hook(job))
         stand_in.run_body(job, job.args, job.kwargs)
 
-    def retry(
+    def retry(  # noqa: PLR0913 - Celery's own signature
         self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
         eta: Any = None, countdown: float | None = None, max_retries: int | None = None, **options: Any,
     ) -> Any:  # fmt: skip

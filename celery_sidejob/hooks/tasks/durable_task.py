@@ -225,7 +225,7 @@ def _policy(task: DurableTask) -> dict[str, Any]:
     return {"pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": most}
 
 
-def _begin(task: DurableTask, request: Context) -> None:
+def _begin(task: DurableTask, request: Context) -> None:  # noqa: PLR0912, PLR0915 - an arm for each kind of delivery
     runtime = _runtime(task)
     recording.begin(task.app)
     header = request.get(HEADER)

@@ -99,7 +99,7 @@ class KeepingProducer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, body: Any, **options: Any) -> Any:
+    def publish(self, body: Any, **options: Any) -> Any:  # noqa: PLR0912 - an arm for each kind of call
         """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
         together = present_call().together
         if self._kept:
@@ -159,7 +159,7 @@ class KeepingProducer:
         waits = eta is not None and eta - datetime.now(UTC) > horizon
         return (WAITS if waits else "") + secrets.token_hex(8)
 
-    def _message(
+    def _message(  # noqa: PLR0913 - what kombu's `publish` takes
         self, body: Any, deaths: Any, call: str | None = None, /, *, headers: dict[str, Any], exchange: Any = "",
         routing_key: Any = None, serializer: Any = None, compression: Any = None, delivery_mode: Any = None,
         declare: Any = None, retry: Any = None, retry_policy: Any = None, timeout: Any = None,

@@ -128,7 +128,7 @@ class Connections(Autocommit):
                 return self._transact(name, work, deadline, single=single and name in QUICK, bounded=True)
             return self._transact(name, work, deadline, single=single, bounded=False)
 
-    def _transact(
+    def _transact(  # noqa: PLR0912, PLR0915 - an arm for each way to fail
         self, name: str, work: Callable[[OwnExecutor], T], deadline: float | None, *, single: bool, bounded: bool
     ) -> T:
         fresh = False
