@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.concurrency.gevent import TaskPool as Greenlets
 from celery.concurrency.thread import TaskPool
 from celery.worker import state
 
 from celery_sidejob.hooks.patches import pool_apply
+
+BUSY = """
+from celery import maybe_patch_concurrency
+maybe_patch_concurrency(["celery", "worker", "--pool=gevent"])
+import gevent
+from celery import Celery
+from celery.concurrency.gevent import TaskPool
+from celery_sidejob.hooks.patches import pool_apply
+
+pool = TaskPool(1, app=Celery("greenlets", set_as_current=False))
+pool.start()
+pool_apply.let_messages_wait(pool)
+ended = []
+
+def body(number):
+    gevent.sleep(0.01)
+    return number
+
+for number in range(3):
+    pool.apply_async(body, (number,), callback=ended.append)
+print(ended)
+while len(ended) < 3:
+    gevent.sleep(0.01)
+print(ended)
+"""
+
+
+@pytest.mark.parametrize("kind", [TaskPool, Greenlets])
+def test_what_it_is_called_with(kind: Any) -> None:
+    names = list(inspect.signature(kind.on_apply).parameters)
+    assert names[:6] == ["self", "target", "args", "kwargs", "callback", "accept_callback"]
+
+
+def test_messages_wait_for_a_greenlet_in_their_order_and_nobody_waits_for_them() -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY], capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.splitlines() == ["[]", "[0, 1, 2]"]
 
 
 @pytest.fixture
