@@ -120,13 +120,15 @@ class Touched:
         touched.update(also)
         touched |= self._touched_by_family()
         named = sorted((touched | upward | known.keys()) - self.new.keys())
-        self.parents = dict(known) if upward <= known.keys() else jobs.parents(self._executor, named)
-        upward |= known.keys()
-        for change in self.new.values():
-            self.parents[change.id] = change.parent_id
-        below = {row.id for row in trees.subtree(self._executor, downward)} if downward else set()
+        self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()
         self._read_subscribers()
+        self.parents.update({row.job_id: row.parent_id for row in self.ports.values() if row.job_id in upward})
+        adopts = any(isinstance(change, Adopt) for change in self._changes)  # what is above may move, too
+        if adopts or not upward <= self.parents.keys():
+            self.parents.update(jobs.parents(self._executor, named))
+        upward |= known.keys()
+        below = {row.id for row in trees.subtree(self._executor, downward)} if downward else set()
         everything = set(named) | below
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
         everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}

@@ -167,10 +167,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
 
 def is_applied(runtime: Runtime, hold: Hold) -> bool:
     """Tell whether the unit written into a transaction that is over was committed."""
-    row = claims.outcome(runtime.connections, hold.job_id)
-    if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
-        raise lease_lost(hold)
-    return bool(row.unit_no == hold.unit_no + 1)
+    return _is_next(hold, claims.outcome(runtime.connections, hold.job_id))
 
 
 def was_applied(runtime: Runtime, hold: Hold) -> bool:
@@ -183,9 +180,11 @@ def was_applied(runtime: Runtime, hold: Hold) -> bool:
     def work(executor: Transaction) -> Any:
         return jobs.lock(executor, [hold.job_id]).get(hold.job_id)
 
-    row = runtime.connections.transact("find-out", work)
-    if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
-        raise lease_lost(hold)
+    return _is_next(hold, runtime.connections.transact("find-out", work))
+
+
+def _is_next(hold: Hold, row: Any) -> bool:
+    check_fence(hold, row, any_unit=True)
     return bool(row.unit_no == hold.unit_no + 1)
 
 

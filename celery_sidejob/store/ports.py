@@ -33,12 +33,13 @@ def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
 
 
 _OF_JOBS = Statement("""
-SELECT id, job_id, direction, name, default_value::text AS default_value, channels
-FROM {ports} WHERE job_id = ANY(%(job_ids)s::bigint[]) ORDER BY job_id, direction, name""")
+SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels,
+  (SELECT j.parent_id FROM {jobs} j WHERE j.id = p.job_id) AS parent_id
+FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""")
 
 
 def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
-    """Read all ports of jobs."""
+    """Read all ports of jobs, and whose children these are."""
     return executor.run(_OF_JOBS, job_ids=sorted(set(job_ids)))
 
 

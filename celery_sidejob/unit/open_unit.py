@@ -265,12 +265,7 @@ class OpenUnit:
         """Move the run's own deadline, and raise LeaseLostError if it is no longer the job's current run."""
         hold = self.hold
         holds.touch(self.runtime.connections, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
-        self.still_ours()
-
-    def still_ours(self) -> None:
-        """Raise LeaseLostError if the run is no longer the job's current one."""
-        row = claims.outcome(self.runtime.connections, self.hold.job_id)
-        hold = self.hold
+        row = claims.outcome(self.runtime.connections, hold.job_id)
         if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
             raise LeaseLostError(f"Run {hold.run_no} of job {hold.job_id} is no longer its current run.")
 

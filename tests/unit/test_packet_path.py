@@ -116,3 +116,21 @@ def test_each_step_of_the_way_asks_the_store_for_nothing_twice(stage: Stage, sta
     statements.clear()
     assert job.output("o").read() == 3
     assert len(ran()) == 1
+
+
+def test_a_turn_reads_the_ports_and_the_parent_in_one_statement(stage: Stage, statements: list[str]) -> None:
+    turns: list[int] = []
+
+    @stage.task(name="turns", inports=["i"], outports=["o"])
+    def turns_of(job: RunningJob) -> None:
+        for value in job.for_inputs("i"):
+            turns.append(len(statements))
+            statements.clear()
+            job.output("o").write(value)
+
+    job = stage.job().enqueue(turns_of, child_name="c")
+    job.input("i").write_many([1, 2, 3])
+    stage.run(job)
+    assert turns[1:] == [6, 6], (
+        "the ports with the parent, the lock, the packet read, the one written, the wake, the fence"
+    )
