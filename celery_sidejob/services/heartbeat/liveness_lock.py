@@ -13,7 +13,7 @@ import time
 from ...model.errors import StoreUnavailableError
 from ...model.settings import Settings
 from ...store import workers
-from ...store.connection.connections import Connections
+from ...store.connection.opening import Opener
 from ...store.connection.own_executor import OwnExecutor
 
 logger = logging.getLogger("celery_sidejob")
@@ -79,7 +79,7 @@ class LivenessLock:
         setting = "sidejob_direct_url" if settings.direct_url else self._setting
         self._again_at = float("inf")  # where it makes no sense it stays so
         try:
-            self._executor = Connections(url, schema, prepare=False, setting=setting).connect()
+            self._executor = Opener(url, schema, prepare=False, setting=setting).connect()
         except StoreUnavailableError as error:
             self._again_at = time.monotonic() + AGAIN_S
             return str(error).rstrip(".")

@@ -1,4 +1,4 @@
-"""Opens, lends and closes this process's connections to one store, and runs transactions of its own on them."""
+"""Lends and closes this process's connections to one store, and runs transactions of its own on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from psycopg import errors as pg
 
 from ...model import native
 from ...model.crash_points import AnswerLost, reach
-from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
-from ...model.settings import NO_STORE
+from ...model.errors import SchemaError, StoreUnavailableError
 from ..borrowed import Address, Borrowed, borrow, check
 from ..errors import (
     ATTEMPTS,
@@ -35,10 +34,10 @@ from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import Late
 from . import fork
-from .bounded import BoundedConnection, Overdue
+from .bounded import Overdue
 from .idle import Idle
+from .opening import Opener
 from .own_executor import OwnExecutor
-from .parameters import connection_parameters
 from .pending_statement import Sent
 from .turns import Turns, shares_one, takes_turns
 
@@ -66,14 +65,6 @@ READ = "read"
 QUICK = frozenset({READ, "lease", "mark"})
 """Transactions of one statement that waits for no row which anybody has locked for long."""
 
-SHORTEST_CONNECT_S = 2
-"""What libpq takes for the least time in which to connect."""
-
-ANSWERS_S = 5.0
-"""How long the store is given to answer where the question is whether it answers at all."""
-
-_ANYTHING = Statement("SELECT 1 AS answer")
-
 
 class _Thread(threading.local):
     """How a thread talks to one store; see `Connections.talking`."""
@@ -83,21 +74,17 @@ class _Thread(threading.local):
 
 
 class Connections(Autocommit):
-    """Opens, lends and closes this process's connections to one store."""
+    """Lends and closes this process's connections to one store."""
 
     def __init__(
         self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
         setting: str = "sidejob_database_url",
     ) -> None:  # fmt: skip
-        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
-
-        `setting` is where the URL comes from, for errors.
-        """
-        self._url = url
-        self.setting = setting
-        self._prepare = prepare
-        self._longest_pause_s = longest_pause_s
+        """Take what an `Opener` is to know."""
+        opener = Opener(url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting)
+        self.connect = opener.connect
         self.schema = schema
+        self.setting = setting
         self._idle = Idle()
         self._turns = Turns()
         self._thread = _Thread()
@@ -309,45 +296,6 @@ class Connections(Autocommit):
     def close(self) -> None:
         """Close what is idle; what is lent out is closed when it comes back idle for too long."""
         self._idle.close()
-
-    def connect(self, deadline: float | None = None) -> OwnExecutor:
-        """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
-        if self._url is None:
-            raise SettingsError(NO_STORE)
-        executor = None
-        parameters = connection_parameters(self._url, setting=self.setting)
-        if deadline is not None:
-            left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
-            parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
-        try:
-            connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
-            fork.note_open(connection)
-            connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
-            executor = OwnExecutor(connection, self.schema, longest_pause_s=self._longest_pause_s)
-            if self._prepare and not executor.pooled:
-                executor.allow_prepared()
-            connection.deadline, connection.answers_elsewhere = deadline, self._answers
-        except psycopg.OperationalError as error:
-            if executor is not None:
-                executor.close()
-            raise StoreUnavailableError(
-                f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self.setting} right?"
-            ) from error
-        return executor
-
-    def _answers(self) -> bool:
-        """Tell within `ANSWERS_S` whether the store answers over a connection of its own."""
-        executor = None
-        try:
-            executor = self.connect(time.monotonic() + ANSWERS_S)
-            executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
-        except (StoreUnavailableError, psycopg.Error) as error:
-            if "FATAL" not in str(error):  # a server that refuses us, for want of a place perhaps, is there
-                return False
-        finally:
-            if executor is not None:
-                executor.close()
-        return True
 
     def _acquire(self, deadline: float | None, fresh: bool) -> OwnExecutor:
         self._mind_fork()

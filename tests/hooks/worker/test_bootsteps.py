@@ -15,7 +15,7 @@ from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.worker import bootsteps
 from celery_sidejob.hooks.worker.bootsteps import PoolBell, SideJobStep
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.store.connection import connections
+from celery_sidejob.store.connection import opening
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.store.statement import Statement
 from tests.tools.in_process import Stage
@@ -80,7 +80,7 @@ def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(bootsteps, "AGAIN_S", 0.0)
-    monkeypatch.setattr(connections, "OwnExecutor", Ended)
+    monkeypatch.setattr(opening, "OwnExecutor", Ended)
     monkeypatch.setattr(Ended, "url", stage.database_url)
     stage.runtime.connections.close()
     place, was_reached = 0, True

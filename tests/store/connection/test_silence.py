@@ -18,7 +18,7 @@ from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
 from celery_sidejob.inspection import Inspection
 from celery_sidejob.jobs import creation
 from celery_sidejob.operations import stores
-from celery_sidejob.store.connection import bounded, connections, own_executor
+from celery_sidejob.store.connection import bounded, opening, own_executor
 from celery_sidejob.store.errors import NoAnswer
 from celery_sidejob.store.migrate import upgrade
 from celery_sidejob.store.statement import Statement
@@ -39,7 +39,7 @@ ONE = Statement("SELECT 1 AS one")
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have silence told sooner than in production."""
     monkeypatch.setattr(bounded, "SILENT_S", SILENT_S)
-    monkeypatch.setattr(connections, "ANSWERS_S", ANSWERS_S)
+    monkeypatch.setattr(opening, "ANSWERS_S", ANSWERS_S)
     monkeypatch.setattr(stores, "LONGEST_WAIT_S", SILENT_S + ANSWERS_S)
 
 

@@ -1,0 +1,81 @@
+"""Opens connections to a store, each with what it needs to tell a slow store from a silent one."""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+
+from ...model.errors import SettingsError, StoreUnavailableError
+from ...model.settings import NO_STORE
+from ..errors import first_line
+from ..statement import Statement
+from . import fork
+from .bounded import BoundedConnection
+from .own_executor import OwnExecutor
+from .parameters import connection_parameters
+
+SHORTEST_CONNECT_S = 2
+"""What libpq takes for the least time in which to connect."""
+
+ANSWERS_S = 5.0
+"""How long the store is given to answer where the question is whether it answers at all."""
+
+_ANYTHING = Statement("SELECT 1 AS answer")
+
+
+class Opener:
+    """Opens connections to one store."""
+
+    def __init__(
+        self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
+        setting: str = "sidejob_database_url",
+    ) -> None:  # fmt: skip
+        """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
+
+        `setting` is where the URL comes from, for errors.
+        """
+        self._url = url
+        self._schema = schema
+        self._prepare = prepare
+        self._longest_pause_s = longest_pause_s
+        self._setting = setting
+
+    def connect(self, deadline: float | None = None) -> OwnExecutor:
+        """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
+        if self._url is None:
+            raise SettingsError(NO_STORE)
+        executor = None
+        parameters = connection_parameters(self._url, setting=self._setting)
+        if deadline is not None:
+            left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
+            parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
+        try:
+            connection = BoundedConnection.connect(**parameters, autocommit=True, prepare_threshold=None)
+            fork.note_open(connection)
+            connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
+            executor = OwnExecutor(connection, self._schema, longest_pause_s=self._longest_pause_s)
+            if self._prepare and not executor.pooled:
+                executor.allow_prepared()
+            connection.deadline, connection.answers_elsewhere = deadline, self._answers
+        except psycopg.OperationalError as error:
+            if executor is not None:
+                executor.close()
+            raise StoreUnavailableError(
+                f"Cannot connect to the store: {first_line(error)}. Is Postgres up, and is {self._setting} right?"
+            ) from error
+        return executor
+
+    def _answers(self) -> bool:
+        """Tell within `ANSWERS_S` whether the store answers over a connection of its own."""
+        executor = None
+        try:
+            executor = self.connect(time.monotonic() + ANSWERS_S)
+            executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
+        except (StoreUnavailableError, psycopg.Error) as error:
+            if "FATAL" not in str(error):  # a server that refuses us, for want of a place perhaps, is there
+                return False
+        finally:
+            if executor is not None:
+                executor.close()
+        return True
