@@ -15,13 +15,12 @@ from .model.finding import Finding, error, warning, well
 from .model.settings import Settings
 from .operations.runtime import Runtime
 from .store import (
-    counters,
     depths,
     health,
     piles,
     revisions,
     schema_check,
-    served_tasks,
+    served,
     statistics,
     tables,
     workers,
@@ -300,7 +299,7 @@ class Diagnosis:
             )  # fmt: skip
 
     def _tasks(self, executor: Transaction) -> Iterator[Finding]:
-        due = served_tasks.due(executor, for_s=UNSERVED_S)
+        due = served.due(executor, for_s=UNSERVED_S)
         rows = self._of_first_store(executor, partial(_unserved_tasks, self._settings, due))
         if rows is None:
             return
@@ -366,7 +365,7 @@ class Diagnosis:
                 "workers", f"dead and still holding: {shown}", meaning="Their runs are being taken back one after the "
                 "other, or nobody sweeps.", remedy="Look again in a moment; else see sweeping.",
             )  # fmt: skip
-        for row in counters.skewed(executor, SKEW_S):
+        for row in served.skewed(executor, SKEW_S):
             yield from self._clock(f"worker {row.ident}", row.skew_s)
 
     def _sweeping(self, executor: Transaction) -> Iterator[Finding]:
@@ -544,12 +543,12 @@ class Diagnosis:
 def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]]:
     """Read which queues live workers serve, and which workers have not said so."""
     silent = workers.silent(executor, settings)
-    return {row.queue for row in counters.served(executor, silent)}, counters.unannounced(executor, silent)
+    return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
 
 
 def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Transaction) -> Sequence[Any]:
     """Read which of these tasks no live worker of their queue knows."""
-    return served_tasks.unserved(executor, due, workers.silent(executor, settings))
+    return served.unserved(executor, due, workers.silent(executor, settings))
 
 
 def _is_bloated(row: Any) -> bool:

@@ -28,6 +28,7 @@ from .store import (
     kept,
     packets,
     ports,
+    served,
     state,
     statistics,
     trees,
@@ -196,7 +197,7 @@ class Inspection:
         totals = counters.read(executor)
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
-        served = {row.queue: row.workers for row in counters.served(executor, silent)}
+        serving = served.workers_of_queues(executor, silent)
         queues = {row.queue: row for row in depths.read(executor)}
         buried, failed = statistics.dead_entries(executor)
         results, unfinished = statistics.results(executor), statistics.unfinished(executor)
@@ -210,7 +211,7 @@ class Inspection:
         }
         return {
             "jobs": {**unfinished.jobs, **({"failed": failed.number} if failed.number else {})},
-            "queues": {name: _queue(queues.get(name), served.get(name, 0)) for name in sorted({*queues, *served})},
+            "queues": {name: _queue(queues.get(name), serving.get(name, 0)) for name in sorted({*queues, *serving})},
             "timers": _timers(timers.number, first_due_s),
             "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
             "dead": {
@@ -291,8 +292,7 @@ class Inspection:
         """
 
         def in_use(executor: Transaction) -> bool:
-            served = counters.served(executor, ())
-            return any(row.queue == queue for row in served) or job_lists.knows_queue(executor, queue)
+            return queue in served.workers_of_queues(executor, ()) or job_lists.knows_queue(executor, queue)
 
         def kept(executor: Transaction) -> bool:
             return any(row.queue == queue for row in depths.read(executor))
@@ -308,9 +308,9 @@ class Inspection:
     def _served(self, executor: Transaction) -> set[str] | None:
         """Read which queues live workers serve; None if one of them has not said so."""
         silent = workers.silent(executor, self._runtime.settings)
-        if counters.unannounced(executor, silent):
+        if served.unannounced(executor, silent):
             return None
-        return {row.queue for row in counters.served(executor, silent)}
+        return set(served.workers_of_queues(executor, silent))
 
     def _details(self, executor: Transaction, job_id: int) -> dict[str, Any]:
         found = jobs.find(executor, [job_id])

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_sidejob import RunningJob, SideJob, StoreUnavailableError, embedded
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters, migrate, workers
+from celery_sidejob.store import counters, migrate, served, workers
 from celery_sidejob.store.measured import MeasuredConnections
 from tests.cli.test_commands import ask
 from tests.tools.databases import SCHEMA
@@ -108,10 +108,10 @@ def test_an_empty_store_has_no_ages(stage: Stage) -> None:
 def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
     other = stage.new_worker()
     connections = stage.runtime.connections
-    counters.serve(connections, stage.worker_id, ["a", "b"])
-    counters.serve(connections, other, ["b", "c"])
-    counters.serve(connections, stage.worker_id, ["b", "d"])
-    counters.serve(connections, 4711, ["e"])
+    served.serve(connections, stage.worker_id, queues=["a", "b"], tasks=[])
+    served.serve(connections, other, queues=["b", "c"], tasks=[])
+    served.serve(connections, stage.worker_id, queues=["b", "d"], tasks=[])
+    served.serve(connections, 4711, queues=["e"], tasks=[])
     stage.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
 
     queues = stage.sidejob.stats()["queues"]
@@ -119,7 +119,7 @@ def test_served_queues_are_those_of_live_workers(stage: Stage) -> None:
 
 
 def test_a_worker_that_was_killed_serves_nothing_and_is_not_alive(stage: Stage) -> None:
-    counters.serve(stage.runtime.connections, stage.worker_id, ["a"])
+    served.serve(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
     stage.job(queue="a")
     stage.sql("UPDATE workers SET beat_at = now() - interval '75 s', suspect_at = now(), suspect_by = 'silence'")
 

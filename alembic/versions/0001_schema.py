@@ -45,16 +45,12 @@ CREATE TABLE {s}.workers (
   CONSTRAINT workers_suspect_by_check CHECK (suspect_by IN ('lock', 'silence'))
 ) WITH (fillfactor = 50);
 
-CREATE TABLE {s}.served_queues (
-  worker_id bigint NOT NULL CONSTRAINT served_queues_worker_id_fkey REFERENCES {s}.workers ON DELETE CASCADE,
-  queue text NOT NULL,
-  skew_s double precision NOT NULL,
-  CONSTRAINT served_queues_pkey PRIMARY KEY (worker_id, queue));
-
-CREATE TABLE {s}.served_tasks (
-  worker_id bigint NOT NULL CONSTRAINT served_tasks_pkey PRIMARY KEY
-    CONSTRAINT served_tasks_worker_id_fkey REFERENCES {s}.workers ON DELETE CASCADE,
-  tasks text[] NOT NULL);
+CREATE TABLE {s}.served (
+  worker_id bigint CONSTRAINT served_pkey PRIMARY KEY
+    CONSTRAINT served_worker_id_fkey REFERENCES {s}.workers ON DELETE CASCADE,
+  queues text[] NOT NULL,
+  tasks text[] NOT NULL,
+  skew_s double precision NOT NULL);
 
 CREATE TABLE {s}.counters (
   name text NOT NULL,

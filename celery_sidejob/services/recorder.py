@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from ..store import counters, served_tasks
+from ..store import served
 from ..store.measured import MeasuredConnections
 from ..store.statement import Transaction
 
@@ -62,8 +62,7 @@ class Recorder:
         worker_id, queues, tasks = found
 
         def serve(executor: Transaction) -> None:
-            counters.serve(executor, worker_id, queues)
-            served_tasks.serve(executor, worker_id, tasks)
+            served.serve(executor, worker_id, queues=queues, tasks=tasks)
 
         self._connections.transact("serve", serve)
         self._noted, self._noted_at = found, time.monotonic()

@@ -83,7 +83,7 @@ WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 O
 
 
 def unknown_tasks(executor: Transaction, limit: int = 5_000) -> Sequence[Any]:
-    """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served_tasks.due`."""
+    """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served.due`."""
     return executor.run(_UNKNOWN_TASKS, limit=limit)
 
 

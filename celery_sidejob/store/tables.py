@@ -30,8 +30,7 @@ TABLES = {
     "meta": Table("key value", "SELECT"),
     "registry": Table("task queue options seen_at"),
     "workers": Table("id ident revision locked started_at beat_at suspect_at suspect_by dead_at"),
-    "served_queues": Table("worker_id queue skew_s"),
-    "served_tasks": Table("worker_id tasks", "SELECT INSERT UPDATE"),
+    "served": Table("worker_id queues tasks skew_s", "SELECT INSERT UPDATE"),
     "counters": Table("name label value", "SELECT INSERT UPDATE"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
     "jobs": Table(

@@ -139,7 +139,7 @@ def test_queues_are_noted_when_they_change(watched: Watched) -> None:
 
     watched.app.control.add_consumer("more", destination=[worker.nodename], reply=True, timeout=5)
     wait_until(lambda: watched.stats()["queues"].get("more", {}).get("workers") == 1, timeout=10)
-    (known,) = watched.sidejob.runtime.connections.run(Statement("SELECT tasks FROM {served_tasks}"))
+    (known,) = watched.sidejob.runtime.connections.run(Statement("SELECT tasks FROM {served}"))
     assert {"observed.work", "celery.chord"} <= set(known.tasks)
     watched.app.control.cancel_consumer("observed", destination=[worker.nodename], reply=True, timeout=5)
     wait_until(lambda: "observed" not in watched.stats()["queues"], timeout=10)

@@ -21,7 +21,7 @@ from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.store import counters, migrate, registry, served_tasks, workers
+from celery_sidejob.store import migrate, registry, served, workers
 from tests.cli.test_commands import ask
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA
@@ -57,7 +57,7 @@ def locked(stage: Stage) -> Iterator[Stage]:
     executor = stage.runtime.connections.connect()
     assert workers.take_lock(executor, stage.worker_id, SCHEMA)
     workers.announce_lock(stage.runtime.connections, stage.worker_id, True)
-    counters.serve(stage.runtime.connections, stage.worker_id, ["celery"])
+    served.serve(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
     yield stage
     executor.close()
 
@@ -87,7 +87,7 @@ def test_a_queue_that_nobody_serves(locked: Stage) -> None:
     (finding,) = findings(locked)["queues"]
     assert (finding.level, finding.found) == (Level.WARNING, "no worker has said that it serves forgotten (1 due)")
 
-    counters.serve(locked.runtime.connections, newcomer, ["forgotten"])
+    served.serve(locked.runtime.connections, newcomer, queues=["forgotten"], tasks=["stage.idle"])
     assert levels(locked, "queues") == ["ok"]
 
 
@@ -140,7 +140,7 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
     locked.job()
     locked.app.send_task("mails.send", queue="celery")
     connections = locked.runtime.connections
-    served_tasks.serve(connections, locked.worker_id, ["stage.call"])
+    served.serve(connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
     assert levels(locked, "tasks") == ["ok"], "they are due only just now"
 
     locked.sql("UPDATE messages SET due_at = now() - interval '2 min'")
@@ -151,20 +151,17 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
     assert "sidejob revoke" in finding.remedy
     assert ask(locked.app, "doctor").code == 2
 
-    served_tasks.serve(connections, locked.worker_id, ["stage.idle"])
+    served.serve(connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
     (finding,) = findings(locked)["tasks"]
     assert "mails.send" in finding.found
     assert "stage.idle" not in finding.found
     other = locked.new_worker()
-    served_tasks.serve(connections, other, ["mails.send"])
+    served.serve(connections, other, queues=["mails"], tasks=["mails.send"])
     assert levels(locked, "tasks") == ["error"], "that one serves another queue"
-    counters.serve(connections, other, ["celery"])
+    served.serve(connections, other, queues=["celery"], tasks=["mails.send"])
     assert levels(locked, "tasks") == ["ok"]
     locked.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
     assert levels(locked, "tasks") == ["error"]
-    newcomer = locked.new_worker()
-    counters.serve(connections, newcomer, ["celery"])
-    assert levels(locked, "tasks") == ["ok"], "an older worker, which does not say what it knows, may know it"
 
 
 def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
@@ -182,8 +179,7 @@ def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
 
 
 def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead(stage: Stage) -> None:
-    served_tasks.serve(stage.runtime.connections, stage.worker_id, ["stage.idle"])
-    counters.serve(stage.runtime.connections, stage.worker_id, ["celery"])
+    served.serve(stage.runtime.connections, stage.worker_id, queues=["celery"], tasks=["stage.idle"])
     assert (levels(stage, "workers"), levels(stage, "queues")) == (["ok"], ["ok"])
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '75 s'")
@@ -197,7 +193,7 @@ def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead
     assert "heard of" in findings(stage)["liveness"][0].found
 
     other = stage.new_worker()
-    counters.serve(stage.runtime.connections, other, ["celery"])
+    served.serve(stage.runtime.connections, other, queues=["celery"], tasks=["stage.idle"])
     (finding,) = findings(stage)["workers"]
     assert finding.level == Level.WARNING
     assert re.match(r"1 alive; silent for \d+ s or longer: test:", finding.found)
@@ -231,8 +227,8 @@ def test_nobody_sweeps_when_the_sweeper_was_killed(locked: Stage) -> None:
 
 
 def test_a_worker_whose_clock_is_wrong(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.store.counters.time.time", lambda: time.time_ns() / 1e9 - 40)
-    counters.serve(locked.runtime.connections, locked.worker_id, ["celery"])
+    monkeypatch.setattr("celery_sidejob.store.served.time.time", lambda: time.time_ns() / 1e9 - 40)
+    served.serve(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.idle"])
     monkeypatch.undo()
 
     (bad,) = [finding for finding in findings(locked)["clock"] if finding.level != Level.OK]

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_sidejob import RunningJob
-from celery_sidejob.store import counters
+from celery_sidejob.store import served
 from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
 
@@ -101,7 +101,7 @@ def test_a_queue_that_nobody_knows_is_refused(stage: Stage) -> None:
         assert said.err.endswith(f"{hint}\n")
 
     stage.sidejob.task(name="stage.own", queue="own")(suspend)
-    counters.serve(stage.runtime.connections, stage.worker_id, ["served"])
+    served.serve(stage.runtime.connections, stage.worker_id, queues=["served"], tasks=[])
     stage.job(queue="used")
     for name in ("celery", "routed", "own", "served"):
         assert ask(stage.app, "drain", "--queue", name, "--timeout", 0).code == 0
@@ -110,7 +110,7 @@ def test_a_queue_that_nobody_knows_is_refused(stage: Stage) -> None:
 
 def test_a_queue_that_nobody_serves_is_told_of(stage: Stage) -> None:
     stage.job(queue="a")
-    counters.serve(stage.runtime.connections, stage.worker_id, ["a"])
+    served.serve(stage.runtime.connections, stage.worker_id, queues=["a"], tasks=[])
     assert "serves" not in ask(stage.app, "drain", "--timeout", 0).lines[0]
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")

@@ -12,7 +12,7 @@ from celery_sidejob import JobNotFoundError, StoreUnavailableError, deadset
 from celery_sidejob.operations import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.store import counters, dead, revisions, served_tasks, workers
+from celery_sidejob.store import dead, revisions, served, workers
 from tests.cli.test_commands import Said, ask
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
@@ -256,10 +256,9 @@ def test_tasks_and_queues_that_nobody_serves_are_found_in_each_store(pair: Pair,
     of_store = f"store {place}: " if place else ""
     assert found()[f"{of_store}queues"] == "nobody serves q (1 due)"
     worker_id = workers.register(first, "somebody")
-    counters.serve(first, worker_id, ["q"])  # as a worker does, which serves all stores: in the first one
-    served_tasks.serve(first, worker_id, ["letters"])
+    served.serve(first, worker_id, queues=["q"], tasks=["letters"])  # as a worker of all stores does: in the first one
     assert found()[f"{of_store}tasks"] == "no live worker of its queue knows mail in q (1 due)"
-    served_tasks.serve(first, worker_id, ["letters", "mail"])
+    served.serve(first, worker_id, queues=["q"], tasks=["letters", "mail"])
     assert not {f"{of_store}queues", f"{of_store}tasks"} & found().keys()
 
 

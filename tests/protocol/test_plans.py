@@ -28,7 +28,7 @@ from celery_sidejob.store import (
     kept,
     packets,
     ports,
-    served_tasks,
+    served,
     state,
     statistics,
     trees,
@@ -54,7 +54,7 @@ from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
-    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, served_tasks, state, statistics, tasks,
+    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, served, state, statistics, tasks,
     trees, duplicates,
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ READS_ALL = {
     "job_lists._LIST_QUEUED_ALONG": "a person's question: walks along the queue's messages until `limit` match",
     "job_lists._LIST_OF_PARENT": "of what is known to be small",
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
-    "served_tasks._DUE": "reads what is due; see below",
+    "served._DUE": "reads what is due; see below",
     "statistics._SUSPENDED": "counts what is not finished, where that is little; see below",
     "statistics._UNFINISHED": "counts what is not finished, where that is little; see below",
 }
@@ -105,7 +105,7 @@ INSERT INTO duplicates (task_id, call, tried, kept_until)
 ANALYZE"""
 
 
-SMALL = {"workers", "leases", "counters", "served_queues", "served_tasks", "registry", "meta"}
+SMALL = {"workers", "leases", "counters", "served", "registry", "meta"}
 """Tables that do not grow with the number of jobs."""
 
 
@@ -174,7 +174,7 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
 
 
 @pytest.mark.parametrize(
-    "statement", [served_tasks._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES], ids=["due", "unknown tasks", "rules"]
+    "statement", [served._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES], ids=["due", "unknown tasks", "rules"]
 )
 def test_what_waits_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
     plan = plan_of(large_store, statement)

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery.worker import state
 
-from ...store import counters
+from ...store import served
 from ...store.connection.connections import Connections
 from .view import CeleryBroker
 
@@ -63,8 +63,7 @@ class Hearing:
         """Nothing is open."""
 
     def _servers(self, queue: str) -> int:
-        found = counters.served(self._connections, ())
-        return next((row.workers for row in found if row.queue == queue), 0)
+        return served.workers_of_queues(self._connections, ()).get(queue, 0)
 
     def _connect_again(self, queue: str) -> None:
         logger.warning(

@@ -1,0 +1,98 @@
+"""Rows of `served`: which queues and tasks each worker serves. Nothing is decided by them; a person is told by them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from .statement import Reader, Statement, Transaction
+
+_SERVE = Statement("""
+INSERT INTO {served} (worker_id, queues, tasks, skew_s)
+SELECT w.id, %(queues)s::text[], %(tasks)s::text[],
+  extract(epoch FROM clock_timestamp())::double precision - %(clock)s::double precision
+FROM (SELECT id FROM {workers} WHERE id = %(worker_id)s FOR KEY SHARE) w
+ON CONFLICT (worker_id) DO UPDATE
+  SET queues = excluded.queues, tasks = excluded.tasks, skew_s = excluded.skew_s""")
+
+
+def serve(executor: Transaction, worker_id: int, *, queues: Iterable[str], tasks: Iterable[str]) -> None:
+    """Say which queues a worker takes messages from, which tasks it knows, and by its own clock when.
+
+    A worker that is gone says nothing.
+    """
+    executor.run(_SERVE, worker_id=worker_id, queues=sorted(set(queues)), tasks=sorted(set(tasks)), clock=time.time())
+
+
+_WORKERS = Statement("""
+SELECT q.queue, count(*) AS workers FROM {served} s JOIN {workers} w ON w.id = s.worker_id
+  CROSS JOIN LATERAL unnest(s.queues) AS q(queue)
+WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]) GROUP BY q.queue""")
+
+
+def workers_of_queues(executor: Reader, silent: Collection[int]) -> dict[str, int]:
+    """Read how many live workers serve each queue, without those that are `silent` (`workers.silent`)."""
+    return {row.queue: row.workers for row in executor.run(_WORKERS, silent=list(silent))}
+
+
+_SKEWED = Statement("""
+SELECT w.ident, s.skew_s FROM {served} s JOIN {workers} w ON w.id = s.worker_id
+WHERE w.dead_at IS NULL AND abs(s.skew_s) > %(most_s)s ORDER BY w.id""")
+
+
+def skewed(executor: Transaction, most_s: float) -> Sequence[Any]:
+    """Read the live workers whose clock differs from the database's by more than this, and by how much."""
+    return executor.run(_SKEWED, most_s=most_s)
+
+
+_UNANNOUNCED = Statement("""
+SELECT w.id, w.ident FROM {workers} w
+WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
+  AND NOT EXISTS (SELECT FROM {served} s WHERE s.worker_id = w.id) ORDER BY w.id""")
+
+
+def unannounced(executor: Transaction, silent: Collection[int]) -> Sequence[Any]:
+    """Read which live workers have not said what they serve: they are only just starting.
+
+    Those that are `silent` (`workers.silent`) are not among them.
+    """
+    return executor.run(_UNANNOUNCED, silent=list(silent))
+
+
+_DUE = Statement("""
+SELECT coalesce(m.task, (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id)) AS task, m.queue, count(*) AS runs FROM (
+  SELECT task, job_id, queue FROM {messages}
+  WHERE locked_by IS NULL AND doom IS NULL AND due_at < now() - make_interval(secs => %(for_s)s)
+    AND (job_id IS NOT NULL OR body IS NOT NULL) LIMIT %(limit)s) m
+GROUP BY 1, 2""")
+
+
+def due(executor: Transaction, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
+    """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
+
+    Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a
+    join would read all jobs for a long backlog.
+    """
+    return executor.run(_DUE, for_s=for_s, limit=limit)
+
+
+_UNSERVED = Statement("""
+SELECT due.task, due.queue, due.runs FROM unnest(%(tasks)s::text[], %(queues)s::text[], %(runs)s::bigint[])
+  AS due(task, queue, runs)
+WHERE (
+    SELECT NOT bool_or(due.task = ANY(s.tasks)) FROM {served} s JOIN {workers} w ON w.id = s.worker_id
+    WHERE due.queue = ANY(s.queues) AND w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[]))
+ORDER BY 3 DESC, 1, 2""")
+
+
+def unserved(executor: Transaction, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
+    """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
+
+    `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. One that
+    is `silent` (`workers.silent`) is not asked. A queue without a live worker is not asked about here.
+    """
+    return executor.run(
+        _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows],
+        runs=[row.runs for row in rows], silent=list(silent),
+    )  # fmt: skip
