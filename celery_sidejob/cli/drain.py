@@ -13,7 +13,7 @@ import click
 from rich.text import Text
 
 from ..inspection import Inspection
-from ..model.checks import nearest
+from ..model.checks import did_you_mean
 from ..model.errors import StoreUnavailableError
 from .command import Failed, Seconds, as_json, load_modules, with_sidejob
 from .output import Output, moment, printable
@@ -81,11 +81,9 @@ def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: st
     with output.progress(f"Looking for the queue {printable(queue)} in all jobs"):
         is_known = inspection.knows_queue(queue)
     if not is_known:
-        near = nearest(queue, known)
-        hint = f" Did you mean {near!r}?" if near else ""
         raise Failed(
             f"Nobody knows a queue {queue!r}: nothing is in it, no worker serves it, and the app has none of that name."
-            f"{hint}", code=2,
+            f"{did_you_mean(queue, known)}", code=2,
         )  # fmt: skip
 
 

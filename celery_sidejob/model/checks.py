@@ -95,6 +95,12 @@ def nearest(name: str, known: Iterable[str], *, like: float = 0.6) -> str | None
     return next(iter(get_close_matches(name, list(known), 1, like)), None)
 
 
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
+    """Return the end of an error about a name that is not known: which one was meant, or else this."""
+    near = nearest(name, known)
+    return f" Did you mean {near!r}?" if near else otherwise
+
+
 def shown(value: Any, *, most: int = 100) -> str:
     """Return a value as an error shows it: in ASCII, and no more than so many characters."""
     try:

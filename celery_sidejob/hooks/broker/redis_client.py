@@ -18,6 +18,12 @@ from kombu.utils.json import dumps
 from ..patches import redis_put
 
 
+def list_of(channel: Any, queue: str, message: Any) -> str:
+    """Return the key of the list into which a channel of kombu's puts a message: one for each step of priority."""
+    key: str = channel._q_for_pri(queue, channel._get_message_priority(message))
+    return key
+
+
 def pushes_of(channel: Any) -> Pushes | None:
     """Return what sends the messages of a channel without waiting; None where a project's own puts them in its way."""
     return Pushes(channel) if redis_put.can_be_replaced(channel) else None
@@ -114,7 +120,7 @@ class Pushes:
             if self._made is None:
                 self._put_and_wait(queue, message, **options)
             return
-        key = channel._q_for_pri(queue, channel._get_message_priority(message, reverse=False))
+        key = list_of(channel, queue, message)
         if self._made is not None:
             self._made.append((key, dumps(message)))
         else:

@@ -20,6 +20,7 @@ from typing import Any
 from ...model.broker_view import Sight, Sought
 from ..jobs import doorbell
 from ..tasks.kept_message import Route, route_of
+from .redis_client import list_of
 
 OF_A_LIST = 2000
 OF_ALL = 10_000
@@ -94,8 +95,8 @@ class RedisLook:
         queues: Sequence[str] = [route.routing_key]
         if route.exchange:
             queues = self._bound(channel, route.exchange, route.routing_key) or route.queues
-        priority = channel._get_message_priority({"properties": {"priority": route.priority}})
-        return [channel._q_for_pri(queue, priority) for queue in queues]
+        message = {"properties": {"priority": route.priority}}
+        return [list_of(channel, queue, message) for queue in queues]
 
     def _bound(self, channel: Any, exchange: str, routing_key: str) -> Sequence[str]:
         """Return the queues that an exchange gives a message to. Only a topic has patterns: no type need be known."""

@@ -17,7 +17,7 @@ from kombu.utils.uuid import uuid
 
 from ...model import values
 from ...model.call import Call
-from ...model.checks import is_number, is_text, nearest, shown
+from ...model.checks import did_you_mean, is_number, is_text, shown
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.port import NO_DATA, PortOptions, parse_ports
@@ -111,9 +111,8 @@ class CeleryTasks:
         row = registry.served(self._connections, name)
         if row is None:
             names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
-            near = nearest(name, names)
-            hint = f" Did you mean {near!r}?" if near else " Import its module here, or start a worker that serves it."
-            raise UnknownTaskError(f"No sidejob task {name!r} is registered.{hint}")
+            instead = did_you_mean(name, names, otherwise=" Import its module here, or start a worker that serves it.")
+            raise UnknownTaskError(f"No sidejob task {name!r} is registered.{instead}")
         served = values.decode(row.options)
         queue = queue if queue is not None else row.queue
         return Call(
@@ -299,9 +298,7 @@ def _check_spelling(task: Any, options: Mapping[str, Any]) -> None:
             f"{task.name}. Give it as kwargs={{{pairs}}}."
         )
     name = sorted(unknown)[0]
-    near = nearest(name, _ALL_OPTIONS)
-    hint = f" Did you mean {near!r}?" if near else ""
-    raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{hint}")
+    raise TypeError(f"{name!r} is no option of enqueue() or apply_async().{did_you_mean(name, _ALL_OPTIONS)}")
 
 
 def _parameters(task: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery
@@ -13,7 +14,7 @@ def is_durable(app: Celery, name: str) -> bool:
     if not app.finalized and app.autofinalize:
         # Else a task that is sent by its name may not be known yet, though its module is imported.
         app.finalize(auto=True)
-    task = app._tasks.get(name)
+    task = known_tasks(app).get(name)
     if task is not None and getattr(task, "sidejob", False):
         return False  # its jobs are
     own = getattr(task, "durable", None)
@@ -21,6 +22,12 @@ def is_durable(app: Celery, name: str) -> bool:
         return bool(own)
     sidejob = getattr(app, "sidejob", None)
     return sidejob is not None and any(matches(name, glob) for glob in sidejob.durable_globs)
+
+
+def known_tasks(app: Celery) -> Mapping[str, Any]:
+    """Return the tasks that the app has by now; `app.tasks` would make it complete, or refuses to."""
+    tasks: Mapping[str, Any] = app._tasks
+    return tasks
 
 
 def lost_policy(task: Any) -> str:

@@ -53,7 +53,7 @@ from ..worker import own_process, recording
 from ..worker.holders import bury, holders
 from ..worker.received import checked
 from . import chords, missing_row_warning
-from .durability import is_durable, lost_policy
+from .durability import is_durable, known_tasks, lost_policy
 from .kept_message import content_of, unpacker
 from .not_begun import Copy, Forged, Left, SentBack
 
@@ -144,7 +144,7 @@ class DurableTask(OnCommit):
 
 def mark(app: Celery) -> None:
     """Make a `DurableTask` of each task of the app that is durable, and was not made so before."""
-    for task in list(app._tasks.values()):
+    for task in list(known_tasks(app).values()):
         if isinstance(task, DurableTask) or is_durable(app, task.name):
             _mark(app, task)
 
@@ -159,7 +159,7 @@ def mind_tasks(app: Celery) -> None:
 
 
 def _check_all(app: Celery) -> None:
-    for task in list(app._tasks.values()):
+    for task in list(known_tasks(app).values()):
         _check(app, task)
 
 

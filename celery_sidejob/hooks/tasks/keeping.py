@@ -31,7 +31,7 @@ from ...operations.runtime import Runtime
 from ..broker.carried import check_names
 from ..call_options import check_call
 from . import chord_transaction, result_subscription
-from .durability import is_durable
+from .durability import is_durable, known_tasks
 from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .lazy_producer import LaterProducer
 from .present_call import calling, present_call
@@ -61,7 +61,7 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
         with chord_transaction.handed_over(options):
             return send_task(app, send, name, *args, **options)
     if not is_durable(app, name):
-        if options.get("transaction") is not None and not getattr(app._tasks.get(name), "sidejob", False):
+        if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
             raise InvalidValueError(
                 f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True "
                 "or sidejob_durable_tasks, or leave transaction= out."

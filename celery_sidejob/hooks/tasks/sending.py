@@ -18,7 +18,7 @@ from kombu.exceptions import EncodeError
 
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import keeping
-from .durability import is_durable
+from .durability import is_durable, known_tasks
 from .keeping import present_run
 from .present_call import Together, calling
 
@@ -109,7 +109,7 @@ def _checked(app: Celery, place: int, item: Any) -> Signature:
         )
     if item._app is not None and item._app is not app:
         raise InvalidValueError(f"{what} belongs to another app: {item!r}.")
-    task = app._tasks.get(first.task)
+    task = known_tasks(app).get(first.task)
     if getattr(task, "sidejob", False):
         raise InvalidValueError(f"{what} is of {first.task}, whose calls are jobs: use enqueue_many().")
     if not is_durable(app, first.task):
