@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ..model.durable import Message
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import duplicates
-from ..store.borrowed import Borrowed
+from ..store.borrowed.borrowed import Borrowed
 from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import tasks

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..model.errors import StoreUnavailableError
 from ..model.events import JobMoved
 from ..model.messages import Doorbell
-from ..store.borrowed import Borrowed
+from ..store.borrowed.borrowed import Borrowed
 from ..store.outbox import doorbells
 from .after_commit import AfterCommit, dispatch
 from .noted_asks import apply_noted_asks

@@ -12,7 +12,7 @@ from typing import Any
 from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
 from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
 from ..store import claims, jobs, packets
-from ..store.borrowed import Borrowed, transaction_id
+from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
 from .after_commit import follow

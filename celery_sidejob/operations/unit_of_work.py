@@ -27,7 +27,7 @@ from ..model.changes import (
     Write,
 )
 from ..store import jobs, state
-from ..store.borrowed import Borrowed
+from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .family import Family

@@ -9,9 +9,12 @@ import psycopg
 from psycopg import errors as pg
 
 from ..model.errors import SchemaError, StoreUnavailableError
-from .connection.bounded import Overdue
 
 UPGRADE = "Run `celery -A <app> sidejob db upgrade`."
+
+
+class Overdue(psycopg.OperationalError):
+    """The deadline has passed, or the server is silent."""
 
 
 class OutcomeUnknown(StoreUnavailableError):

@@ -14,7 +14,7 @@ from ..model.errors import (
     UnitNotCommittedError,
 )
 from ..operations.runs import InputsMovedError, Unit
-from ..store.borrowed import Borrowed, is_open
+from ..store.borrowed.borrowed import Borrowed, is_open
 from ..store.statement import Reader
 from ..store.trouble import is_trouble
 

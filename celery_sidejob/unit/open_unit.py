@@ -25,7 +25,7 @@ from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
 from ..store import claims, jobs, ports, state
-from ..store.borrowed import owners
+from ..store.borrowed.lending import owners
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
 from . import view

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
-from celery_sidejob.store.borrowed_sqlalchemy import AFTER_COMMIT
+from celery_sidejob.store.borrowed.of_sqlalchemy import AFTER_COMMIT
 from tests.acceptance.lenders import LENDERS, Lender
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct

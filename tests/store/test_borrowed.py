@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_sidejob import InvalidValueError
-from celery_sidejob.store.borrowed import borrow, owners
+from celery_sidejob.store.borrowed.lending import borrow, owners
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.in_process import Stage

@@ -10,13 +10,10 @@ from typing import Any
 import psycopg
 
 from ...model import native
+from ..errors import Overdue
 
 SILENT_S = 5.0
 """How long an answer is waited for before the store is asked over another connection whether it answers at all."""
-
-
-class Overdue(psycopg.OperationalError):
-    """The deadline has passed, or the server is silent."""
 
 
 class BoundedConnection(psycopg.Connection[Any]):

@@ -16,7 +16,8 @@ from psycopg import errors as pg
 from ...model import native
 from ...model.crash_points import AnswerLost, reach
 from ...model.errors import SchemaError, StoreUnavailableError
-from ..borrowed import Address, Borrowed, borrow, check
+from ..borrowed.borrowed import Address, Borrowed
+from ..borrowed.lending import borrow, check
 from ..errors import (
     ATTEMPTS,
     REFUSED,
@@ -25,6 +26,7 @@ from ..errors import (
     Moved,
     NoAnswer,
     OutcomeUnknown,
+    Overdue,
     first_line,
     in_the_way,
     refusal,
@@ -34,7 +36,6 @@ from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
 from ..write_behind import Late
 from . import fork
-from .bounded import Overdue
 from .idle import Idle
 from .opening import Opener
 from .own_executor import OwnExecutor

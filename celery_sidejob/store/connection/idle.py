@@ -7,7 +7,7 @@ import time
 
 from ...model import native
 from ...model.errors import StoreUnavailableError
-from .bounded import Overdue
+from ..errors import Overdue
 from .own_executor import OwnExecutor
 
 IDLE_S = 5.0

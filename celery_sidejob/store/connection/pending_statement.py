@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from ...model.crash_points import AnswerLost, reach
-from .bounded import Overdue
+from ..errors import Overdue
 
 if TYPE_CHECKING:
     from .own_executor import OwnExecutor

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 from psycopg import errors as pg
 
-from celery_sidejob.store.connection.bounded import BoundedConnection, Overdue
+from celery_sidejob.store.connection.bounded import BoundedConnection
 from celery_sidejob.store.connection.fast_path import Exchange
+from celery_sidejob.store.errors import Overdue
 from celery_sidejob.store.statement import Statement
 
 PREPARE_AFTER = 2

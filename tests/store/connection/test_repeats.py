@@ -67,7 +67,7 @@ def test_a_transaction_that_postgres_ends_for_its_length_is_the_stores_failure(s
         pytest.skip("this Postgres has no transaction_timeout")
 
     def dawdle(executor: OwnExecutor) -> None:
-        executor.run(Statement("SELECT set_config('transaction_timeout', '10ms', true)"))
+        executor.run(Statement("SELECT set_config('transaction_timeout', '1s', true)"))
         executor.run(Statement("SELECT pg_sleep(5)"))
 
     with pytest.raises(StoreUnavailableError, match="transaction timeout"):

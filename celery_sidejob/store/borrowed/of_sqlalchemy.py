@@ -15,8 +15,8 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
+from ..statement import rows
 from .borrowed import Borrowed
-from .statement import rows
 
 PENDING = "celery_sidejob_after_commit"
 AFTER_COMMIT = "sidejob-after-commit"

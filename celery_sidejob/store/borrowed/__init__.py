@@ -1,0 +1,1 @@
+"""Transactions of the caller's, in which our statements run too."""

@@ -1,0 +1,169 @@
+"""The caller's own open transaction: SQLAlchemy, psycopg or Django. Only used, never owned.
+
+It is never wrapped in an engine, committed, rolled back or reconfigured. Statements run on it as if the caller had
+written them, those of one call inside a savepoint, so that an error of ours leaves the transaction as it was; what must
+follow its commit is handed to `after_commit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from ...model.errors import InvalidValueError
+from ..errors import ATTEMPTS, Moved, in_the_way
+from ..statement import Reader, Statement, Transaction
+
+SAVEPOINT = "celery_sidejob"
+
+FOREIGN_KEY_VIOLATION = "23503"
+"""Postgres' code for a row that went before another was written that refers to it."""
+
+T = TypeVar("T")
+
+
+class Borrowed(Transaction):
+    """An executor over a transaction of the caller's."""
+
+    def __init__(self, schema: str) -> None:
+        self._schema = schema
+
+    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
+        """Run one statement in the caller's transaction and return its rows."""
+        with _explained():
+            return self._execute(statement.render(self._schema), parameters or None)
+
+    @contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Have all that the block writes be there or nothing of it: a savepoint; in autocommit, a transaction.
+
+        The caller is told of the block's own error also where going back fails for it: a connection that broke.
+        """
+        alone = self.autocommit
+        with _explained():
+            self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
+        try:
+            yield
+        except BaseException:
+            # Where this fails the connection is gone, and its transaction with it; what the block raised says more, and
+            # is perhaps the end of this process.
+            with suppress(Exception):
+                if alone:
+                    self._execute("ROLLBACK")
+                else:
+                    self._execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}")
+                    self._execute(f"RELEASE SAVEPOINT {SAVEPOINT}")
+            raise
+        self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
+
+    def apply(self, work: Callable[[], T]) -> T:
+        """Have all that `work` writes be there or nothing of it, and return what it returns.
+
+        It is done again when a row that it had read without a lock changed, or went, before it wrote.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                with self.atomic():
+                    return work()
+            except Exception as error:
+                if not isinstance(error, Moved) and _code(error) != FOREIGN_KEY_VIOLATION:
+                    raise
+                last = error
+        raise in_the_way("transaction=", last) from last
+
+    @property
+    def autocommit(self) -> bool:
+        """Whether there is no transaction to belong to: each statement is committed by itself."""
+        raise NotImplementedError
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        """Have `call` called once after the outermost commit, at once in autocommit; never after a rollback.
+
+        Where `tells_of_commits` is false nothing is called: the sweeper does what must follow.
+        """
+        raise NotImplementedError
+
+    @property
+    def tells_of_commits(self) -> bool:
+        """Whether `after_commit` calls anything."""
+        return True
+
+    def watch_commit(self) -> Callable[[], bool]:
+        """Return a function that tells whether the caller got an answer to a commit that is known to have happened."""
+        return lambda: not self.has_broken
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether the connection broke since it was lent, so that its caller cannot know what became of a commit."""
+        raise NotImplementedError
+
+    def roll_back(self) -> None:
+        """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
+        raise NotImplementedError
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        raise NotImplementedError
+
+    @property
+    def address(self) -> Address | None:
+        """Where the connection leads, as far as its driver tells."""
+        info = getattr(self._driver(), "info", None)
+        try:
+            return (info.host, info.port, info.dbname) if info is not None else None
+        except Exception:  # closed, or a driver that does not tell: then it is asked every time
+            return None
+
+    def _driver(self) -> Any:
+        """Return the driver's own connection."""
+        raise NotImplementedError
+
+
+_UNFIT = {
+    "25P02": "was aborted by an error before: roll it back, there is no more to be done with it.",
+    "25006": "only reads, and a job or a message has to be written: give one that may write.",
+}
+"""Why nothing can be written in a transaction, by Postgres' code."""
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what is wrong with a transaction in which nothing can be written."""
+    try:
+        yield
+    except Exception as error:
+        why = _UNFIT.get(_code(error))
+        if why is None:
+            raise
+        raise InvalidValueError(f"The transaction in transaction= {why}") from error
+
+
+def _code(error: Exception) -> str:
+    """Return Postgres' code for an error of the caller's driver, or nothing."""
+    driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, its own
+    return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or ""
+
+
+Address = tuple[str, int, str]
+"""Host, port and database."""
+
+
+def broke(driver: Any) -> bool:
+    """Tell whether a connection of psycopg or psycopg2 broke, instead of being closed."""
+    broken: bool = driver.broken if hasattr(driver, "broken") else driver.closed > 1
+    return broken
+
+
+_TRANSACTION_ID = Statement("SELECT txid_current() AS id")
+_TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress' AS open")
+
+
+def transaction_id(borrowed: Borrowed) -> int:
+    """Return by which number Postgres knows the caller's transaction."""
+    found: int = borrowed.run(_TRANSACTION_ID)[0].id
+    return found
+
+
+def is_open(executor: Reader, transaction: int) -> bool:
+    """Tell whether a transaction is neither committed nor rolled back yet."""
+    return bool(executor.run(_TRANSACTION_OPEN, id=transaction)[0].open)

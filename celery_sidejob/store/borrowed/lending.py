@@ -1,0 +1,75 @@
+"""Taking a transaction of the caller's, whosever it is, if it leads to the store's own database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from ...model.errors import SchemaError
+from ..identity import Database, cluster, look
+from .borrowed import Borrowed
+from .of_psycopg import PsycopgTransaction
+
+
+def borrow(transaction: Any, schema: str) -> Borrowed:
+    """Return an executor over the caller's transaction; TypeError for anything that is not one."""
+    return transaction if isinstance(transaction, Borrowed) else _adapt(transaction, schema)
+
+
+def owners(transaction: Any) -> tuple[Any, ...]:
+    """Return the objects through which statements of the caller's transaction go, without touching it."""
+    if "sqlalchemy" in sys.modules:
+        from . import of_sqlalchemy
+
+        if (found := of_sqlalchemy.owners(transaction)) is not None:
+            return found
+    if "django.db" in sys.modules:
+        from . import of_django
+
+        if (found := of_django.owners(transaction)) is not None:
+            return found
+    return (transaction,)
+
+
+def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
+    """Refuse a transaction of another database than the store's `own`, before any statement can spoil it."""
+    found = look(borrowed, schema)
+    if found is None:
+        raise SchemaError(
+            f"transaction= leads to a database without the schema {schema!r}. It must be the database of "
+            "sidejob_database_url, so that your rows and the job can commit together."
+        )
+    ours = own()
+    if ours.cluster is not None and found.is_same_as(ours):
+        with suppress(Exception), borrowed.atomic():  # it may not be asked: then the rest must do
+            found = replace(found, cluster=cluster(borrowed))
+    if not found.is_same_as(ours):
+        raise SchemaError(
+            f"transaction= leads to the database {found.name!r}, which has a schema {schema!r} of its own but is not "
+            f"the database {ours.name!r} of sidejob_database_url. It must be, so that your rows and the job can commit "
+            "together."
+        )
+
+
+def _adapt(transaction: Any, schema: str) -> Borrowed:
+    if isinstance(transaction, psycopg.Connection):
+        return PsycopgTransaction(transaction, schema)
+    if "sqlalchemy" in sys.modules:  # who has none of its objects need not wait for its import
+        from . import of_sqlalchemy
+
+        if (adapted := of_sqlalchemy.adapt(transaction, schema)) is not None:
+            return adapted
+    if "django.db" in sys.modules:
+        from . import of_django
+
+        if (adapted := of_django.adapt(transaction, schema)) is not None:
+            return adapted
+    raise TypeError(
+        "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
+        f"alias (not asynchronous ones), not {type(transaction).__name__}."
+    )
