@@ -186,6 +186,6 @@ def due(executor: Reader, limit: int) -> list[int]:
 _TIMERS_OF = Statement("SELECT due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s")
 
 
-def timers_of(executor: Transaction, job_id: int, *, limit: int) -> Sequence[Any]:
+def timers_of(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
     """Read what the job will be asked, soonest first."""
     return executor.run(_TIMERS_OF, id=job_id, limit=limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..model.measures import Key
-from .statement import Statement, Transaction
+from .statement import Reader, Statement, Transaction
 
 _ADD = Statement("""
 INSERT INTO {counters} (name, label, value)
@@ -23,6 +23,6 @@ def add(executor: Transaction, amounts: Mapping[Key, float]) -> None:
 _READ = Statement("SELECT name, label, value FROM {counters}")
 
 
-def read(executor: Transaction) -> dict[Key, float]:
+def read(executor: Reader) -> dict[Key, float]:
     """Read all totals."""
     return {(row.name, row.label): row.value for row in executor.run(_READ)}

@@ -77,7 +77,7 @@ def old_roots(executor: Reader, *, after: int, age_s: float, limit: int) -> tupl
 
 
 def page(
-    executor: Transaction, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
+    executor: Reader, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
     queue: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
     """Read the next entries by id, those that match; reads those of the task, or else all, until `limit` do."""
@@ -88,24 +88,24 @@ def page(
     return executor.run(_PAGE_OF_TASK, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
 
 
-def groups(executor: Transaction) -> dict[str, int]:
+def groups(executor: Reader) -> dict[str, int]:
     """Count all entries by task and kind of error; reads the whole dead set."""
     return {row.group: row.entries for row in executor.run(_GROUPS)}
 
 
-def last_id(executor: Transaction) -> int:
+def last_id(executor: Reader) -> int:
     """Read the id of the newest entry; 0 without any."""
     last: int = executor.run(_LAST)[0].last
     return last
 
 
-def id_before_the_newest(executor: Transaction, keep: int) -> int:
+def id_before_the_newest(executor: Reader, keep: int) -> int:
     """Read the id of the newest entry behind the `keep` newest; 0 if there is none."""
     found = executor.run(_BEFORE, keep=keep)
     return found[0].id if found else 0
 
 
-def old_page(executor: Transaction, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
+def old_page(executor: Reader, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
     """Read the next entries that are older than `age_s`, or whose id is not above `below`."""
     return executor.run(_OLD_PAGE, after=after, age_s=age_s, below=below, limit=limit)
 
@@ -115,25 +115,25 @@ def delete_message(executor: Transaction, entry_id: int) -> bool:
     return bool(executor.run(_DELETE_MESSAGE, id=entry_id))
 
 
-def get(executor: Transaction, entry_id: int) -> Any | None:
+def get(executor: Reader, entry_id: int) -> Any | None:
     """Read one entry."""
     found = executor.run(_GET, id=entry_id)
     return found[0] if found else None
 
 
-def of_job(executor: Transaction, job_id: int) -> Any | None:
+def of_job(executor: Reader, job_id: int) -> Any | None:
     """Read a job's entry."""
     found = executor.run(_OF_JOB, job_id=job_id)
     return found[0] if found else None
 
 
-def of_task(executor: Transaction, task_id: str) -> Any | None:
+def of_task(executor: Reader, task_id: str) -> Any | None:
     """Read the newest entry of this task id."""
     found = executor.run(_OF_TASK, task_id=task_id)
     return found[0] if found else None
 
 
-def count(executor: Transaction) -> int:
+def count(executor: Reader) -> int:
     """Count the entries."""
     entries: int = executor.run(_COUNT)[0].entries
     return entries

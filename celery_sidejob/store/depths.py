@@ -9,7 +9,7 @@ from typing import Any
 
 from . import estimates
 from .outbox.checks import QUEUES
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 COUNTED = 2000
 """Messages of a queue that are counted one by one where there are too many to count all."""
@@ -69,7 +69,7 @@ NUMBERS = ("messages", "depth", "delayed", "scheduled", "soon", "later", "unpubl
 AGES = ("oldest_due_s", "oldest_unpublished_s")
 
 
-def read(executor: Transaction, *, horizon_s: float = 0.0) -> Sequence[Depth]:
+def read(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
     """Count the messages of each queue; of queues with `COUNTED` and more, in a large table, from a sample of it."""
     share = estimates.share(executor, "messages")
     if share.is_all:
@@ -100,6 +100,6 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s AND locked_by IS N
   AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS found""")
 
 
-def is_any_soon(executor: Transaction, queue: str, *, horizon_s: float) -> bool:
+def is_any_soon(executor: Reader, queue: str, *, horizon_s: float) -> bool:
     """Tell whether a message of a queue is due within the horizon; reads the queue if none is."""
     return bool(executor.run(_IS_ANY_SOON, queue=queue, horizon_s=horizon_s)[0].found)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 EXACT_PAGES = 1000
 """Pages (of 8 kB) of a table that is read as a whole."""
@@ -52,7 +52,7 @@ class Count:
     is_estimated: bool = False
 
 
-def share(executor: Transaction, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
+def share(executor: Reader, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
     """Return how much of a table is to be looked at: all of it up to `exact` pages, `sampled` pages of a larger one."""
     pages = executor.run(_PAGES[table])[0].pages
     if pages <= (EXACT_PAGES if exact is None else exact):
@@ -60,7 +60,7 @@ def share(executor: Transaction, table: str, *, exact: int | None = None, sample
     return Share(min(100.0, max(1e-4, 100.0 * (SAMPLED_PAGES if sampled is None else sampled) / pages)))
 
 
-def count(executor: Transaction, few: Statement, many: Statement, table: str) -> Count:
+def count(executor: Reader, few: Statement, many: Statement, table: str) -> Count:
     """Count rows with `few`, which finds `COUNTED` at most; if it finds so many, estimate them with `many`."""
     found = executor.run(few)[0].rows
     if found < COUNTED:

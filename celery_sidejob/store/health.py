@@ -13,7 +13,7 @@ from ..model.errors import StoreUnavailableError
 from . import estimates
 from .connection.connections import Connections
 from .estimates import Share
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 
 @contextmanager
@@ -38,7 +38,7 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
   pg_backend_pid() AS pid, extract(epoch FROM clock_timestamp())::double precision AS clock""")
 
 
-def server(executor: Transaction) -> Any:
+def server(executor: Reader) -> Any:
     """Read what the server is, its clock, and who we are there."""
     return executor.run(_SERVER)[0]
 
@@ -49,7 +49,7 @@ SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead, pg_total_relatio
 FROM pg_stat_user_tables WHERE schemaname = %(schema)s ORDER BY n_dead_tup DESC, relname""")
 
 
-def tables(executor: Transaction, schema: str) -> Sequence[Any]:
+def tables(executor: Reader, schema: str) -> Sequence[Any]:
     """Read how many dead rows each table has, and when it was vacuumed last."""
     return executor.run(_TABLES, schema=schema)
 
@@ -69,7 +69,7 @@ SELECT h.kind, h.who, h.xids, h.since_s FROM (
 ORDER BY h.xids DESC LIMIT 5""")
 
 
-def horizon(executor: Transaction) -> Sequence[Any]:
+def horizon(executor: Reader) -> Sequence[Any]:
     """Read who keeps vacuum from removing dead rows, the oldest first."""
     return executor.run(_HORIZON)
 
@@ -82,7 +82,7 @@ SELECT due.task, count(*) AS jobs FROM (
 WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 ORDER BY 2 DESC, 1""")
 
 
-def unknown_tasks(executor: Transaction, limit: int = 5_000) -> Sequence[Any]:
+def unknown_tasks(executor: Reader, limit: int = 5_000) -> Sequence[Any]:
     """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served.due`."""
     return executor.run(_UNKNOWN_TASKS, limit=limit)
 
@@ -93,7 +93,7 @@ SELECT w.id, extract(epoch FROM now() - w.dead_at)::double precision AS dead_s,
 FROM {workers} w WHERE w.dead_at IS NOT NULL ORDER BY w.id""")
 
 
-def dead_workers(executor: Transaction) -> Sequence[Any]:
+def dead_workers(executor: Reader) -> Sequence[Any]:
     """Read workers that are dead and how many runs they still hold."""
     return executor.run(_HOLDING_DEAD)
 
@@ -135,7 +135,7 @@ class BrokenRules:
     of_all: bool
 
 
-def broken_rules(executor: Transaction, *, every_job: bool) -> BrokenRules:
+def broken_rules(executor: Reader, *, every_job: bool) -> BrokenRules:
     """Read which rules between rows are broken, and by how many.
 
     A message that breaks several counts for the first of them. Very many messages are judged by a sample; with

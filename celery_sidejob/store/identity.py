@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import registry
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 _LOOK = Statement("""
 SELECT to_regclass(%(table)s) IS NOT NULL AS found, current_database() AS name,
@@ -36,13 +36,13 @@ class Database:
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
 
-def place(executor: Transaction) -> Database:
+def place(executor: Reader) -> Database:
     """Tell which database this is, whatever is in it; the cluster is not asked for yet."""
     found = executor.run(_LOOK, table="jobs")[0]
     return Database(found.name, found.oid, None, None)
 
 
-def look(executor: Transaction, schema: str) -> Database | None:
+def look(executor: Reader, schema: str) -> Database | None:
     """Tell which database this is; None if it has no schema of ours. The cluster is not asked for yet."""
     found = executor.run(_LOOK, table=f'"{schema}".jobs')[0]
     if not found.found:
@@ -50,7 +50,7 @@ def look(executor: Transaction, schema: str) -> Database | None:
     return Database(found.name, found.oid, registry.identity(executor), None)
 
 
-def cluster(executor: Transaction) -> int:
+def cluster(executor: Reader) -> int:
     """Tell which cluster this is. Everybody may ask, unless an administrator has revoked it."""
     number: int = executor.run(_CLUSTER)[0].cluster
     return number

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .jobs import HANDLE
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement
 
 SMALL = 10_000
 """Up to so many children of a job, or timers, count as few."""
@@ -115,6 +115,6 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
   AS found""")
 
 
-def knows_queue(executor: Transaction, queue: str) -> bool:
+def knows_queue(executor: Reader, queue: str) -> bool:
     """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
     return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)

@@ -157,7 +157,7 @@ def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int
 _PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
-def parents(executor: Transaction, ids: Iterable[int]) -> dict[int, int | None]:
+def parents(executor: Reader, ids: Iterable[int]) -> dict[int, int | None]:
     """Read the parents of jobs, without a lock: what was read must be compared after locking."""
     return {row.id: row.parent_id for row in executor.run(_PARENTS, ids=sorted(set(ids)))}
 
@@ -203,7 +203,7 @@ def children(executor: Reader, job_id: int) -> Sequence[Any]:
 _CHILD_IDS = Statement("SELECT id FROM {jobs} WHERE parent_id = %(id)s ORDER BY id")
 
 
-def child_ids(executor: Transaction, job_id: int) -> list[int]:
+def child_ids(executor: Reader, job_id: int) -> list[int]:
     """Read the ids of a job's children, oldest first."""
     return [row.id for row in executor.run(_CHILD_IDS, id=job_id)]
 
@@ -239,7 +239,7 @@ UNION SELECT t.job_id FROM {timers} t WHERE t.job_id = ANY(%(ids)s::bigint[])
 UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) AND a.stored_at IS NULL""")
 
 
-def unsettled(executor: Transaction, ids: Iterable[int]) -> set[int]:
+def unsettled(executor: Reader, ids: Iterable[int]) -> set[int]:
     """Read which of these jobs are not settled: something is still to happen to them, or the backend lacks a result."""
     return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
 

@@ -28,10 +28,10 @@ from sqlalchemy.pool import NullPool
 from ..model.errors import SchemaError
 from . import registry, workers
 from .connection.connections import Connections
-from .connection.own_executor import OwnExecutor
 from .connection.parameters import connection_parameters
 from .outbox import checks
 from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
+from .statement import Transaction
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -94,7 +94,7 @@ def reassign(
     be another one. The URL comes from `setting`.
     """
 
-    def change(executor: OwnExecutor) -> dict[str, str]:
+    def change(executor: Transaction) -> dict[str, str]:
         if revision_of(executor, schema) is None:
             raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
         before = registry.read_meta(executor)
@@ -117,7 +117,7 @@ def reassign(
 
 
 def _check_upgradable(
-    executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, to: str | None
+    executor: Transaction, *, schema: str, owner: Mapping[str, str] | None, to: str | None
 ) -> str | None:
     revision = revision_of(executor, schema)
     if revision is not None:
@@ -126,7 +126,7 @@ def _check_upgradable(
     return revision
 
 
-def _check_no_older_workers(executor: OwnExecutor, schema: str, revision: str, to: str) -> None:
+def _check_no_older_workers(executor: Transaction, schema: str, revision: str, to: str) -> None:
     """A migration that takes something away names, as `oldest_worker`, the revision whose code does without it."""
     for script in ScriptDirectory.from_config(_config(schema)).iterate_revisions(to, revision):
         oldest = getattr(script.module, "oldest_worker", None)
@@ -145,7 +145,7 @@ def _some(idents: list[str]) -> str:
     return ", ".join(shown) + (f" and {len(idents) - 3} more" if len(idents) > 3 else "")
 
 
-def _note_owner(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None) -> str:
+def _note_owner(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None) -> str:
     for key, value in _facts(owner).items():
         registry.note_meta(executor, key, value)
     registry.give_identity(executor)

@@ -177,6 +177,6 @@ SELECT o.id AS port_id, (SELECT count(*) FROM (
 FROM {{ports}} o WHERE o.job_id = %(job_id)s""")
 
 
-def count_by_port(executor: Transaction, job_id: int) -> dict[int, int]:
+def count_by_port(executor: Reader, job_id: int) -> dict[int, int]:
     """Count the packets that wait on each port of a job, {port id: packets}, up to `COUNTED` and one of a port."""
     return {row.port_id: row.packets for row in executor.run(_COUNT_BY_PORT, job_id=job_id)}

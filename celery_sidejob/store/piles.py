@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 MOST_PAGES = 2000
 """Pages of a table that are looked at; a larger one is judged by so many of them."""
@@ -19,7 +19,7 @@ FROM {{jobs}} j TABLESAMPLE SYSTEM (
     / greatest(1, pg_relation_size('{{jobs}}'::regclass)::double precision)))""")
 
 
-def finished(executor: Transaction) -> int:
+def finished(executor: Reader) -> int:
     """Estimate how many jobs are finished and have no retention of their task's own."""
     return round(float(executor.run(_FINISHED)[0].jobs))
 
@@ -33,7 +33,7 @@ WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
   AND EXISTS (SELECT FROM {jobs} j WHERE j.id = f.parent_id) ORDER BY 2 DESC LIMIT 5""")
 
 
-def families(executor: Transaction, *, least: int) -> Sequence[Any]:
+def families(executor: Reader, *, least: int) -> Sequence[Any]:
     """Estimate which jobs have so many children, (parent_id, children), the largest families first.
 
     As of the last ANALYZE of the table.

@@ -71,7 +71,7 @@ def note_meta(executor: Transaction, key: str, value: str) -> None:
     executor.run(_NOTE_META, key=key, value=value)
 
 
-def read_meta(executor: Transaction) -> dict[str, str]:
+def read_meta(executor: Reader) -> dict[str, str]:
     """Read the recorded facts about the schema."""
     return {row.key: row.value for row in executor.run(_READ_META)}
 
@@ -79,7 +79,7 @@ def read_meta(executor: Transaction) -> dict[str, str]:
 _IDENTITY = Statement("SELECT value FROM {meta} WHERE key = 'identity'")
 
 
-def identity(executor: Transaction) -> str | None:
+def identity(executor: Reader) -> str | None:
     """Read the schema's random name."""
     found = executor.run(_IDENTITY)
     return found[0].value if found else None

@@ -18,9 +18,8 @@ from ..model import messages as formats
 from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
 from . import registry, revisions, tables
 from .connection.connections import Connections
-from .connection.own_executor import OwnExecutor
 from .errors import LacksRights
-from .statement import Statement
+from .statement import Statement, Transaction
 
 SUPPORTED = range(-1, 2)
 """The revisions this version runs on, counted from its own: the one before, its own, the one after."""
@@ -76,7 +75,7 @@ def check(
         store.transact("check", partial(_check_usable, schema=schema, owner=owner, setting=store.setting))
 
 
-def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
+def _check_usable(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None, setting: str) -> None:
     revision = revision_of(executor, schema)
     if revision is None:
         raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
@@ -99,7 +98,7 @@ def _check_usable(executor: OwnExecutor, *, schema: str, owner: Mapping[str, str
         )
 
 
-def check_ours(executor: OwnExecutor, schema: str, revision: str, *, owner: Mapping[str, str] | None) -> None:
+def check_ours(executor: Transaction, schema: str, revision: str, *, owner: Mapping[str, str] | None) -> None:
     """Raise SchemaError if the schema is newer than this version knows, lacks something, or is another's."""
     _check_not_newer(revision, schema)
     _check_whole(executor, schema, revision)
@@ -114,7 +113,7 @@ def _check_not_newer(revision: str, schema: str) -> None:
         )
 
 
-def _check_whole(executor: OwnExecutor, schema: str, revision: str) -> None:
+def _check_whole(executor: Transaction, schema: str, revision: str) -> None:
     lacking = tables.missing(executor, schema) if revision == revisions.KNOWN else []
     if lacking:
         raise Damaged(
@@ -123,7 +122,7 @@ def _check_whole(executor: OwnExecutor, schema: str, revision: str) -> None:
         )
 
 
-def _check_owner(executor: OwnExecutor, schema: str, owner: Mapping[str, str] | None) -> None:
+def _check_owner(executor: Transaction, schema: str, owner: Mapping[str, str] | None) -> None:
     recorded = registry.read_meta(executor)
     if int(recorded.get("format", FORMAT)) > int(FORMAT):
         raise TooNew(
@@ -153,7 +152,7 @@ _READS_ONLY = Statement("SELECT current_setting('transaction_read_only')::boolea
 _EXISTS = Statement("SELECT to_regclass(%(relation)s) IS NOT NULL AS found")
 
 
-def revision_of(executor: OwnExecutor, schema: str) -> str | None:
+def revision_of(executor: Transaction, schema: str) -> str | None:
     """Read the schema's revision; SchemaError if the migrations recorded there are another program's."""
 
     def exists(relation: str) -> bool:

@@ -41,7 +41,7 @@ SELECT w.ident, s.skew_s FROM {served} s JOIN {workers} w ON w.id = s.worker_id
 WHERE w.dead_at IS NULL AND abs(s.skew_s) > %(most_s)s ORDER BY w.id""")
 
 
-def skewed(executor: Transaction, most_s: float) -> Sequence[Any]:
+def skewed(executor: Reader, most_s: float) -> Sequence[Any]:
     """Read the live workers whose clock differs from the database's by more than this, and by how much."""
     return executor.run(_SKEWED, most_s=most_s)
 
@@ -52,7 +52,7 @@ WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
   AND NOT EXISTS (SELECT FROM {served} s WHERE s.worker_id = w.id) ORDER BY w.id""")
 
 
-def unannounced(executor: Transaction, silent: Collection[int]) -> Sequence[Any]:
+def unannounced(executor: Reader, silent: Collection[int]) -> Sequence[Any]:
     """Read which live workers have not said what they serve: they are only just starting.
 
     Those that are `silent` (`workers.silent`) are not among them.
@@ -68,7 +68,7 @@ SELECT coalesce(m.task, (SELECT j.task FROM {jobs} j WHERE j.id = m.job_id)) AS 
 GROUP BY 1, 2""")
 
 
-def due(executor: Transaction, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
+def due(executor: Reader, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
     """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
 
     Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a
@@ -86,7 +86,7 @@ WHERE (
 ORDER BY 3 DESC, 1, 2""")
 
 
-def unserved(executor: Transaction, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
+def unserved(executor: Reader, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
     """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
 
     `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. One that

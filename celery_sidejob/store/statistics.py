@@ -13,7 +13,7 @@ from ..model.status import UNFINISHED
 from . import estimates
 from .estimates import COUNTED, SAMPLE, Count
 from .outbox.checks import QUEUES
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 GROUPED = 10_000
 """How many entries of the dead set, from the newest on, are counted by group."""
@@ -43,7 +43,7 @@ class Unfinished:
     is_estimated: bool
 
 
-def unfinished(executor: Transaction) -> Unfinished:
+def unfinished(executor: Reader) -> Unfinished:
     """Count the jobs that something is asked of, by status; estimate them where they are very many.
 
     Finished ones are not looked at, but for those in the pages of the sample.
@@ -61,7 +61,7 @@ _FIRST_TIMER = Statement("""
 SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s FROM {timers}""")
 
 
-def timers(executor: Transaction) -> tuple[Count, float | None]:
+def timers(executor: Reader) -> tuple[Count, float | None]:
     """Count timers, and tell how long ago the first was due; less than nothing if that is still to come."""
     count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
     return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
@@ -86,7 +86,7 @@ class Results:
     is_estimated: bool
 
 
-def results(executor: Transaction) -> Results:
+def results(executor: Reader) -> Results:
     """Count results that the backend does not have yet."""
     count = estimates.count(executor, _RESULTS, _RESULTS_SAMPLE, "askings")
     first = executor.run(_FIRST_RESULT) if count.number else ()
@@ -101,7 +101,7 @@ _DEAD_JOBS_SAMPLE = Statement(f"""
 SELECT count(*) AS rows FROM {{dead}} {SAMPLE} WHERE job_id IS NOT NULL""")
 
 
-def dead_entries(executor: Transaction) -> tuple[Count, Count]:
+def dead_entries(executor: Reader) -> tuple[Count, Count]:
     """Count the entries of the dead set, and those of them that are jobs."""
     return (
         estimates.count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
@@ -125,7 +125,7 @@ FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL W
 )
 
 
-def sweep(executor: Transaction) -> Any:
+def sweep(executor: Reader) -> Any:
     """Tell how long the oldest thing that a sweeper should have seen to has been due, and who sweeps since when."""
     return executor.run(_SWEEP)[0]
 
@@ -136,7 +136,7 @@ SELECT d.task, split_part(coalesce(d.error, ''), ':', 1) AS error, count(*) AS e
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2""")
 
 
-def dead_groups(executor: Transaction) -> Sequence[Any]:
+def dead_groups(executor: Reader) -> Sequence[Any]:
     """Count the newest `GROUPED` entries of the dead set by task and kind of error."""
     return executor.run(_DEAD_GROUPS, limit=GROUPED)
 
@@ -152,7 +152,7 @@ SELECT count(*) AS rows FROM {{timers}} t {SAMPLE} CROSS JOIN LATERAL (
   SELECT FROM {{jobs}} j WHERE j.id = t.job_id AND j.queue = %(queue)s OFFSET 0) j""")
 
 
-def resting(executor: Transaction, queue: str | None) -> tuple[int, int]:
+def resting(executor: Reader, queue: str | None) -> tuple[int, int]:
     """Count what is not finished and waits for no worker, of one queue or of all: (suspended jobs, timers).
 
     Very many are estimated, as by `unfinished` and `timers`.

@@ -12,7 +12,7 @@ from typing import TextIO
 from psycopg import sql
 
 from ..model.columns import COLUMNS
-from .statement import Statement, Transaction
+from .statement import Reader, Statement
 
 _ALL = "SELECT INSERT UPDATE DELETE"
 
@@ -86,7 +86,7 @@ WHERE NOT CASE WHEN to_regclass(%(schema)s || '.' || r.relation) IS NULL THEN tr
 ORDER BY 1, 2""")
 
 
-def lacking_rights(executor: Transaction, schema: str) -> list[str]:
+def lacking_rights(executor: Reader, schema: str) -> list[str]:
     """Tell which rights the connection's role lacks in the tables that are there, as "UPDATE on jobs"."""
     found = executor.run(
         _LACKING_RIGHTS, relations=[relation for relation, _ in _NEEDED], privileges=[right for _, right in _NEEDED],
@@ -102,7 +102,7 @@ WHERE c.relkind IN ('r', 'p') AND c.relnamespace = (SELECT n.oid FROM pg_namespa
 GROUP BY c.relname""")
 
 
-def missing(executor: Transaction, schema: str) -> list[str]:
+def missing(executor: Reader, schema: str) -> list[str]:
     """Tell what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
     found = {row.name: row.columns for row in executor.run(_FOUND, schema=schema)}
     lacking: list[str] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement
 
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
@@ -45,7 +45,7 @@ WITH RECURSIVE tree AS (
 SELECT root, id FROM tree""")
 
 
-def by_root(executor: Transaction, ids: Iterable[int]) -> Sequence[Any]:
+def by_root(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
     """Read the ids of jobs and of everything below them, each with the `root` above it: one of those given."""
     return executor.run(_BY_ROOT, ids=list(ids))
 
@@ -82,13 +82,13 @@ SELECT {_NODE} FROM (
   ORDER BY x.parent_id, x.id LIMIT %(limit)s) j ORDER BY j.parent_id, j.id""")
 
 
-def node(executor: Transaction, job_id: int) -> Any | None:
+def node(executor: Reader, job_id: int) -> Any | None:
     """Read a job as a tree shows it, with the number of its children, `TOO_MANY` at most."""
     found = executor.run(_NODE_OF, id=job_id)
     return found[0] if found else None
 
 
-def nodes_below(executor: Transaction, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
+def nodes_below(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
     """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them.
 
     Of a job with more than `COUNTED` children the oldest of the first ones by name.
@@ -103,6 +103,6 @@ WITH RECURSIVE up AS (
 SELECT id FROM up""")
 
 
-def ancestors(executor: Transaction, job_id: int) -> set[int]:
+def ancestors(executor: Reader, job_id: int) -> set[int]:
     """Read the ids of a job and of everything above it."""
     return {row.id for row in executor.run(_ANCESTORS, id=job_id)}

@@ -47,12 +47,12 @@ _OLDER = Statement("""
 SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s ORDER BY id""")
 
 
-def live(executor: Transaction) -> list[str]:
+def live(executor: Reader) -> list[str]:
     """Read who is registered and was not declared dead."""
     return [row.ident for row in executor.run(_LIVE)]
 
 
-def older_than(executor: Transaction, revision: str) -> list[str]:
+def older_than(executor: Reader, revision: str) -> list[str]:
     """Read which of those have code that does not know a revision."""
     return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
@@ -149,9 +149,9 @@ SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
 FROM {workers} w ORDER BY w.id""")
 
 
-def liveness(executor: Reader, *, schema: str, silence_s: float) -> Sequence[Any]:
+def liveness(connections: Autocommit, *, schema: str, silence_s: float) -> Sequence[Any]:
     """Look at every worker: is its lock free, is it silent, is it suspected or dead."""
-    return executor.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
+    return connections.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
 
 
 _SUSPECT = Statement("""
@@ -217,7 +217,7 @@ SELECT w.id, w.ident, w.locked, w.started_at, w.beat_at, w.suspect_at, w.dead_at
 FROM {workers} w ORDER BY w.id""")
 
 
-def list_all(executor: Transaction, settings: Settings) -> Sequence[Any]:
+def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
     """Read every worker that is known, and of those that are silent `silent_s`, for how long; None of the others.
 
     For who only looks on: nothing follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
@@ -229,6 +229,6 @@ def list_all(executor: Transaction, settings: Settings) -> Sequence[Any]:
     )  # fmt: skip
 
 
-def silent(executor: Transaction, settings: Settings) -> list[int]:
+def silent(executor: Reader, settings: Settings) -> list[int]:
     """Read which workers `list_all` finds silent."""
     return [row.id for row in list_all(executor, settings) if row.silent_s is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..statement import Reader, Statement, Transaction
+from ..statement import Reader, Statement
 
 _WAITING = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
@@ -24,7 +24,7 @@ SELECT m.task_id, m.for_run, m.queue, m.due_at, m.published_at, m.locked_at, w.i
 FROM {messages} m LEFT JOIN {workers} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
 
 
-def of_job(executor: Transaction, job_id: int) -> Any | None:
+def of_job(executor: Reader, job_id: int) -> Any | None:
     """Read the row of a job's present or next run, with the worker that holds it."""
     found = executor.run(_OF_JOB, job_id=job_id)
     return found[0] if found else None
@@ -35,6 +35,6 @@ SELECT EXISTS (SELECT FROM {messages} m WHERE m.job_id = ANY(%(job_ids)s::bigint
   OR EXISTS (SELECT FROM {timers} t WHERE t.job_id = ANY(%(job_ids)s::bigint[])) AS pending""")
 
 
-def pending(executor: Transaction, job_ids: Iterable[int]) -> bool:
+def pending(executor: Reader, job_ids: Iterable[int]) -> bool:
     """Tell whether anything of these jobs is still to happen, now or later."""
     return bool(executor.run(_PENDING, job_ids=list(job_ids))[0].pending)

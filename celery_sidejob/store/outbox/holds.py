@@ -117,7 +117,7 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(wo
 )
 
 
-def holds(executor: Transaction, key: Key, *, worker_id: int) -> bool:
+def holds(executor: Reader, key: Key, *, worker_id: int) -> bool:
     """Tell whether a run holds its row still."""
     return bool(executor.run(_HOLDS, task_id=key[0], generation=key[1], worker_id=worker_id))
 

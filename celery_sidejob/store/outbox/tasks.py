@@ -141,7 +141,7 @@ SELECT body = %(body)s AND publication = %(publication)s AND generation = 1 AS s
 WHERE task_id = %(task_id)s""")
 
 
-def is_kept(executor: Transaction, message: Message) -> bool:
+def is_kept(executor: Reader, message: Message) -> bool:
     """Tell whether the row of this task id is this very message: its insert was repeated."""
     found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
     return bool(found and found[0].same)
