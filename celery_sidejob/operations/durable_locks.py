@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from ..model.durable import NOWHERE, Address, Content, Key, Message
-from ..model.errors import StoreUnavailableError
+from ..model.durable import NOWHERE, Address, Message
 from ..model.events import TaskLost, TaskRescued
 from ..store import duplicates
-from ..store.connection.pending_statement import Sent
 from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
@@ -26,56 +23,10 @@ from .task_run_end import end_task_runs
 logger = logging.getLogger("celery_sidejob")
 
 
-@dataclass(eq=False, slots=True)
-class Ahead:
-    """A lock that was sent for a run which begins in this process in a moment; whoever takes it sees to its answer."""
-
-    sent: Sent
-    worker_id: int
-    is_taken: bool = False
-
-
-def begin_ahead(  # noqa: PLR0913 - the lock's own columns
-    runtime: Runtime, key: Key, content: Content, address: Address, *, worker_id: int, pid: int, on_lost: str,
-    max_losses: int,
-) -> Ahead | None:  # fmt: skip
-    """Send what `begin` sends, for it to have the answer by then; None where `begin` has to ask itself.
-
-    A run that dies in between counts as begun. Where the message may have a copy or is compressed, or there are several
-    stores, nothing is sent.
-    """
-    if runtime.stores.several or address != NOWHERE or runtime.store.is_left_alone or content.unpack:
-        return None
-    sent = holds.send_begin(
-        runtime.connections, key, content, worker_id=worker_id, pid=pid, on_lost=on_lost, max_losses=max_losses,
-        within_s=runtime.stores.wait_s,
-    )  # fmt: skip
-    return None if sent is None else Ahead(sent, worker_id)
-
-
-def begin_not(runtime: Runtime, key: Key, ahead: Ahead) -> bool:
-    """Give back what was locked ahead of a run that does not begin after all, unless the run has taken it.
-
-    False if the lock may stay, as the store does not answer: then the worker has to know that it runs nothing.
-    """
-    if ahead.is_taken:
-        return True
-    ahead.is_taken = True
-    within_s = runtime.stores.wait_s
-    try:
-        if runtime.connections.answer(ahead.sent, within_s=within_s):
-            _unlock(runtime, key, ahead.worker_id, within_s=within_s)
-    except StoreUnavailableError as error:
-        logger.warning("Task %s was not begun, and is perhaps still locked: %s", key[0], error)
-        return False
-    return True
-
-
 def begin(  # noqa: PLR0913 - the lock's own columns
-    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool,
-    ahead: Ahead | None = None,
-) -> bool:  # fmt: skip
-    """Lock the row, or wait for the lock that was sent `ahead`; False for what is not to run: a copy, or forged.
+    runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
+) -> bool:
+    """Lock the row; False for what is not to run: a copy, or forged.
 
     `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
     """
@@ -94,11 +45,7 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     noted = deduplication.is_to_be_noted(address)
     within_s = runtime.stores.wait_s if runtime.stores.several else None
     try:
-        if ahead is None:
-            begun = once()
-        else:
-            ahead.is_taken = True
-            begun = bool(runtime.connections.answer(ahead.sent))
+        begun = once()
     except NoAnswer:
         raise  # it would say nothing to a second one either
     except OutcomeUnknown:
@@ -150,7 +97,13 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
 def put_back(runtime: Runtime, run: Run) -> None:
     """Give up a run whose message goes back to the broker."""
-    patiently(runtime, lambda: _unlock(runtime, run.key, run.worker_id))
+    end = holds.unlock(run.key, worker_id=run.worker_id)
+    patiently(
+        runtime,
+        lambda: runtime.connections.transact(
+            "durable-unlock", lambda executor: end_task_runs(executor, end), single=True
+        ),
+    )
 
 
 def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
@@ -167,13 +120,6 @@ def take_from_the_dead(runtime: Runtime) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-
-
-def _unlock(runtime: Runtime, key: Key, worker_id: int, *, within_s: float | None = None) -> None:
-    end = holds.unlock(key, worker_id=worker_id)
-    runtime.connections.transact(
-        "durable-unlock", lambda executor: end_task_runs(executor, end), single=True, within_s=within_s
-    )
 
 
 def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:

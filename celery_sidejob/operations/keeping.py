@@ -17,7 +17,7 @@ from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed.borrowed import Borrowed
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.errors import OutcomeUnknown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Transaction
@@ -44,47 +44,11 @@ def keep(runtime: Runtime, message: Message) -> None:
     What is not due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means
     that the sweeper publishes.
     """
-    kept_meanwhile = message.eta is None and not runtime.stores.several and _keep_meanwhile(runtime, message)
-    if kept_meanwhile:
-        return
-    is_unknown = kept_meanwhile is None
     began = time.monotonic()
-    there, (kept, tried) = _in_the_first(
-        runtime, lambda there, tried: (_keep(there, message, tried, is_unknown=is_unknown), tried)
-    )
+    ready: list[Any] = []
+    there, (kept, tried) = _in_the_first(runtime, lambda there, tried: (_keep(there, message, tried, ready), tried))
     if not kept.waits:
-        send(there, [replace(message, tried=tried) if tried else message], since=began)
-
-
-def _keep_meanwhile(runtime: Runtime, message: Message) -> bool | None:
-    """Keep a message in the only store, and make it ready for the broker while that writes; then send it.
-
-    False if it is not kept: where the row cannot be sent ahead, and whatever `keep` then finds out. None if the answer
-    was lost.
-    """
-    stores = runtime.stores
-    if runtime.store.is_left_alone:
-        return False
-    began = time.monotonic()
-    sent = tasks.send_keep(runtime.connections, message, waits_of(runtime), within_s=stores.wait_s)
-    if sent is None:
-        return False
-    try:
-        ready = runtime.publisher.make_ready([message])
-    except BaseException:  # a time limit strikes
-        runtime.connections.let_go(sent)
-        raise
-    left_s = began + stores.wait_s - time.monotonic()
-    try:
-        kept = bool(runtime.connections.answer(sent, within_s=left_s))
-    except NoAnswer as error:
-        stores.failed(runtime.store, error, after_s=time.monotonic() - began)
-        raise
-    except OutcomeUnknown:
-        return None
-    if kept:
-        send(runtime, [message], since=began, ready=ready)
-    return kept
+        send(there, [replace(message, tried=tried) if tried else message], since=began, ready=ready[0])
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
@@ -96,8 +60,9 @@ def keep_again(runtime: Runtime, message: Message) -> None:
 
     def once() -> Kept | None:
         return runtime.connections.transact(
-            "durable-keep", _keeping(runtime, message), single=True, within_s=patience_s(runtime)
-        )
+            "durable-keep", lambda executor: tasks.keep(executor.run, message, waits_of(runtime)), single=True,
+            within_s=patience_s(runtime),
+        )  # fmt: skip
 
     began = time.monotonic()
     kept = patiently(runtime, lambda: repeat(once))
@@ -113,7 +78,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
     with borrowed.atomic():
-        if tasks.keep(borrowed, message, waits_of(runtime)) is None:
+        if tasks.keep(borrowed.run, message, waits_of(runtime)) is None:
             raise _taken(message.task_id)
 
     def committed() -> None:
@@ -226,10 +191,16 @@ def _in_the_first(runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T
     raise failure or stores.all_left_alone()
 
 
-def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], *, is_unknown: bool) -> Kept:
-    """Keep a message in one store; `is_unknown`: a try of this very call has had no answer."""
+def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: list[Any]) -> Kept:
+    """Keep a message in one store; `ready` then has what the publisher has made of it meanwhile."""
     within_s = runtime.stores.wait_s
-    keeping = _keeping(runtime, message, tried)
+    is_unknown = False  # whether a try has had no answer
+
+    def keeping(executor: OwnExecutor) -> Kept | None:
+        ready.clear()
+        kept = tasks.keep(_making_ready(runtime, executor, [message], ready), message, waits_of(runtime))
+        _note(executor, [message] if kept is not None else [], tried)
+        return kept
 
     def once() -> Kept | None:
         nonlocal is_unknown
@@ -264,17 +235,11 @@ def _keep_all(
     """
     within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S
 
-    def make_ready(page: list[Message]) -> None:
-        # Where there are several stores, a message is told in which it is kept.
-        ready.append(None if runtime.stores.several else runtime.publisher.make_ready(page))
-
     def work(executor: OwnExecutor) -> set[str]:
         ready.clear()
-        runs = [partial(executor.run_beside, partial(make_ready, page)) for page in pages]
+        runs = [_making_ready(runtime, executor, page, ready) for page in pages]
         waiting = _keep_pages(runs, pages, waits_of(runtime), repeated=repeated)
-        if tried:
-            made = [(message.task_id, message.call) for page in pages for message in page if message.call is not None]
-            duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
+        _note(executor, [message for page in pages for message in page], tried)
         return waiting
 
     first = True
@@ -289,14 +254,23 @@ def _keep_all(
     return repeat(once)
 
 
-def _keeping(runtime: Runtime, message: Message, tried: tuple[str, ...] = ()) -> Callable[[Transaction], Kept | None]:
-    def work(executor: Transaction) -> Kept | None:
-        kept = tasks.keep(executor, message, waits_of(runtime))
-        if kept is not None and tried and message.call is not None:
-            duplicates.note(executor, [(message.task_id, message.call)], tried=tried, kept_s=duplicates.KEPT_S)
-        return kept
+def _making_ready(
+    runtime: Runtime, executor: OwnExecutor, messages: list[Message], ready: list[Any]
+) -> Callable[..., list[Any]]:
+    """Return what runs a statement and adds to `ready` meanwhile what the publisher has made of messages."""
 
-    return work
+    def make_ready() -> None:
+        # Where there are several stores, a message is told in which it is kept.
+        ready.append(None if runtime.stores.several else runtime.publisher.make_ready(messages))
+
+    return partial(executor.run_beside, make_ready)
+
+
+def _note(executor: Transaction, messages: Sequence[Message], tried: tuple[str, ...]) -> None:
+    """Note the calls of messages that the stores which were `tried` may have as well."""
+    made = [(message.task_id, message.call) for message in messages if message.call is not None]
+    if made and tried:
+        duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
 
 
 def _after_commit(work: Callable[[], None]) -> None:

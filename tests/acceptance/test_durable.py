@@ -48,8 +48,8 @@ def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site
 
 
 @pytest.mark.parametrize("point", ["durable-keep:after-commit", "publish:after"])
-def test_a_publisher_that_dies_while_it_waits_for_no_answer_has_lost_nothing(site: Site, point: str) -> None:
-    """The second call sends its row ahead, and does not wait for Redis to have said that it has the message."""
+def test_a_publisher_that_dies_once_its_row_is_kept_has_lost_nothing(site: Site, point: str) -> None:
+    """Nor does it wait for Redis to say that it has the message."""
     source = f"from {APP} import noted; [noted.apply_async((n,), task_id=str(n)) for n in range(3)]"
     client = site.processes.start_python(source, env={**site.env, "SIDEJOB_CRASH_POINTS": f"{point}=kill@2"})
     assert client.wait(TIMEOUT_S) == -signal.SIGKILL
@@ -65,7 +65,7 @@ def test_a_publisher_that_dies_while_it_waits_for_no_answer_has_lost_nothing(sit
     assert (len(site.record.of("ran")), site.dead()) == (2, [])
 
 
-def test_a_row_that_cannot_be_sent_ahead_is_told_as_ever(site: Site) -> None:
+def test_a_row_that_is_not_known_to_be_kept_is_told_of(site: Site) -> None:
     """Its task id is taken, or the answer is lost and it is there all the same."""
     source = f"""
 from celery_sidejob import InvalidValueError
@@ -77,7 +77,7 @@ except InvalidValueError:
     noted.apply_async((2,), task_id="2")
 """
     client = site.processes.start_python(
-        source, env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=lost@4"}
+        source, env={**site.env, "SIDEJOB_CRASH_POINTS": "durable-keep:after-commit=lost@3"}
     )
     assert client.wait(TIMEOUT_S) == 0, client.log_tail()
     assert [row.task_id for row in site.rows()] == ["0", "2"]
@@ -557,8 +557,7 @@ def test_what_must_not_be_repeated_is_done_or_dead(site: Site, point: str) -> No
 
 @pytest.mark.parametrize("point", ["durable-begin:before-commit", "durable-begin:after-commit"])
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_a_worker_dies_around_a_lock_that_it_sends_ahead(site: Site, tmp_path: Path, pool: str, point: str) -> None:
-    # The first lock of a worker is not sent ahead, for there is no connection yet.
+def test_a_worker_dies_around_a_lock_of_its_own_process(site: Site, tmp_path: Path, pool: str, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=kill@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
     worker = site.worker(env=env, pool=pool)
     first = site.call("noted", 1)
@@ -578,7 +577,7 @@ def test_a_worker_dies_around_a_lock_that_it_sends_ahead(site: Site, tmp_path: P
 
 @pytest.mark.parametrize("point", ["durable-begin:after-commit", "durable-end:after-commit"])
 @pytest.mark.parametrize("pool", ["solo", "threads"])
-def test_an_answer_that_nobody_waited_for_is_lost(site: Site, tmp_path: Path, pool: str, point: str) -> None:
+def test_a_lost_answer_to_a_lock_or_an_end_repeats_nothing(site: Site, tmp_path: Path, pool: str, point: str) -> None:
     env = {"SIDEJOB_CRASH_POINTS": f"{point}=lost@2", "SIDEJOB_CRASH_ONCE": str(tmp_path / "once")}
     worker = site.worker(env=env, pool=pool)
     results = [site.call("noted", number) for number in range(4)]

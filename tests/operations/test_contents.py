@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from celery_sidejob.model.durable import Content, digest_of
+from celery_sidejob.operations import durable_locks
 from celery_sidejob.operations.contents import is_forged
+from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.store import workers
 from tests.tools.contents import content_of
 from tests.tools.in_process import Stage
 
@@ -33,6 +36,20 @@ def test_what_is_not_of_its_row_is_forged(stage: Stage, kept: Content, caplog: p
     assert "it would run other, and the task is mail" in caplog.text
     assert is_forged(stage.runtime, key, Content("mail", digest_of(b"other arguments")))
     assert "it would run mail, and the task is mail with another body" in caplog.text
+
+
+@pytest.mark.parametrize("forged", [{"task": "other"}, {"digest": digest_of(b"other")}], ids=["task", "body"])
+def test_what_is_not_of_its_row_locks_nothing(stage: Stage, kept: Content, forged: dict[str, str]) -> None:
+    run = Run(("mine", 1), "mail", workers.register(stage.runtime.connections, "test:contents"), stage.runtime, kept)
+
+    def begins() -> bool:
+        return durable_locks.begin(stage.runtime, run, pid=1, on_lost="dead", max_losses=3, is_here=False)
+
+    run.content = kept._replace(**forged)
+    assert not begins()
+    assert stage.sql("SELECT 1 FROM messages WHERE locked_by IS NOT NULL") == []
+    run.content = kept
+    assert begins()
 
 
 def test_a_copy_of_an_earlier_generation_or_of_what_is_gone_is_not_forged(stage: Stage, kept: Content) -> None:

@@ -16,7 +16,9 @@ from celery import Celery
 
 from celery_sidejob import InvalidValueError, StoreUnavailableError, embedded
 from celery_sidejob.operations import stores
+from celery_sidejob.store.connection import turns
 from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.outbox import tasks
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm
 from tests.tools.freezing import frozen
@@ -91,6 +93,24 @@ def test_a_call_that_waits_for_its_row_holds_up_no_other(app: Celery, own_postgr
         other.commit()
         with pytest.raises(InvalidValueError, match="is taken"):
             waiting.result(timeout=20)
+
+
+def test_a_call_makes_no_message_while_another_thread_publishes(
+    app: Celery, at: Arm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run publishes a continuation that makes a job, so that it waits for the process's connection."""
+    monkeypatch.setattr(turns._process, "shares_one", True)
+    runtime, keeps = app.sidejob.runtime, threading.Event()
+    at("durable-keep:before-commit", keeps.set)
+    with ThreadPoolExecutor() as threads:
+        with runtime.publisher._connection.lock:
+            calling = threads.submit(app.send_task, "keeping.one", task_id="second")
+            assert keeps.wait(20)
+            assert runtime.connections.transact("read", lambda executor: tasks.read(executor, "second")) is not None
+            assert queued(app) == ["first"]
+        calling.result(timeout=20)
+
+    assert queued(app) == ["first", "second"]
 
 
 def test_many_threads_call_at_once(app: Celery, own_postgres: embedded.Postgres) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from celery import Celery
@@ -27,7 +27,7 @@ from ..jobs import continuation, doorbell, events
 from ..tasks import kept_message
 from .carried import check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
-from .redis_client import Packed, Pushes
+from .redis_client import Pushes
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -44,8 +44,6 @@ class Ready:
 
     pushes: Pushes
     made: Sequence[tuple[str, str]]
-    packed: Packed | None = None
-    """The packed command, if there is one message alone: nothing is left to do but to send it."""
 
     def part(self, first: int, count: int) -> Ready:
         """Return some of them."""
@@ -106,26 +104,26 @@ class CeleryPublisher:
     def make_ready(self, messages: Sequence[Message]) -> Ready | None:
         """Make what is to be sent of messages to Redis, and send none: their rows are written meanwhile.
 
-        None where each is not one message for one list: then `publish` does all of it, and says what is wrong. What is
-        made is of the connection that there was, and worth nothing after another one was opened.
+        None where each is not one message for one list: then `publish` does all of it, and says what is wrong. None
+        too while another thread publishes: it may need the connection to the store that this one has. What is made is
+        of the connection that there was, and worth nothing after another one was opened.
         """
         connection = self._connection
         if not connection.ready or connection.family != "redis":
             return None
         connection.mind_fork()
-        with connection.lock:
-            try:
-                connection.hear()
-                ready = self._made_of(messages)
-                if ready is None or len(messages) > 1:
-                    return ready
-                ready.pushes.mend()
-                return replace(ready, packed=ready.pushes.pack(ready.made))
-            except BaseException as error:
-                connection.mind_strike(error)
-                if connection.broke_with(error):  # and `publish` need not wait for it
-                    connection.pause(error)
-                return None
+        if not connection.lock.acquire(blocking=False):
+            return None
+        try:
+            connection.hear()
+            return self._made_of(messages)
+        except BaseException as error:
+            connection.mind_strike(error)
+            if connection.broke_with(error):  # and `publish` need not wait for it
+                connection.pause(error)
+            return None
+        finally:
+            connection.lock.release()
 
     def confirm(self, published: Sequence[Key]) -> list[Key]:
         """Wait for the last answer that is owed, and return which of these messages the broker has."""
@@ -279,8 +277,8 @@ class CeleryPublisher:
         connection = self._connection
         producer = connection.open()
         if isinstance(message, Message):
-            if ready is not None and ready.packed is not None and ready.pushes is connection.pushes:
-                ready.pushes.push_packed(ready.packed)
+            if ready is not None and ready.pushes is connection.pushes:
+                ready.pushes.push(ready.made)
             else:
                 self._send_call(message, producer)
             connection.owe(message)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -27,14 +26,6 @@ def list_of(channel: Any, queue: str, message: Any) -> str:
 def pushes_of(channel: Any) -> Pushes | None:
     """Return what sends the messages of a channel without waiting; None where a project's own puts them in its way."""
     return Pushes(channel) if redis_put.can_be_replaced(channel) else None
-
-
-@dataclass(frozen=True, slots=True)
-class Packed:
-    """Commands as they go over the wire, and how many answers there are to them."""
-
-    data: Sequence[bytes]
-    commands: int
 
 
 class Pushes:
@@ -65,27 +56,18 @@ class Pushes:
         finally:
             self._made = None
 
-    def pack(self, made: Sequence[tuple[str, str]]) -> Packed:
-        """Make of messages in order what is sent of them; those for one list that follow each other are one command."""
-        commands = [self._command(key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
-        return Packed(self._connected().pack_commands(commands), len(commands))
-
     def push(self, made: Sequence[tuple[str, str]]) -> None:
-        """Send messages in order, over another connection where Redis has hung up."""
-        packed = self.pack(made)
-        self.mend()
-        self.push_packed(packed)
+        """Send messages in order, over another connection where Redis has hung up.
 
-    def mend(self) -> None:
-        """Receive what is owed, and see to it that the connection is not one on which Redis has hung up."""
+        Those for one list that follow each other are one command. If Redis hangs up just then, `hear` tells.
+        """
+        commands = [self._command(key, *(data for _, data in of_key)) for key, of_key in groupby(made, itemgetter(0))]
+        packed = self._connected().pack_commands(commands)
         self.hear()
-        if self._connection is not None and self._has_hung_up():
+        if self._has_hung_up():
             self._connection.disconnect()
-
-    def push_packed(self, packed: Packed) -> None:
-        """Send what `pack` has made, after `mend`; if Redis hangs up in between, whoever hears of it is told."""
-        self._connected().send_packed_command(packed.data)
-        self._owes = packed.commands
+        self._connected().send_packed_command(packed)
+        self._owes = len(commands)
 
     def hear(self) -> None:
         """Wait for the answers that are owed, if any are; raises what Redis has against the first that it refuses."""

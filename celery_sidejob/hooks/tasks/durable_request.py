@@ -17,7 +17,6 @@ from celery.worker.state import task_ready
 
 from ...model.durable import (
     ADOPTED,
-    AHEAD,
     DIGEST,
     HEADER,
     LATE,
@@ -31,7 +30,6 @@ from ...model.durable import (
     key_of,
     why_no_header,
 )
-from ...operations import durable_locks
 from ...services.heartbeat.deliveries import ENDED
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
@@ -125,20 +123,10 @@ class DurableRequest(Delivered):
         return expires is not None and bool(datetime.now(UTC if expires.tzinfo else None) > expires)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Where the body runs in this process, send its lock now: Postgres writes it while this acknowledges."""
+        """Refuse what is not to begin here any more, before it is acknowledged."""
         if not self._has_begun and not self.begins():
             raise not_begun()
-        heartbeat, worker_id = self._heartbeat, self._request_dict.get(WORKER)
-        here = heartbeat is not None and not heartbeat.has_processes
-        if here and self._kept is not None and isinstance(worker_id, int) and LATE not in self._request_dict:
-            self._request_dict[AHEAD] = durable_task.begin_ahead(
-                self.task, self._kept, self._content, self._address, worker_id
-            )
-        try:
-            super().on_accepted(pid, time_accepted)
-        except BaseException:  # the worker ends, or has lost its broker: nothing runs
-            self._begin_not()
-            raise
+        super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
@@ -242,13 +230,7 @@ class DurableRequest(Delivered):
         for runs, _ in self._deliveries:
             runs.planned(self._key, plan)
 
-    def _begin_not(self) -> None:
-        ahead = self._request_dict.get(AHEAD)
-        if ahead is not None and not durable_locks.begin_not(self._app.sidejob.runtime, self._key, ahead):
-            self._not_begun(is_copy=False, sent_back=not self.acknowledged)
-
     def _over(self) -> None:
-        self._begin_not()
         super()._over()
         if self._kept is None and not self.acknowledged:
             self.acknowledge()

@@ -24,7 +24,6 @@ from kombu.exceptions import ContentDisallowed, DecodeError
 
 from ...model.durable import (
     ADOPTED,
-    AHEAD,
     DIGEST,
     HEADER,
     LATE,
@@ -40,7 +39,6 @@ from ...model.durable import (
 from ...model.errors import LeaseLostError, SettingsError, StoreUnavailableError
 from ...operations import burials, deferred_locks, durable_ends, durable_locks, revocation
 from ...operations.contents import as_kept, is_forged
-from ...operations.durable_locks import Ahead
 from ...operations.durable_runs import Run, in_body, lease_lost
 from ...operations.runtime import Runtime
 from .. import bodies
@@ -213,13 +211,6 @@ def run_of(task: Any) -> Run | None:
 # -- the beginning ---------------------------------------------------------------------------------------------------
 
 
-def begin_ahead(task: DurableTask, key: Key, content: Content, address: Address, worker_id: int) -> Ahead | None:
-    """Send the lock for a run that begins in this process in a moment; None where the run itself has to ask."""
-    if own_process.is_revoked(task.app, key[0]):
-        return None
-    return durable_locks.begin_ahead(_runtime(task), key, content, address, worker_id=worker_id, **_policy(task))
-
-
 def _policy(task: DurableTask) -> dict[str, Any]:
     most = task.max_losses or _runtime(task).settings.max_losses
     return {"pid": os.getpid(), "on_lost": task.lost_policy, "max_losses": most}
@@ -286,9 +277,7 @@ def _begin_late(
 def _begin_in(task: DurableTask, request: Context, run: Run, address: Address) -> bool:
     """Lock the row of a delivery in one store; False if it is a copy there, or forged."""
     run.content = as_kept(run.runtime, run.key, run.content)
-    return durable_locks.begin(
-        run.runtime, run, address, is_here=request.id in RUNS, ahead=request.__dict__.get(AHEAD), **_policy(task)
-    )
+    return durable_locks.begin(run.runtime, run, address, is_here=request.id in RUNS, **_policy(task))
 
 
 def _adopt(task: DurableTask, run: Run, message: Message) -> bool:
@@ -313,7 +302,7 @@ def _is_forged(key: Key, content: Content, places: Sequence[Runtime]) -> bool:
 
 def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
-    for ours in (HEADER, WORKER, ADOPTED, AHEAD, LATE, DIGEST):  # a body may give its headers to what it calls
+    for ours in (HEADER, WORKER, ADOPTED, LATE, DIGEST):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     if request.chord:
         chords.mind(task.app, task.backend)

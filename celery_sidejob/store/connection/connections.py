@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -13,8 +13,6 @@ from typing import Any, TypeVar, cast
 import psycopg
 from psycopg import errors as pg
 
-from ...model import native
-from ...model.crash_points import AnswerLost, reach
 from ...model.errors import SchemaError, StoreUnavailableError
 from ..borrowed.borrowed import Address, Borrowed
 from ..borrowed.lending import borrow, check
@@ -30,7 +28,6 @@ from ..errors import (
     first_line,
     in_the_way,
     refusal,
-    unknown,
 )
 from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
@@ -39,8 +36,7 @@ from . import fork
 from .idle import Idle
 from .opening import Opener
 from .own_executor import OwnExecutor
-from .pending_statement import Sent
-from .turns import Turns, shares_one, takes_turns
+from .turns import Turns, takes_turns
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Late)
@@ -161,62 +157,6 @@ class Connections(Autocommit):
             return False
         return broken and executor.used
 
-    def send(
-        self, name: str, statement: Statement, parameters: Mapping[str, Any], *, within_s: float, held: bool
-    ) -> Sent | None:
-        """Send one statement as a transaction of its own, and wait for nothing; None where that cannot be done.
-
-        Needs a connection that is there and idle, and is for threads of users' bodies. `held`: nobody else is to wait
-        for it, so nobody is given the connection before `answer`, or `let_go`, which the caller then owes.
-        """
-        if native.is_patched() or not self.may_write_behind:
-            return None
-        deadline = time.monotonic() + within_s
-        with self._turns.one():
-            self._mind_fork()
-            try:
-                executor = self._idle.take(deadline)
-            except StoreUnavailableError:
-                return None
-            if executor is None:
-                return None
-            executor.connection.deadline = deadline
-            sent: Sent | None = None
-            try:
-                reach(f"{name}:before-commit")
-                sent = executor.send(name, statement, parameters)
-            except (psycopg.Error, AnswerLost):
-                executor.close()
-            finally:
-                executor.connection.deadline = None
-                if sent is not None and held and not shares_one():
-                    sent.held = executor
-                else:
-                    self._release(executor)
-            return sent
-
-    def answer(self, sent: Sent, *, within_s: float | None = None) -> list[Any]:
-        """Wait for the answer to what was sent, and return its rows.
-
-        Raises `OutcomeUnknown` for whatever else there was, `NoAnswer` if there was nothing `within_s`.
-        """
-        try:
-            sent.settle(None if within_s is None else time.monotonic() + within_s)
-        except Overdue as error:
-            raise unknown(error, f"during {sent.name!r}") from error
-        finally:
-            self.let_go(sent)
-        if sent.error is not None:
-            self.close()  # the idle ones have probably died with it
-            raise unknown(sent.error, f"during {sent.name!r}") from sent.error
-        return sent.rows
-
-    def let_go(self, sent: Sent) -> None:
-        """Let others have the connection over which something was sent; the next one waits for its answer."""
-        executor, sent.held = sent.held, None
-        if executor is not None:
-            self._release(executor)
-
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement that may be repeated, as a transaction of its own."""
         return self.read(lambda executor: executor.run(statement, **parameters))
@@ -305,7 +245,7 @@ class Connections(Autocommit):
             if own.broken:  # its owner opens another, in time
                 raise StoreUnavailableError("This thread's connection to the store is gone.")
             return own
-        found = None if fresh else self._idle.take(deadline)
+        found = None if fresh else self._idle.take()
         return found if found is not None else self.connect(deadline)
 
     def _release(self, executor: OwnExecutor) -> None:

@@ -6,8 +6,6 @@ import threading
 import time
 
 from ...model import native
-from ...model.errors import StoreUnavailableError
-from ..errors import Overdue
 from .own_executor import OwnExecutor
 
 IDLE_S = 5.0
@@ -25,30 +23,15 @@ class Idle:
         self._idle: list[tuple[float, OwnExecutor]] = []
         self._reaper: threading.Thread | None = None
 
-    def take(self, deadline: float | None) -> OwnExecutor | None:
-        """Take a connection that nobody uses, if there is one; whose answer was not waited for has it by then.
-
-        Raises StoreUnavailableError if that answer is not there at the deadline.
-        """
+    def take(self) -> OwnExecutor | None:
+        """Take a connection that nobody uses, if there is one."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
-                free = (place for place in reversed(range(len(self._idle))) if self._idle[place][1].owes is None)
-                executor = self._idle.pop(next(free, -1))[1]
-            try:
-                executor.settle(deadline)
-            except BaseException as error:
-                self.give_back(executor)
-                if isinstance(error, Overdue):
-                    raise StoreUnavailableError(
-                        "The store has not answered in time what it was sent before."
-                    ) from error
-                raise
+                executor = self._idle.pop()[1]
             if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
                 executor.close()
-                if deadline is not None and time.monotonic() > deadline:
-                    raise StoreUnavailableError("The store has not answered in time what it was sent before.")
                 continue
             executor.used = True
             return executor

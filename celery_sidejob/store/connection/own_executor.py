@@ -1,11 +1,11 @@
-"""A connection of our own as what runs statements: alone, in a transaction, or sent ahead of their answer."""
+"""A connection of our own as what runs statements: alone, in a transaction, or beside other work of this process."""
 
 from __future__ import annotations
 
 import math
 import select
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from ..statement import Statement, Transaction, rows
 from . import fork
 from .bounded import BoundedConnection
 from .fast_path import Exchange
-from .pending_statement import Sent
 from .turns import LONGEST_TURN_S
 
 T = TypeVar("T")
@@ -63,10 +62,6 @@ class OwnExecutor(Transaction):
         self._plans_end = math.inf
         self._planned_for = 0
         self._pgconn = connection.pgconn
-        self.owes: Sent | None = None
-        """What was sent over this connection and has not been answered yet."""
-        self.is_given_up = False
-        """It was to be closed while a thread waited for an answer: that thread closes it."""
 
     def allow_prepared(self) -> None:
         """Have statements prepared that are run again and again: no proxy stands between."""
@@ -110,23 +105,6 @@ class OwnExecutor(Transaction):
     def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
         self.close()  # after a failover another connection may lead to a store that takes them
         return StoreUnavailableError(f"The store takes no writes just now ({first_line(error)}).")
-
-    def send(self, name: str, statement: Statement, parameters: Mapping[str, Any]) -> Sent:
-        """Send one statement, of which `settle` receives the answer."""
-        self._renew_plans()
-        self._exchanging().send(statement, parameters)
-        self.owes = sent = Sent(name, self)
-        return sent
-
-    def receive(self) -> list[Any]:
-        """Wait for the answer to what was sent."""
-        return self._exchanging().receive()
-
-    def settle(self, deadline: float | None) -> None:
-        """Wait for the answer that is still owed, which is whoever's has sent it."""
-        owed = self.owes
-        if owed is not None:
-            owed.settle(deadline)
 
     def _exchanging(self) -> Exchange:
         if self._exchange is None:
@@ -216,19 +194,14 @@ class OwnExecutor(Transaction):
 
     def lay_down(self) -> bool:
         """End a use of it, and with that its deadline; False if it is fit for no other use, and closed."""
-        if self.owes is None:  # else the deadline is that of whoever waits for the answer
-            self.connection.deadline = None
-        if self.broken or (self.owes is None and not self.rests):
+        self.connection.deadline = None
+        if self.broken or not self.rests:
             self.close()
             return False
         return True
 
     def close(self) -> None:
         """Close the connection; never raises."""
-        owed = self.owes
-        if owed is not None and not owed.abandon():
-            self.is_given_up = True
-            return
         fork.note_closed(self.connection)
         # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq asks for it by
         # a call that has no time limit and stops every thread: with a server that is silent, for minutes.

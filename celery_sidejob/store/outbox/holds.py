@@ -11,8 +11,6 @@ from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from ..connection.connections import Connections
-from ..connection.pending_statement import Sent
 from ..statement import Autocommit, Reader, Statement, Transaction
 from ..task_end import UNLOCKED, TaskEnd
 from .kinds import BY_TASK_ID, JOBS, TASKS, Kind, free
@@ -48,18 +46,6 @@ def begin(
             pid=pid, on_lost=on_lost, max_losses=max_losses,
         )
     )  # fmt: skip
-
-
-def send_begin(
-    connections: Connections, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
-    within_s: float,
-) -> Sent | None:  # fmt: skip
-    """Send what `begin` sends, and wait for no answer, which has a row if it is locked; None where that cannot be."""
-    parameters = {
-        "task_id": key[0], "generation": key[1], "task": content.task, "digest": content.digest,
-        "worker_id": worker_id, "pid": pid, "on_lost": on_lost, "max_losses": max_losses,
-    }  # fmt: skip
-    return connections.send("durable-begin", _BEGIN, parameters, within_s=within_s, held=True)
 
 
 _ADOPT = Statement("""

@@ -13,8 +13,6 @@ from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from ..connection.connections import Connections
-from ..connection.pending_statement import Sent
 from ..statement import Reader, Statement, Transaction
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
@@ -62,16 +60,13 @@ class Kept:
     generation: int = 1
 
 
-def keep(executor: Transaction, message: Message, waits: Waits) -> Kept | None:
-    """Keep a message that is about to be published; None if there is one of this task id already."""
-    found = executor.run(_KEEP, task_id=message.task_id, **_columns(message, waits))
+def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
+    """Keep a message that is about to be published; None if there is one of this task id already.
+
+    `run` is that of an open transaction, or what does something else while the server inserts.
+    """
+    found = run(_KEEP, task_id=message.task_id, **_columns(message, waits))
     return Kept(found[0].waits) if found else None
-
-
-def send_keep(connections: Connections, message: Message, waits: Waits, *, within_s: float) -> Sent | None:
-    """Send what `keep` sends, and wait for no answer, which has a row if it is kept; None where that cannot be done."""
-    parameters = {"task_id": message.task_id, **_columns(message, waits)}
-    return connections.send("durable-keep", _KEEP, parameters, within_s=within_s, held=True)
 
 
 _KEEP_MANY = Statement(
@@ -100,8 +95,8 @@ def keep_many(
 ) -> tuple[list[str], str | None]:
     """Keep a page of messages in one statement; returns which of them wait in the store, and a task id that is taken.
 
-    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is that of
-    an executor, or what does something else while the server inserts.
+    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is as for
+    `keep`.
     """
     found = run(
         _KEEP_MANY,

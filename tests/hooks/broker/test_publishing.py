@@ -367,7 +367,7 @@ def test_a_time_limit_while_connecting_leaves_no_connection_to_another_database(
         with monkeypatch.context() as limited:
             limited.setattr(redis.Connection, "send_command", send_until_it_strikes)
             with pytest.raises(SoftTimeLimitExceeded):
-                publisher.make_ready([message(1)])
+                publisher.publish([message(1)])
         assert publisher.publish([message(1)]) == [message(1)]
 
         assert publisher.confirm(KEYS[:2]) == KEYS[:2]
