@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -53,14 +53,9 @@ def port_options(
 
     What is not given is inherited from the block around.
     """
-    outer = _port_scope.get()
-    token = _port_scope.set(
-        PortScope(
-            outer.log if log is None else log,
-            outer.notify if notify is None else notify,
-            outer.set_default if set_default is None else set_default,
-        )
-    )
+    given = {"log": log, "notify": notify, "set_default": set_default}
+    changed = {name: value for name, value in given.items() if value is not None}
+    token = _port_scope.set(replace(_port_scope.get(), **changed))
     try:
         yield
     finally:

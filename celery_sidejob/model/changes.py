@@ -173,20 +173,8 @@ class RememberInputs:
     memo: str
 
 
-Change = (
-    NewJob
-    | Ask
-    | Terminate
-    | Write
-    | Publish
-    | SetState
-    | UnsetState
-    | SetDefault
-    | SetChannels
-    | ConfigurePorts
-    | AddAlias
-    | RemoveAlias
-    | Adopt
-    | Disown
-    | RememberInputs
-)
+FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
+
+PortChange = Write | SetDefault | SetChannels | ConfigurePorts
+
+Change = NewJob | Ask | Terminate | Publish | SetState | UnsetState | RememberInputs | FamilyChange | PortChange

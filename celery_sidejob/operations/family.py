@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model.changes import AddAlias, Adopt, Disown, NewJob, RemoveAlias
+from ..model.changes import AddAlias, Adopt, Disown, FamilyChange, NewJob, RemoveAlias
 from ..model.errors import (
     CycleError,
     HasParentError,
@@ -58,7 +58,7 @@ class Family:
         if initial:
             state.put(executor, initial)
 
-    def apply(self, change: AddAlias | RemoveAlias | Adopt | Disown) -> None:
+    def apply(self, change: FamilyChange) -> None:
         """Change aliases or parents."""
         match change:
             case AddAlias():

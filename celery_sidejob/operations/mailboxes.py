@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..model import channel as channels_of
-from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, PortRow, Publish, SetChannels, SetDefault, Write
+from ..model.changes import Change, ConfigurePorts, NewJob, PortChange, PortRow, Publish, SetChannels, SetDefault, Write
 from ..model.port import WILDCARD, port_not_found
 from ..store import packets, ports
 from ..store.errors import Moved
@@ -34,19 +34,19 @@ class Mailboxes:
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
 
-    def apply(self, change: ConfigurePorts | SetChannels | SetDefault | Write) -> None:
-        """Change ports. Packets come later (`write`): of a write, only what makes its last value the default."""
-        if isinstance(change, ConfigurePorts):
-            self._configure(change)
-            return
-        port = self._port((change.job_id, change.direction, change.port))
+    def apply(self, change: PortChange) -> None:
+        """Change ports; the last value of a write may become the default. Packets come later (`write`)."""
         match change:
+            case ConfigurePorts():
+                self._configure(change)
             case SetChannels():
-                self._changed(ports.set_channels(self._executor, port.id, change.channels))
+                self._changed(ports.set_channels(self._executor, self._port(change).id, change.channels))
             case SetDefault():
-                self._changed(ports.set_default(self._executor, port.id, change.value))
-            case Write():
-                self._changed(ports.set_default(self._executor, port.id, change.packets[-1][0]))
+                self._changed(ports.set_default(self._executor, self._port(change).id, change.value))
+            case Write(as_default=True):
+                self._changed(ports.set_default(self._executor, self._port(change).id, change.packets[-1][0]))
+            case _:
+                pass
 
     def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the packets of those that stay are kept."""
@@ -74,7 +74,7 @@ class Mailboxes:
             case Write(as_default=True):
                 self._notify(change)
             case Write():
-                port = self._port((change.job_id, change.direction, change.port))
+                port = self._port(change)
                 self._rows += [(port.id, *packet) for packet in change.packets]
                 self._written.append(port)
                 self._notify(change)
@@ -98,11 +98,11 @@ class Mailboxes:
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
         self._rows, self._written = [], []
 
-    def _port(self, key: PortKey) -> Any:
-        """Return the port's row; one that the task allows by `"*"` is created by its first use."""
+    def _port(self, change: Write | SetDefault | SetChannels) -> Any:
+        """Return the row of the port; one that the task allows by `"*"` is created by its first use."""
+        job_id, direction, name = key = (change.job_id, change.direction, change.port)
         if key in self._touched.ports:
             return self._touched.ports[key]
-        job_id, direction, name = key
         pattern = self._touched.ports.get((job_id, direction, WILDCARD))
         if pattern is None:
             known = [(side, other) for owner_id, side, other in self._touched.ports if owner_id == job_id]

@@ -10,17 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import (
-    AddAlias,
-    Adopt,
     Ask,
     Change,
-    ConfigurePorts,
-    Disown,
+    FamilyChange,
+    PortChange,
     Publish,
     RememberInputs,
-    RemoveAlias,
-    SetChannels,
-    SetDefault,
     SetState,
     Terminate,
     UnsetState,
@@ -118,15 +113,12 @@ class Applied:
         self.wakes.apply()
 
     def _apply_what_is(self, change: Change) -> None:
-        match change:
-            case AddAlias() | RemoveAlias() | Adopt() | Disown():
-                self._family.apply(change)
-            case ConfigurePorts() | SetChannels() | SetDefault() | Write(as_default=True):
-                self._mailboxes.apply(change)
-            case RememberInputs():
-                jobs.remember_inputs(self._executor, change.job_id, change.memo)
-            case _:
-                pass
+        if isinstance(change, FamilyChange):
+            self._family.apply(change)
+        elif isinstance(change, PortChange):
+            self._mailboxes.apply(change)
+        elif isinstance(change, RememberInputs):
+            jobs.remember_inputs(self._executor, change.job_id, change.memo)
 
     def _write_state(self) -> None:
         values: dict[tuple[int, str], str] = {}

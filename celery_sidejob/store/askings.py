@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _OPEN = Statement("""
 WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
@@ -51,8 +51,7 @@ SELECT task_id, outcome, result::text AS result FROM {askings} WHERE task_id = %
 
 def outcome(executor: Reader, task_id: str) -> Any | None:
     """Read how an asking ended."""
-    found = executor.run(_OUTCOME, task_id=task_id)
-    return found[0] if found else None
+    return first(executor.run(_OUTCOME, task_id=task_id))
 
 
 _JOBS_OF = Statement("SELECT task_id, job_id FROM {askings} WHERE task_id = ANY(%(task_ids)s::text[])")

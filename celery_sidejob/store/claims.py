@@ -12,7 +12,7 @@ from typing import Any
 
 from .jobs import HANDLE, READ
 from .outbox.holds import HELD, LIVES
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _RUN = f"""j.id, {READ}, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
   j.retries, j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
@@ -52,8 +52,7 @@ def claim(executor: Transaction, job_id: int, *, task: str, for_run: int, worker
     message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
     The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
     """
-    found = executor.run(_CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid())
-    return found[0] if found else None
+    return first(executor.run(_CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid()))
 
 
 _READ_CLAIMED = Statement(f"""
@@ -63,8 +62,7 @@ FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NU
 
 def read_claimed(executor: Reader, job_id: int) -> Any | None:
     """Read again what `claim` returned: its answer was lost, or its process is gone."""
-    found = executor.run(_READ_CLAIMED, id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_READ_CLAIMED, id=job_id))
 
 
 _FENCE = Statement("""
@@ -138,11 +136,10 @@ def end(
     is no parent to wake, which columns of the job's own row tell. Then nothing but the run itself writes its asking and
     its message, and there is no sub-select whose snapshot could be older than the lock.
     """
-    found = executor.run(
+    return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
         unwanted=unwanted, applied=applied, retry=retry, error=error, seen=seen, quiet=quiet,
-    )  # fmt: skip
-    return found[0] if found else None
+    ))  # fmt: skip
 
 
 _LOOK = Statement(f"""
@@ -172,8 +169,7 @@ FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
 
 def outcome(executor: Reader, job_id: int) -> Any | None:
     """Read what tells whether a commit whose answer was lost was applied."""
-    found = executor.run(_OUTCOME, id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_OUTCOME, id=job_id))
 
 
 _MAY_TAKE = f"(%(own)s OR NOT {LIVES})"
@@ -205,8 +201,7 @@ def release(
     lost too many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in
     the dead set, but a job that was terminating is queued for it, or for a forced timer. Returns what `end` does.
     """
-    found = executor.run(
+    return first(executor.run(
         _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,
         outcome=outcome, result=error, unwanted=unwanted,
-    )  # fmt: skip
-    return found[0] if found else None
+    ))  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _BURY = Statement("""
 WITH before AS (DELETE FROM {dead} WHERE job_id = %(job_id)s)
@@ -117,20 +117,17 @@ def delete_message(executor: Transaction, entry_id: int) -> bool:
 
 def get(executor: Reader, entry_id: int) -> Any | None:
     """Read one entry."""
-    found = executor.run(_GET, id=entry_id)
-    return found[0] if found else None
+    return first(executor.run(_GET, id=entry_id))
 
 
 def of_job(executor: Reader, job_id: int) -> Any | None:
     """Read a job's entry."""
-    found = executor.run(_OF_JOB, job_id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_OF_JOB, job_id=job_id))
 
 
 def of_task(executor: Reader, task_id: str) -> Any | None:
     """Read the newest entry of this task id."""
-    found = executor.run(_OF_TASK, task_id=task_id)
-    return found[0] if found else None
+    return first(executor.run(_OF_TASK, task_id=task_id))
 
 
 def count(executor: Reader) -> int:

@@ -12,7 +12,7 @@ from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
-from .statement import Autocommit, Reader, Statement, Transaction, violated
+from .statement import Autocommit, Reader, Statement, Transaction, first, violated
 
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
@@ -132,8 +132,7 @@ FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
 
 def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
     """Lock one job unless somebody holds it; the sweeper looks again later."""
-    found = executor.run(_LOCK_FREE, id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_LOCK_FREE, id=job_id))
 
 
 _LOCK_EXCLUSIVELY = Statement("""
@@ -177,8 +176,7 @@ _FIND_ALIAS = Statement(
 
 def find_by_alias(executor: Reader, name: str) -> Any | None:
     """Read the job that has this alias."""
-    found = executor.run(_FIND_ALIAS, name=name)
-    return found[0] if found else None
+    return first(executor.run(_FIND_ALIAS, name=name))
 
 
 _FIND_TASK_ID = Statement(
@@ -188,8 +186,7 @@ _FIND_TASK_ID = Statement(
 
 def find_by_task_id(executor: Reader, task_id: str) -> Any | None:
     """Read the job one of whose askings has this task id."""
-    found = executor.run(_FIND_TASK_ID, task_id=task_id)
-    return found[0] if found else None
+    return first(executor.run(_FIND_TASK_ID, task_id=task_id))
 
 
 _CHILDREN = Statement(f"SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = %(id)s ORDER BY j.id")

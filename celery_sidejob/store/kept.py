@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .statement import Reader, Statement
+from .statement import Reader, Statement, first
 
 _OF_TASK = Statement("""
 SELECT m.task_id, m.task, m.queue, CASE WHEN m.doom IS NOT NULL AND m.locked_by IS NULL THEN m.doom
@@ -16,5 +16,4 @@ WHERE m.task_id = %(task_id)s AND m.body IS NOT NULL""")
 
 def of_task(executor: Reader, task_id: str) -> Any | None:
     """Read the message of a task that is not finished, without its body; None if there is none."""
-    found = executor.run(_OF_TASK, task_id=task_id)
-    return found[0] if found else None
+    return first(executor.run(_OF_TASK, task_id=task_id))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..model.changes import PortKey
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _INSERT = Statement("""
 WITH r AS (
@@ -144,8 +144,7 @@ def pop(executor: Transaction, port: PortKey) -> Any | None:
 
     An empty port is a row without a packet (`_IF_EMPTY`), and None means that there is no such port.
     """
-    found = executor.run(_POP, **_named(port))
-    return found[0] if found else None
+    return first(executor.run(_POP, **_named(port)))
 
 
 _COUNT = Statement(f"""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _INSERT = Statement("""
 WITH r AS (
@@ -67,8 +67,7 @@ def set_default(executor: Transaction, port_id: int, value: str | None) -> Any |
 
     Returns the port as it now is.
     """
-    found = executor.run(_SET_DEFAULT, id=port_id, value=value)
-    return found[0] if found else None
+    return first(executor.run(_SET_DEFAULT, id=port_id, value=value))
 
 
 _SET_CHANNELS = Statement("""
@@ -88,8 +87,7 @@ def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -
 
     Returns the port as it now is.
     """
-    found = executor.run(_SET_CHANNELS, id=port_id, channels=list(channels))
-    return found[0] if found else None
+    return first(executor.run(_SET_CHANNELS, id=port_id, channels=list(channels)))
 
 
 _MAKE = Statement("""
@@ -101,8 +99,7 @@ RETURNING id, job_id, direction, name, default_value::text AS default_value, cha
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:
     """Make a port by the pattern that allows it, and return it; None if it is there already, or the pattern went."""
-    found = executor.run(_MAKE, pattern_id=pattern_id, name=name)
-    return found[0] if found else None
+    return first(executor.run(_MAKE, pattern_id=pattern_id, name=name))
 
 
 _SUBSCRIBERS = Statement("""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .statement import Autocommit, Reader, Statement, Transaction
+from .statement import Autocommit, Reader, Statement, Transaction, first
 
 _SERVE = Statement("""
 INSERT INTO {registry} (task, queue, options)
@@ -26,8 +26,7 @@ SELECT task, queue, options::text AS options FROM {registry} WHERE task = %(task
 
 def served(executor: Reader, task: str) -> Any | None:
     """Read how a task was served last, for a client that does not have its code."""
-    found = executor.run(_SERVED, task=task)
-    return found[0] if found else None
+    return first(executor.run(_SERVED, task=task))
 
 
 UNSERVED_DAYS = 180

@@ -120,6 +120,11 @@ def row_type(names: tuple[str, ...]) -> Any:
     return namedtuple("Row", names)
 
 
+def first(rows: Sequence[Any]) -> Any | None:
+    """Return the first row, None without one."""
+    return rows[0] if rows else None
+
+
 def violated(error: BaseException) -> str | None:
     """Return the name of the constraint that an error tells of, the driver's own or a wrapped one."""
     for found in (error, getattr(error, "orig", None), error.__cause__):

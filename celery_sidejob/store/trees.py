@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement
+from .statement import Reader, Statement, first
 
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
@@ -84,8 +84,7 @@ SELECT {_NODE} FROM (
 
 def node(executor: Reader, job_id: int) -> Any | None:
     """Read a job as a tree shows it, with the number of its children, `TOO_MANY` at most."""
-    found = executor.run(_NODE_OF, id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_NODE_OF, id=job_id))
 
 
 def nodes_below(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence[Any]:

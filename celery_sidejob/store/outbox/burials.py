@@ -7,7 +7,7 @@ from typing import Any
 
 from ...model.durable import Content, Death, Key, Message
 from ...model.run_end import RunEnd
-from ..statement import Reader, Statement, Transaction
+from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd
 from .arming import FIRST_CHECK_S
 from .tasks import DIGEST
@@ -53,8 +53,7 @@ ORDER BY d.id DESC LIMIT 1""")
 
 def buried(executor: Reader, key: Key) -> Any | None:
     """Read the (id, task) of the entry that a row became; a generation does so once."""
-    found = executor.run(_BURIED, task_id=key[0], generation=key[1])
-    return found[0] if found else None
+    return first(executor.run(_BURIED, task_id=key[0], generation=key[1]))
 
 
 _POISON = Statement("""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..statement import Reader, Statement
+from ..statement import Reader, Statement, first
 
 _WAITING = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
@@ -26,8 +26,7 @@ FROM {messages} m LEFT JOIN {workers} w ON w.id = m.locked_by WHERE m.job_id = %
 
 def of_job(executor: Reader, job_id: int) -> Any | None:
     """Read the row of a job's present or next run, with the worker that holds it."""
-    found = executor.run(_OF_JOB, job_id=job_id)
-    return found[0] if found else None
+    return first(executor.run(_OF_JOB, job_id=job_id))
 
 
 _PENDING = Statement("""

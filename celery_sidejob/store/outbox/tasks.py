@@ -13,7 +13,7 @@ from typing import Any
 
 from ...model.durable import Content, Key, Message
 from ...model.run_end import RunEnd
-from ..statement import Reader, Statement, Transaction
+from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
 
@@ -170,8 +170,7 @@ FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""")
 
 def read(executor: Reader, task_id: str) -> Any | None:
     """Read how the row of a task id stands; None if there is none: it was finished."""
-    found = executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S)
-    return found[0] if found else None
+    return first(executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S))
 
 
 _FORGET = Statement(
@@ -198,5 +197,4 @@ FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AN
 
 def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None:
     """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
-    found = executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole)
-    return found[0] if found else None
+    return first(executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole))
