@@ -1,4 +1,4 @@
-"""Runs the migrations of one schema; `celery -A app sidejob db …` and `celery_sidejob.store.migrate` start it.
+"""Runs the migrations of one schema; `celery -A app sidejob db …` and `celery_sidejob.store.schema.migrate` start it.
 
 What it must know comes in `config.attributes`: the schema, the connection. There is no ini file.
 """

@@ -40,7 +40,7 @@ from benchmarks.stamps import LATE_SCHEMA, make_app
 from benchmarks.throughput import POOLS, servers
 from benchmarks.turns import Median, take_turns
 from celery_sidejob.hooks.patches.redis_client import keep_client
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, WorkerProcess

@@ -32,7 +32,7 @@ from celery_sidejob import SideJob, embedded
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.services.loop import Loop
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
 from tests.tools.waiting import wait_until

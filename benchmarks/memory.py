@@ -25,7 +25,7 @@ from celery import Celery
 
 from benchmarks.idle import started_processes
 from celery_sidejob import RunningJob, SideJob, embedded
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.waiting import wait_until
 from tests.tools.workers import WorkerProcess
 

@@ -30,9 +30,9 @@ from celery import Celery
 from benchmarks.idle import scalar
 from celery_sidejob import SideJob, embedded
 from celery_sidejob.services.sweep.sweeper import Sweeper
-from celery_sidejob.store.migrate import upgrade
 from celery_sidejob.store.outbox import checks
 from celery_sidejob.store.outbox.kinds import TASKS
+from celery_sidejob.store.schema.migrate import upgrade
 
 QUEUE = "waits"
 OTHERS = 10

@@ -19,7 +19,7 @@ from celery_sidejob.operations import endings, runs
 from celery_sidejob.operations.job_run_end import Ending
 from celery_sidejob.operations.runs import Unit
 from celery_sidejob.store import claims, jobs, workers
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 
 ALLOWED = 1.25
 """How much slower a step may be in the full store."""

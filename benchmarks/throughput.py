@@ -21,7 +21,7 @@ import redis
 
 from benchmarks.turns import take_turns
 from celery_sidejob import embedded
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes

@@ -33,7 +33,7 @@ from benchmarks.idle import scalar
 from benchmarks.stamps import LATE_SCHEMA
 from benchmarks.throughput import POOLS, servers
 from benchmarks.turns import Median, take_turns
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes, environment

@@ -18,15 +18,13 @@ from .store import (
     depths,
     health,
     piles,
-    revisions,
-    schema_check,
     served,
     statistics,
-    tables,
     workers,
 )
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
+from .store.schema import revisions, schema_check, tables
 from .store.statement import Transaction
 
 T = TypeVar("T")

@@ -44,10 +44,11 @@ from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, jobs, ports, registry, schema_check, url_agreement
+from .store import job_lists, jobs, ports, registry
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
+from .store.schema import schema_check, url_agreement
 from .unit.open_unit import submit
 
 logger = logging.getLogger("celery_sidejob")
@@ -354,7 +355,7 @@ class SideJob:
 
     def upgrade_schema(self) -> None:
         """Create the schema or bring it up to date, as `db upgrade` does: for tests that make their database."""
-        from .store import migrate  # here, because it imports Alembic and SQLAlchemy, and no worker needs them
+        from .store.schema import migrate  # here, because it imports Alembic and SQLAlchemy, and no worker needs them
 
         self.settings.require_database_url()
         for store in self.runtime.stores:

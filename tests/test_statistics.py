@@ -12,8 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from celery_sidejob import RunningJob, SideJob, StoreUnavailableError, embedded
 from celery_sidejob.prometheus import SideJobCollector, exposition
 from celery_sidejob.services.recorder import Recorder
-from celery_sidejob.store import counters, migrate, served, workers
+from celery_sidejob.store import counters, served, workers
 from celery_sidejob.store.measured import MeasuredConnections
+from celery_sidejob.store.schema import migrate
 from tests.cli.test_commands import ask
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from statistics import median
 
 from celery_sidejob import embedded
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.in_process import Stage
 
 from .doing import Workers

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import redis
 
 from celery_sidejob import embedded
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 
 ROOT = Path(__file__).parents[2]
 STOCK = "stock"

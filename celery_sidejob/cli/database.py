@@ -9,8 +9,8 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store import revisions, schema_check, url_agreement
-from ..store.tables import write_grants
+from ..store.schema import revisions, schema_check, url_agreement
+from ..store.schema.tables import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output
 
@@ -28,7 +28,8 @@ def db() -> None:
 @with_sidejob
 def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
     """Create the schema or bring it up to date, and record whose it is."""
-    from ..store import migrate  # here: it imports Alembic and SQLAlchemy, and every `celery` command imports this file
+    # Here: it imports Alembic and SQLAlchemy, and every `celery` command imports this file.
+    from ..store.schema import migrate
 
     schema = sidejob.settings.schema
     if sql:
@@ -106,7 +107,7 @@ def reassign(sidejob: Any, output: Output) -> None:
 
     What waits is published again.
     """
-    from ..store import migrate
+    from ..store.schema import migrate
 
     owner = sidejob.owner
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"

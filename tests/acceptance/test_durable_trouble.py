@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_sidejob import embedded
 from celery_sidejob.model.durable import HEADER
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     APP,
     PROCESSES,

@@ -21,7 +21,8 @@ from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.model.finding import Finding, Level
-from celery_sidejob.store import migrate, registry, served, workers
+from celery_sidejob.store import registry, served, workers
+from celery_sidejob.store.schema import migrate
 from tests.cli.test_commands import ask
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA

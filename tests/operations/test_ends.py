@@ -17,7 +17,7 @@ from celery_sidejob.model.durable import Message
 from celery_sidejob.operations import durable_ends, durable_locks
 from celery_sidejob.operations.durable_runs import Run
 from celery_sidejob.store import workers
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until

@@ -17,8 +17,8 @@ from celery import Celery
 from celery_sidejob import InvalidValueError, StoreUnavailableError, embedded
 from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import turns
-from celery_sidejob.store.migrate import upgrade
 from celery_sidejob.store.outbox import tasks
+from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm
 from tests.tools.freezing import frozen

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import psycopg
 import pytest
 
-from celery_sidejob.store import migrate
-from tests.store.test_schema import SCHEMA, UTILITY
+from celery_sidejob.store.schema import migrate
+from tests.store.schema.test_schema import SCHEMA, UTILITY
 from tests.tools.databases import Databases
 from tests.tools.statements import numbered, statements
 

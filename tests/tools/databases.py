@@ -17,7 +17,7 @@ SCHEMA = "sidejob"
 
 def prepare_template(url: str) -> None:
     """Make the empty database at `url` what each test's database starts as: our schema, nothing in it."""
-    from celery_sidejob.store.migrate import upgrade  # here, for tests that need no database of ours
+    from celery_sidejob.store.schema.migrate import upgrade  # here, for tests that need no database of ours
 
     upgrade(url, schema=SCHEMA)
 

@@ -20,7 +20,7 @@ from celery_sidejob.jobs import creation
 from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import bounded, opening, own_executor
 from celery_sidejob.store.errors import NoAnswer
-from celery_sidejob.store.migrate import upgrade
+from celery_sidejob.store.schema.migrate import upgrade
 from celery_sidejob.store.statement import Statement
 from tests.tools.crash_points import Arm
 from tests.tools.freezing import frozen

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from psycopg import sql
 
-from ..model.columns import COLUMNS
-from .statement import Reader, Statement
+from ...model.columns import COLUMNS
+from ..statement import Reader, Statement
 
 _ALL = "SELECT INSERT UPDATE DELETE"
 

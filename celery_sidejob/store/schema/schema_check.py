@@ -14,12 +14,13 @@ import psycopg
 from psycopg import errors as pg
 from psycopg import sql
 
-from ..model import messages as formats
-from ..model.errors import SchemaError, SideJobError, StoreUnavailableError
-from . import registry, revisions, tables
-from .connection.connections import Connections
-from .errors import LacksRights
-from .statement import Statement, Transaction
+from ...model import messages as formats
+from ...model.errors import SchemaError, SideJobError, StoreUnavailableError
+from .. import registry
+from ..connection.connections import Connections
+from ..errors import LacksRights
+from ..statement import Statement, Transaction
+from . import revisions, tables
 
 SUPPORTED = range(-1, 2)
 """The revisions this version runs on, counted from its own: the one before, its own, the one after."""

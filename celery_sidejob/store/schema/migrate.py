@@ -25,13 +25,13 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
-from ..model.errors import SchemaError
-from . import registry, workers
-from .connection.connections import Connections
-from .connection.parameters import connection_parameters
-from .outbox import checks
+from ...model.errors import SchemaError
+from .. import registry, workers
+from ..connection.connections import Connections
+from ..connection.parameters import connection_parameters
+from ..outbox import checks
+from ..statement import Transaction
 from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
-from .statement import Transaction
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -237,6 +237,6 @@ def _config(schema: str) -> Config:
 
 def _scripts() -> Path:
     """Find the migrations: a wheel carries them in the package, a checkout beside it."""
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     inside = package / "alembic"
     return inside if inside.is_dir() else package.parent / "alembic"

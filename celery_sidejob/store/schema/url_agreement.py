@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import psycopg
 
-from ..model.errors import SettingsError, StoreUnavailableError
-from .connection.connections import Connections
-from .identity import Database, cluster, place
+from ...model.errors import SettingsError, StoreUnavailableError
+from ..connection.connections import Connections
+from ..identity import Database, cluster, place
 
 
 def check(url: str, direct_url: str) -> str | None:

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from celery_sidejob import SchemaError
-from celery_sidejob.store import schema_check, tables
 from celery_sidejob.store.connection.connections import Connections
+from celery_sidejob.store.schema import schema_check, tables
 from celery_sidejob.store.statement import Statement
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role

@@ -16,9 +16,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
-from celery_sidejob.store import migrate, revisions, schema_check, workers
+from celery_sidejob.store import workers
 from celery_sidejob.store.connection.connections import Connections
-from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.schema import migrate, revisions, schema_check
+from celery_sidejob.store.schema.revisions import KNOWN
 from tests.tools.migrations import FURTHER, SECOND, add_migration, copied
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role
@@ -134,7 +135,7 @@ def test_migrations_are_in_the_package_or_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     (tmp_path / place).mkdir(parents=True)
-    monkeypatch.setattr(migrate, "__file__", str(tmp_path / "celery_sidejob" / "store" / "migrate.py"))
+    monkeypatch.setattr(migrate, "__file__", str(tmp_path / "celery_sidejob" / "store" / "schema" / "migrate.py"))
 
     assert migrate._scripts() == tmp_path / place
 
@@ -202,14 +203,14 @@ def test_a_schema_that_somebody_else_made_is_filled_without_the_right_to_make_on
 
 
 def test_several_processes_upgrade_at_once(empty_database_url: str) -> None:
-    program = "import sys; from celery_sidejob.store.migrate import upgrade; print(upgrade(sys.argv[1]))"
+    program = "import sys; from celery_sidejob.store.schema.migrate import upgrade; print(upgrade(sys.argv[1]))"
     upgrades = [
         subprocess.Popen(
             [sys.executable, "-c", program, empty_database_url],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
         )
         for _ in range(3)
     ]
