@@ -22,7 +22,7 @@ logger = logging.getLogger("celery_sidejob")
 LOOK_S = 5.0
 
 
-class Hearing:
+class RabbitMQWatchdog:
     """Looks whether an idle worker should have been given something; a queue is suspected at one look and left at two.
 
     Nobody can be asked whether RabbitMQ knows one consumer. So it is deaf if it has nothing to do while messages wait,
@@ -30,7 +30,7 @@ class Hearing:
     (`x-single-active-consumer`) is counted. Several that are deaf leave one after the other, or together.
     """
 
-    name = "hearing"
+    name = "rabbitmq-watchdog"
 
     def __init__(self, worker: Any, broker: CeleryBroker, connections: Connections) -> None:
         self._worker = worker

@@ -174,9 +174,10 @@ def _check(app: Celery, task: Any) -> None:
     if getattr(task, "sidejob", False):
         return
     check_ordinary(task, app.Task)
-    if getattr(task, "durable", None) is not None:
+    durable = is_durable(app, task.name)
+    if durable or getattr(task, "durable", None) is not None:
         check_durable(task)
-    if bodies.call_of(task, DurableTask) is None and is_durable(app, task.name):
+    if durable and bodies.call_of(task, DurableTask) is None:
         body = getattr(task, "_orig_run", task.run)  # below what autoretry_for has put around it
         bodies.check(body, f"The body of {task.name}, which is durable,")
 
@@ -192,7 +193,6 @@ def _mark(app: Celery, task: Any) -> None:
     if task.Request != Task.Request:
         raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
     become(task, DurableTask, cls, **options, abstract=True)
-    check_durable(task)
 
 
 def install() -> None:

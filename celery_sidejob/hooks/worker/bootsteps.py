@@ -20,7 +20,7 @@ from ...services.heartbeat.pool_processes import PoolProcesses
 from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
-from ..broker.rabbitmq_watchdog import Hearing
+from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
 from ..patches import pool_apply, soft_shutdown
 from ..tasks import durable_task
 from . import greenlets, pool_kind
@@ -73,7 +73,7 @@ class SideJobStep(bootsteps.StartStopStep):
             if sidejob.settings.worker_services:
                 self._loops.append(Loop(Sweeper(heartbeat.runtime, heartbeat)))
         if configuration.broker_family(worker.app) == "amqp":
-            self._loops.append(Loop(Hearing(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
+            self._loops.append(Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
         for loop in self._loops:
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
