@@ -59,14 +59,10 @@ class SignalObserver:
             self._measures.count(event.total, label)
         signal = SIGNALS.get(type(event))
         if signal is not None:
-            _send(signal, event)
-
-
-def _send(signal: Signal, event: events.JobEvent | events.TaskEvent) -> None:
-    facts = {name: getattr(event, name, None) for name in signal.providing_args}
-    if isinstance(event, events.TaskEvent):
-        facts["task_id"] = event.task_id
-    signal.send(sender=event.task, **facts)
+            facts = {name: getattr(event, name, None) for name in signal.providing_args}
+            if isinstance(event, events.TaskEvent):
+                facts["task_id"] = event.task_id
+            signal.send(sender=event.task, **facts)
 
 
 def _log(event: events.JobEvent | events.TaskEvent) -> None:

@@ -55,33 +55,31 @@ class JobBuried(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class RunLost(JobEvent):
+class RunEvent(JobEvent):
+    """Something that happened to a run of a job."""
+
+    run_no: int
+
+
+class RunLost(RunEvent):
     """A run's worker died."""
 
     total = "runs_lost"
     meaning = "Runs lost with their workers."
 
-    run_no: int
 
-
-@dataclass(frozen=True, slots=True)
-class RunRescued(JobEvent):
+class RunRescued(RunEvent):
     """A lost run was rescued: its job is queued again."""
 
     total = "runs_rescued"
     meaning = "Lost runs that were queued again."
 
-    run_no: int
 
-
-@dataclass(frozen=True, slots=True)
-class LeaseLost(JobEvent):
+class LeaseLost(RunEvent):
     """A run was refused, because it is no longer its job's current run."""
 
     total = "leases_lost"
     meaning = "Runs that were refused because they were no longer their job's current run."
-
-    run_no: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +106,6 @@ class TaskBuried(TaskEvent):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class TaskLost(TaskEvent):
     """The worker of a durable task died while it ran."""
 
@@ -116,14 +113,12 @@ class TaskLost(TaskEvent):
     meaning = "Runs of durable tasks lost with their workers."
 
 
-@dataclass(frozen=True, slots=True)
 class TaskRescued(TaskEvent):
     """A lost run of a durable task was rescued: the task runs again."""
 
     total = None
 
 
-@dataclass(frozen=True, slots=True)
 class TaskEndedWell(TaskEvent):
     """A durable task that had been called lost has ended well."""
 
