@@ -21,7 +21,7 @@ from ..store.errors import OutcomeUnknown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Transaction
-from .publishing import send
+from .publishing import addressed, send
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
 
@@ -46,7 +46,7 @@ def keep(runtime: Runtime, message: Message) -> None:
     """
     began = time.monotonic()
     ready: list[Any] = []
-    there, (kept, tried) = _in_the_first(runtime, lambda there, tried: (_keep(there, message, tried, ready), tried))
+    there, tried, kept = _in_the_first(runtime, lambda there, tried: _keep(there, message, tried, ready))
     if not kept.waits:
         send(there, [replace(message, tried=tried) if tried else message], since=began, ready=ready[0])
 
@@ -100,11 +100,11 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     pages = list(_pages(messages))
     ready: list[Any] = []
 
-    def keep(there: Runtime, tried: tuple[str, ...]) -> tuple[set[str] | None, tuple[str, ...]]:
-        return _keep_all(there, pages, tried, ready, repeated=of_run), tried
+    def keep(there: Runtime, tried: tuple[str, ...]) -> set[str] | None:
+        return _keep_all(there, pages, tried, ready, repeated=of_run)
 
     began = time.monotonic()
-    there, (waiting, tried) = (runtime, keep(runtime, ())) if of_run else _in_the_first(runtime, keep)
+    there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else _in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
     for number, (page, made) in enumerate(zip(pages, ready, strict=True)):
@@ -168,10 +168,12 @@ def waits_of(runtime: Runtime) -> Waits:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _in_the_first(runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, T]:
-    """Keep something in the first of the stores that answers, and return that too.
+def _in_the_first(
+    runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T]
+) -> tuple[Runtime, tuple[str, ...], T]:
+    """Keep something in the first of the stores that answers; returns which, and what `keep` has returned.
 
-    `keep` is told which stores may have it already: those that took it and did not answer.
+    `keep` is told which stores may have it already, which is returned too: those that took it and did not answer.
     """
     tried: list[str] = []
     failure: StoreUnavailableError | None = None
@@ -182,7 +184,7 @@ def _in_the_first(runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T
         try:
             with stores.trying(there.store):
                 name = stores.name_of(there.store) if stores.several else ""
-                return there, keep(there, tuple(tried))
+                return there, tuple(tried), keep(there, tuple(tried))
         except OutcomeUnknown as error:
             tried.append(name)
             failure = error
@@ -198,7 +200,7 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: lis
 
     def keeping(executor: OwnExecutor) -> Kept | None:
         ready.clear()
-        kept = tasks.keep(_making_ready(runtime, executor, [message], ready), message, waits_of(runtime))
+        kept = tasks.keep(_making_ready(runtime, executor, [message], tried, ready), message, waits_of(runtime))
         _note(executor, [message] if kept is not None else [], tried)
         return kept
 
@@ -237,7 +239,7 @@ def _keep_all(
 
     def work(executor: OwnExecutor) -> set[str]:
         ready.clear()
-        runs = [_making_ready(runtime, executor, page, ready) for page in pages]
+        runs = [_making_ready(runtime, executor, page, tried, ready) for page in pages]
         waiting = _keep_pages(runs, pages, waits_of(runtime), repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
         return waiting
@@ -255,13 +257,14 @@ def _keep_all(
 
 
 def _making_ready(
-    runtime: Runtime, executor: OwnExecutor, messages: list[Message], ready: list[Any]
+    runtime: Runtime, executor: OwnExecutor, messages: list[Message], tried: tuple[str, ...], ready: list[Any]
 ) -> Callable[..., list[Any]]:
     """Return what runs a statement and adds to `ready` meanwhile what the publisher has made of messages."""
 
     def make_ready() -> None:
-        # Where there are several stores, a message is told in which it is kept.
-        ready.append(None if runtime.stores.several else runtime.publisher.make_ready(messages))
+        # A message says which stores were tried and which one has its row. This statement does not wait for a name.
+        is_known = not tried and (runtime.store.name is not None or not runtime.stores.several)
+        ready.append(runtime.publisher.make_ready(addressed(runtime, messages)) if is_known else None)
 
     return partial(executor.run_beside, make_ready)
 

@@ -59,19 +59,25 @@ def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused 
     return len(published)
 
 
+def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages that say in which store their rows are, where there are several."""
+    if not runtime.stores.several or not messages:
+        return messages
+    name = runtime.stores.name_of(runtime.store)
+    return [replace(message, store=name) for message in messages]
+
+
 # --------------------------------------------------------------------------------------------------------------------
 
 
 def _publish(
     runtime: Runtime, messages: Sequence[Message], *, ready: Any = None, refused: Refused | None = None
 ) -> list[Key]:
-    if runtime.stores.several and messages:
-        try:
-            name = runtime.stores.name_of(runtime.store)
-        except StoreUnavailableError as error:
-            logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
-            return []
-        messages = [replace(message, store=name) for message in messages]
+    try:
+        messages = addressed(runtime, messages)
+    except StoreUnavailableError as error:
+        logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
+        return []
     sent = runtime.publisher.publish(messages, ready=ready, refused=refused)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 

@@ -24,13 +24,19 @@ from tests.tools.crash_points import Arm
 from tests.tools.freezing import frozen
 from tests.tools.waiting import wait_until
 
+NOWHERE = "postgresql://127.0.0.1:1/nowhere"
+
 
 @pytest.fixture
-def app(own_postgres: embedded.Postgres, redis_url: str) -> Iterator[Celery]:
-    """An app that has called a task, and so has a connection to its store."""
+def app(own_postgres: embedded.Postgres, redis_url: str, request: pytest.FixtureRequest) -> Iterator[Celery]:
+    """An app that has called a task, and so has a connection to its store; the parameter are its further stores."""
     upgrade(own_postgres.url)
     made = make_app(
-        "keeping", broker=redis_url, sidejob_database_url=own_postgres.url, sidejob_durable_tasks=["keeping.*"]
+        "keeping",
+        broker=redis_url,
+        sidejob_database_url=own_postgres.url,
+        sidejob_durable_tasks=["keeping.*"],
+        sidejob_failover_urls=getattr(request, "param", []),
     )
     made.send_task("keeping.one", task_id="first")
     yield made
@@ -44,6 +50,7 @@ def queued(app: Celery) -> list[str]:
         return [json.loads(text)["headers"]["id"] for text in reversed(client.lrange("celery", 0, -1))]
 
 
+@pytest.mark.parametrize("app", [[], [NOWHERE]], ids=["one store", "several"], indirect=True)
 def test_the_message_is_made_before_the_row_is_known_to_be_kept(app: Celery, at: Arm) -> None:
     """And nothing of it is in the broker then."""
     seen: list[list[str]] = []
