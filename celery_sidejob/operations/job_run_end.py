@@ -145,7 +145,7 @@ def _arm_next_run(
         executor, hold.job_id, task_id=task_id, wait_s=wait_s, moved=ending.moved,
         check_interval_s=runtime.settings.lost_after,
     )  # fmt: skip
-    if not wait_s:
+    if armed.for_run is not None:
         after_commit.ring(hold.row, armed)
 
 

@@ -14,22 +14,24 @@ FIRST_CHECK_S = 2.0
 def armed(
     jobs: str, *, task_id: str, cut_short: str | None = "false", wait_s: str = "0::double precision", losses: str = "0"
 ) -> str:
-    """Return the CTE `armed`: the row of each of these jobs says that its next run is owed, and is to be published.
+    """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
-    Every statement that makes a run owed (a new job, an ask, a termination, the end or the loss of a run) contains it,
-    so that the row is armed in the transaction that changes the job; nothing else arms one. **Whether a run is owed
-    now is decided here**: a pause, a limit or a dependency is one more condition in this text, and in no other. Today
-    there is one condition, that no run of the job is in progress. A job that another condition holds back returns no
-    row, and nothing is published for it; the row that its last run held must be freed all the same.
+    Every statement that makes a run owed contains it (a new job, an ask, a termination, the end or the loss of a run),
+    so the row is armed in the transaction that changes the job. Nothing else arms a row. **When a run is owed is decided
+    here**, by the row's `due_at`: now, or after a backoff. A pause, a limit or a dependency is a condition in `owed_at`
+    and in no other place: with a `due_at` that never comes, the run is not published, and no claim takes it. An UPDATE
+    of `due_at` and `next_check_at` lets it go. A job whose run is in progress is not armed: the end of that run does it.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is armed already stays as it
-    is; if its backoff is `cut_short`, it is due at once. With None for `cut_short` the jobs are new and have no row:
+    is; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no row:
     looking for one makes the insert of a thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, run_no and unit_no of each job as
     `j`; `wait_s` is the backoff, `losses` are added to those of the row. The statement takes the parameters
-    `first_check_s` and `check_interval_s`. The CTE returns (task_id, job_id, for_run).
+    `first_check_s` and `check_interval_s`. The CTE returns (task_id, job_id, for_run); the caller publishes the message
+    after the commit. A row that is not due yet has None for task_id and for_run: the sweeper publishes it in time.
     """
+    owed_at = f"now() + make_interval(secs => {wait_s})"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at,
@@ -39,12 +41,14 @@ def armed(
     return f"""
 armed AS (
   INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses)
-  SELECT {task_id}, j.id, j.run_no + 1, j.queue, now() + make_interval(secs => {wait_s}),
-    now() + make_interval(secs =>
-      CASE WHEN {wait_s} > 0::double precision THEN {wait_s} ELSE %(first_check_s)s::double precision END),
+  SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at,
+    CASE WHEN owed.at > now() THEN owed.at
+      ELSE now() + make_interval(secs => %(first_check_s)s::double precision) END,
     make_interval(secs => %(check_interval_s)s), {losses}
-  FROM {jobs} WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
-  RETURNING m.task_id, m.job_id, m.for_run)"""
+  FROM {jobs} CROSS JOIN LATERAL (SELECT {owed_at} AS at) owed
+  WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
+  RETURNING m.job_id, CASE WHEN m.due_at <= now() THEN m.task_id END AS task_id,
+    CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run)"""
 
 
 _REARM = Statement(
@@ -66,6 +70,8 @@ def rearm(
     moved: bool = False,
 ) -> Any:  # fmt: skip
     """Turn the row of a run that is over into the row of the next; the same task id unless one is given.
+
+    Returns (task_id, for_run, options); the first two are None if the next run is not due yet.
 
     `moved`: another reader had packets that the run had read. A job's row counts that as a loss, and as long as it is
     there, runs take the packets that they read.
