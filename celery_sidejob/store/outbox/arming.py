@@ -17,10 +17,12 @@ def armed(
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
     Every statement that makes a run owed contains it (a new job, an ask, a termination, the end or the loss of a run),
-    so the row is armed in the transaction that changes the job. Nothing else arms a row. **When a run is owed is decided
-    here**, by the row's `due_at`: now, or after a backoff. A pause, a limit or a dependency is a condition in `owed_at`
-    and in no other place: with a `due_at` that never comes, the run is not published, and no claim takes it. An UPDATE
-    of `due_at` and `next_check_at` lets it go. A job whose run is in progress is not armed: the end of that run does it.
+    so the row is armed in the transaction that changes the job. Nothing else arms a row. A job whose run is in progress
+    is not armed: the end of that run does it.
+
+    **When a run is owed is decided here**, by the row's `due_at`: now, or after a backoff. A pause, a limit or a
+    dependency is a condition in `owed_at` and in no other place: with a `due_at` that never comes, the run is not
+    published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` lets it go.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is armed already stays as it
     is; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no row:
