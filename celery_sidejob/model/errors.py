@@ -1,6 +1,6 @@
-"""Every error a user of this package can meet.
+"""Every error that this package raises for its users.
 
-Faults end in ``Error``. A message says what was asked, of which job, and what to do; `docs/errors.md` lists them.
+A message says what was asked, of which job, and what to do. `docs/errors.md` lists the messages.
 Bad input is refused before anything is written.
 """
 
@@ -16,15 +16,15 @@ class JobNotFoundError(SideJobError, LookupError):
 
 
 class UnknownTaskError(SideJobError, LookupError):
-    """No task of this name is registered, or it is not a sidejob task."""
+    """No task of this name is registered, or the task is not a sidejob task."""
 
 
 class IllegalMoveError(SideJobError):
-    """The job's status does not allow what was asked."""
+    """The job's status, or the place of the call, does not allow it."""
 
 
 class PortNotFoundError(SideJobError, LookupError):
-    """The job has no port of this name and direction, and its task does not allow further ones with ``"*"``."""
+    """The job has no port of this name and direction, and its task does not allow other ports with ``"*"``."""
 
 
 class InvalidPortError(SideJobError, ValueError):
@@ -64,27 +64,27 @@ class CycleError(SideJobError):
 
 
 class LeaseLostError(SideJobError):
-    """This run is no longer the current one: nothing of it was applied. The body should end at once."""
+    """This run is no longer the current one, and nothing of this unit was applied. The body should end at once."""
 
 
 class UnitNotCommittedError(SideJobError):
-    """The caller's transaction was not committed, and the body went on: what was read for it is on its port again."""
+    """The body went on without committing the unit's transaction. What the unit has read is on its ports again."""
 
 
 class TaskRevokedError(SideJobError):
-    """The asking was revoked: it ends as failed, later askings run."""
+    """The asking was revoked, or expired before its run. It has failed; later askings run."""
 
 
 class StoreUnavailableError(SideJobError):
-    """The store could not be reached, or went away. What was asked is not known to have happened."""
+    """The store could not be reached, or went away. The message says whether the call may have been applied."""
 
 
 class CommitInDoubtError(StoreUnavailableError):
-    """The answer to the caller's own commit was lost. A run that ends with this begins again from what is committed."""
+    """The answer to the caller's own commit was lost. A run that ends with this begins again from its last commit."""
 
 
 class SchemaError(SideJobError):
-    """The schema is missing, too old, too new, or belongs to another app or broker."""
+    """The schema is missing, incomplete, too old, too new, or belongs to another app or broker."""
 
 
 class SettingsError(SideJobError, ValueError):

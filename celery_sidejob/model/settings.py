@@ -1,8 +1,8 @@
 """Every ``sidejob_*`` setting: declared once, read once, checked and frozen.
 
 The configuration goes before the environment, the environment before the default. A misspelt key in the configuration
-is an error; in the environment only one that is close to a setting's name, for others write there too (Kubernetes sets
-``SIDEJOB_SERVICE_HOST``).
+is an error. A variable of the environment is one only if it is close to a setting's name, because other programs use
+the prefix too (Kubernetes sets ``SIDEJOB_SERVICE_HOST``).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from .errors import SettingsError
 
 @dataclass(frozen=True)
 class Kind:
-    """What a setting's value may be. `parse` checks and returns it, or raises ValueError; so does `from_text`.
+    """The values that a setting may have. `parse` checks a value and returns it, or raises ValueError.
 
-    `from_text` makes of the environment's text what the configuration would hold. `secret` values are never shown.
+    `from_text` turns the text of an environment variable into the value that the configuration would hold, or raises
+    ValueError. `secret` values are never shown.
     """
 
     expected: str
@@ -35,7 +36,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Setting:
-    """One row of the table of settings."""
+    """One setting."""
 
     name: str
     default: Any
@@ -53,7 +54,7 @@ class Setting:
         return self.key.upper()
 
 
-# --- Kinds of values. They stand before their users because a class body is run from top to bottom. ------------------
+# --- Kinds of values. They stand first because the class body below uses them. ---------------------------------------
 
 
 def _refuse(_: Any) -> Any:
@@ -174,43 +175,52 @@ NO_STORE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the app's ``sidejob_*`` settings say, with defaults filled in. Times are in seconds."""
+    """The app's ``sidejob_*`` settings, with defaults filled in. Times are in seconds."""
 
     database_url: str | None = _setting(None, _or_none(_STORE_URL), "the store")
     direct_url: str | None = _setting(
-        None, _or_none(_STORE_URL), "the store without the transaction-pooling proxy that database_url goes through"
+        None, _or_none(_STORE_URL), "the store, reached without the pooling proxy that database_url goes through"
     )
     failover_urls: tuple[str, ...] = _setting(
         (), _STORE_URLS, "further stores for durable tasks only, in the order in which they are tried"
     )
-    schema: str = _setting("sidejob", _SCHEMA, "the schema in the store; one belongs to one app and one broker")
+    schema: str = _setting("sidejob", _SCHEMA, "the schema in the store; a schema belongs to one app and one broker")
     durable_tasks: tuple[str, ...] = _setting(
-        (), _GLOBS, "globs of task names made durable without touching their code"
+        (), _GLOBS, "patterns of task names that are made durable without touching their code"
     )
-    lease: float = _setting(20.0, _SECONDS, "how long a worker may go unheard before its runs begin elsewhere")
-    heartbeat_interval: float = _setting(2.0, _POSITIVE_SECONDS, "how often a worker says that it lives")
+    lease: float = _setting(20.0, _SECONDS, "how long a worker may be silent before its runs begin elsewhere")
+    heartbeat_interval: float = _setting(2.0, _POSITIVE_SECONDS, "how often a worker reports that it is alive")
     heartbeat_file: str | None = _setting(
         None, _or_none(_PATH), "a file that each heartbeat of a worker touches, for a liveness probe"
     )
     lock_grace: float = _setting(1.5, _SECONDS, "how long a worker whose liveness lock is free may stay silent")
     lost_after: float = _setting(
-        30.0, _POSITIVE_SECONDS, "first look for a published message that nobody claimed; doubles each time"
+        30.0, _POSITIVE_SECONDS, "when a message that nobody claimed is checked first; the interval doubles each time"
     )
-    max_losses: int = _setting(3, _COUNT, "runs lost in a row before a job, or a durable task, is in the dead set")
-    poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry celery-sidejob-poll sweeps")
-    poll_queue: str | None = _setting(None, _or_none(_QUEUE), "the queue of that entry; None is task_default_queue")
-    worker_services: bool = _setting(True, _BOOLEAN, "workers sweep too, one at a time per schema")
-    on_store_down: str = _setting("error", _STORE_DOWN, "what a durable task's call does without a store")
-    timer_horizon: float = _setting(60.0, _SECONDS, "durable tasks with a later eta wait in the store")
+    max_losses: int = _setting(
+        3, _COUNT, "how many runs in a row may be lost before the job or durable task goes to the dead set"
+    )
+    poll_interval: float = _setting(30.0, _POSITIVE_SECONDS, "how often the beat entry `celery-sidejob-poll` sweeps")
+    poll_queue: str | None = _setting(None, _or_none(_QUEUE), "the queue of that entry; None is `task_default_queue`")
+    worker_services: bool = _setting(True, _BOOLEAN, "whether workers sweep; one at a time does for each schema")
+    on_store_down: str = _setting(
+        "error", _STORE_DOWN,
+        "what a call of a durable task does if no store answers: `error` raises, `publish` sends it without a row",
+    )  # fmt: skip
+    timer_horizon: float = _setting(
+        60.0, _SECONDS, "durable tasks whose eta is further away than this wait in the store"
+    )
     retention: timedelta | None = _setting(  # noqa: RUF009 - a timedelta cannot be changed, ruff only does not know it
-        None, _or_none(_AGE), "when finished jobs may go; None is never"
+        None, _or_none(_AGE), "how long finished jobs are kept; None is for ever"
     )
     dead_retention: timedelta | None = _setting(  # noqa: RUF009 - as above
-        timedelta(days=180), _or_none(_AGE), "when entries of the dead set may go; None is never"
+        timedelta(days=180), _or_none(_AGE), "how long entries of the dead set are kept; None is for ever"
     )
-    max_value_bytes: int = _setting(1_000_000, _COUNT, "largest packet, state value or arguments, as JSON text")
+    max_value_bytes: int = _setting(
+        1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
+    )
     redis_url: str | None = _setting(
-        None, _or_none(_REDIS_URL), "for live announcements and capacity counters; None is the broker's, if it is Redis"
+        None, _or_none(_REDIS_URL), "does nothing yet: for live announcements and capacity counters"
     )
     redact: Callable[[Any], Any] | None = _setting(  # noqa: RUF009 - the default is None, shared by all harmlessly
         None, _or_none(_CALLABLE), "applied to arguments, state and tracebacks wherever they are shown or logged"
@@ -223,7 +233,7 @@ class Settings:
         return self.database_url
 
     def redacted(self, value: Any) -> Any:
-        """Return what `sidejob_redact` leaves of arguments, an error or a traceback; nothing of it if that raises."""
+        """Apply `sidejob_redact` to arguments, an error or a traceback; if it raises, the whole value is hidden."""
         if self.redact is None or value is None:
             return value
         try:
@@ -236,11 +246,11 @@ SETTINGS: tuple[Setting, ...] = tuple(
     Setting(field.name, field.default, field.metadata["kind"], field.metadata["meaning"])
     for field in dataclasses.fields(Settings)
 )
-"""The table of all settings; what reads them, the errors and the docs derive from it."""
+"""All settings. Their reader, the errors and docs/settings.md are derived from it."""
 
 
 def read_settings(lookup: Mapping[str, Any], environ: Mapping[str, str], *, namespace: str | None = None) -> Settings:
-    """Return the settings that the configuration and the environment give, or say what is wrong with them.
+    """Read the settings from the configuration and the environment; SettingsError says what is wrong with one.
 
     `lookup` holds all keys of the configuration as the user spelled them; `namespace` is the app's, as in Celery.
     """
