@@ -1,4 +1,4 @@
-"""`run` and `terminate`: what one asks of a job."""
+"""`run` and `terminate`: the two things to ask of a job."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LONGEST_WAIT_S = 1e9
 
 @click.command()
 @job_argument
-@click.option("--force", is_flag=True, help="Also if it is failed, terminating or terminated; cuts a backoff short.")
-@click.option("--parent", is_flag=True, help="Ask its parent instead.")
-@click.option("--countdown", metavar="SECONDS", type=Seconds(LONGEST_WAIT_S), help="Run it so much later.")
+@click.option("--force", is_flag=True, help="Also if the job is failed, terminating or terminated; ends a backoff.")
+@click.option("--parent", is_flag=True, help="Ask the job's parent instead.")
+@click.option("--countdown", metavar="SECONDS", type=Seconds(LONGEST_WAIT_S), help="Run it after so many seconds.")
 @as_json
 @with_sidejob
 def run(
     sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, countdown: float | None, as_json: bool
 ) -> None:
-    """Ask that a job run at least once from its beginning, from now on."""
+    """Ask for a run of a job: one that begins after this command."""
     load_modules(sidejob)
     job = job_named(sidejob, job_id)
     asked = job.run(force=force, parent=parent, countdown=countdown)
@@ -45,9 +45,9 @@ def run(
 
 @click.command()
 @job_argument
-@click.option("--recursive", is_flag=True, help="With everything below it.")
+@click.option("--recursive", is_flag=True, help="Also all jobs below it.")
 @click.option(
-    "--without-shutdown", is_flag=True, help="Do not wait for a worker: leave out what the task does at its shutdown. "
+    "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
     "For a task whose code is gone, or whose queue nobody serves.",
 )  # fmt: skip
 @as_json

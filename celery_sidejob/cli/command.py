@@ -1,4 +1,4 @@
-"""What every command does: find the app's SideJob, and show our errors as one line with exit code 1."""
+"""The common part of all commands: find the app's SideJob, and show an error as one line with exit code 1."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ R = TypeVar("R")
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead, for programs.")
 job_argument = click.argument("job_id", metavar="ID_OR_ALIAS")
-task_option = click.option("--task", metavar="NAME", help="Only those of this task.")
-queue_option = click.option("--queue", metavar="NAME", help="Only those of this queue.")
+task_option = click.option("--task", metavar="NAME", help="Only entries of this task.")
+queue_option = click.option("--queue", metavar="NAME", help="Only entries of this queue.")
 limit_option = click.option(
-    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="At most so many."
+    "--limit", type=click.IntRange(1, MOST), default=100, show_default=True, help="Show at most this many."
 )
 NAMED = 10
-"""How many names are told at most where none matches."""
+"""How many names are suggested at most if none matches."""
 PATIENCE_S = 60.0
-"""How long a command waits for one transaction: for what somebody has locked, or a store that has fallen silent."""
+"""How long a command waits for one transaction: for a locked row, or for a store that is silent."""
 
 
 class Seconds(click.FloatRange):
-    """A number of seconds from 0 up to `longest`; "nan", which no comparison keeps out, is none."""
+    """A number of seconds from 0 to `longest`; refuses "nan", which passes every comparison."""
 
     def __init__(self, longest: float) -> None:
         super().__init__(0, longest)
@@ -54,7 +54,7 @@ class Failed(click.ClickException):
 
 
 def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the app's SideJob and where to print to, before its own parameters."""
+    """Call a command with the app's SideJob and its output, before its own parameters."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,7 +72,7 @@ def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable
 
 
 def job_named(sidejob: Any, which: str) -> Job:
-    """Return the job of this id or alias; of what a task id names it is said what to do instead."""
+    """Return the job of this id or alias; for a task id, fail and say what to do instead."""
     found: Job | None = sidejob.find(which)
     if found is not None:
         return found
@@ -89,12 +89,12 @@ def job_named(sidejob: Any, which: str) -> Job:
 
 
 def load_modules(sidejob: Any) -> None:
-    """Import the app's modules, as its workers do: receivers of our signals are there, and what continuations call."""
+    """Import the app's modules, as its workers do: for signal receivers, and for the tasks of continuations."""
     sidejob.app.loader.import_default_modules()
 
 
 def nothing_matches(what: str, names: Sequence[str]) -> str:
-    """Say that nothing was chosen, and by which names something would have been."""
+    """Say that nothing matches, and which names would."""
     if not names:
         return f"Nothing matches: {what} is empty."
     shown = ", ".join(map(repr, names[:NAMED]))
@@ -102,14 +102,14 @@ def nothing_matches(what: str, names: Sequence[str]) -> str:
 
 
 def with_app(text: str) -> str:
-    """Put the app as it was named with -A in the place of ``<app>``, so that the commands in a text can be copied."""
+    """Replace ``<app>`` with the app as it was named with -A, so that the commands in a text can be copied."""
     context = click.get_current_context(silent=True)
     name = context.find_root().params.get("app") if context is not None else None
     return text.replace("<app>", name) if isinstance(name, str) else text
 
 
 def _check_texts(given: Mapping[str, object]) -> None:
-    """Refuse bytes that are no text in the terminal's encoding: Python hands them on, and no store takes them."""
+    """Refuse bytes that are not text in the terminal's encoding: Python passes them on, and no store accepts them."""
     for value in given.values():
         for text in value if isinstance(value, tuple) else (value,):
             if isinstance(text, str) and not text.isascii() and any(map(_is_no_text, text)):

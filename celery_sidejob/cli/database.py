@@ -1,4 +1,4 @@
-"""`db`: the schema in the store, whose it is, and who may use it."""
+"""`db`: the schema in the store, its owner, and its users."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def db() -> None:
 
 
 @db.command()
-@click.option("--sql", is_flag=True, help="Print the SQL instead, for psql; connects to nothing.")
+@click.option("--sql", is_flag=True, help="Print the SQL instead, for psql; opens no connection.")
 @click.option(
-    "--from", "since", metavar="REVISION", help="With --sql: for a schema at this revision, not an empty one."
+    "--from", "since", metavar="REVISION", help="With --sql: upgrade from this revision, not from an empty schema."
 )
 @with_sidejob
 def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
-    """Create the schema or bring it up to date, and record whose it is."""
+    """Create the schema or upgrade it, and record its app and broker."""
     # Here: it imports Alembic and SQLAlchemy, and every `celery` command imports this file.
     from ..store.schema import migrate
 
@@ -36,7 +36,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
         migrate.upgrade_sql(schema, sys.stdout, owner=sidejob.owner, since=since)
         return
     if since is not None:
-        raise click.UsageError("--from is for --sql: an upgrade looks by itself where it begins.")
+        raise click.UsageError("--from needs --sql: an upgrade finds its first revision by itself.")
     for store in _stores(sidejob):
         _check_urls(store, output)
         url, setting = _way_to(store)
@@ -53,7 +53,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
 @as_json
 @with_sidejob
 def current(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Show the revision the schema is at, and the one this version works on; of failover stores too."""
+    """Show the schema's revision, and the one that this version needs; also for failover stores."""
     stores = _stores(sidejob)
     ways = [_way_to(store) for store in stores]
     found_at = [schema_check.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
@@ -96,14 +96,14 @@ def check(sidejob: Any, output: Output, as_json: bool) -> None:
 @click.argument("role")
 @with_sidejob
 def grants(sidejob: Any, output: Output, role: str) -> None:
-    """Print the GRANTs by which ROLE may run workers and clients; the schema's owner runs them. Connects to nothing."""
+    """Print the GRANTs that ROLE needs for workers and clients; run them as the schema's owner. Opens no connection."""
     write_grants(sidejob.settings.schema, role, sys.stdout)
 
 
 @db.command()
 @with_sidejob
 def reassign(sidejob: Any, output: Output) -> None:
-    """Give the schema to this app and this broker, which has moved on purpose; not while its workers run.
+    """Record this app and this broker as the schema's owner, after one of them has moved; not while its workers run.
 
     What waits is published again.
     """
@@ -135,7 +135,7 @@ def _stores(sidejob: Any) -> list[Any]:
 
 
 def _schema(store: Any) -> str:
-    """Return what a store's schema is called."""
+    """Return the name of a store's schema, for messages."""
     named = f"Schema {store.settings.schema!r}"
     return f"{named} of store {store.place} of sidejob_failover_urls" if store.place else named
 

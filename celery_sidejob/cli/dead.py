@@ -1,4 +1,4 @@
-"""`dead`: the dead set, and what a person does about it."""
+"""`dead`: the dead set, and a person's decisions about its entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .output import Output, facts, table
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A number, or that of a failover store with the store's name before it."""
+    """A number; for a failover store with the store's name before it."""
 
     name = "id"
 
@@ -40,21 +40,21 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 class EntryOrTask(EntryId):
-    """As that, or a task id, which is looked for in the dead set."""
+    """An entry's id, or a task id, which is looked up in the dead set."""
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
-        """Return it as the dead set knows it, or as the text that it is."""
+        """Return an entry's id as the dead set knows it; a task id stays a text."""
         number = str(value).rpartition(":")[2]
         return super().convert(value, param, context) if number.isdecimal() else str(value)
 
 
 entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
-group_option = click.option("--group", metavar="GROUP", help="Only those of this group, as `dead groups` shows it.")
+group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 
 
 @click.group()
 def dead() -> None:
-    """Look at what failed for good, was lost or expired, and decide about it."""
+    """List work that failed for good, was lost or expired, and retry or delete it."""
 
 
 @dead.command("list")
@@ -62,7 +62,7 @@ def dead() -> None:
 @task_option
 @queue_option
 @limit_option
-@click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only those after this id.")
+@click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
 @as_json
 @with_sidejob
 def list_entries(
@@ -110,7 +110,7 @@ def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> No
 
 @dead.command()
 @click.argument("given", metavar="[ID_OR_TASK_ID]...", type=EntryOrTask(), nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All there are.")
+@click.option("--all", "everything", is_flag=True, help="All entries.")
 @group_option
 @task_option
 @click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
@@ -120,7 +120,7 @@ def retry(
     sidejob: Any, output: Output, given: Sequence[int | str], everything: bool, group: str | None, task: str | None,
     limit: int | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Have entries tried again: these, those of a group or a task, or all."""
+    """Try entries again: by id, by group, by task, or all."""
     chosen = [bool(given), everything, group is not None or task is not None]
     if chosen.count(True) != 1:
         raise Failed("Name entries by their IDs, or choose by --group or --task, or all with --all.", code=2)
@@ -140,7 +140,7 @@ def retry(
 @as_json
 @with_sidejob
 def delete(sidejob: Any, output: Output, given: Sequence[int | str], as_json: bool) -> None:
-    """Remove entries for good, a job with everything below it."""
+    """Remove entries for good; a job with all jobs below it."""
 
     def remove(entry_id: int | str) -> None:
         if not sidejob.dead.delete(entry_id):
@@ -150,8 +150,8 @@ def delete(sidejob: Any, output: Output, given: Sequence[int | str], as_json: bo
 
 
 @dead.command()
-@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Those that died longer ago.")
-@click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All but the newest N.")
+@click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Entries that are older than this.")
+@click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
 @as_json
 @with_sidejob
 def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, as_json: bool) -> None:
@@ -170,7 +170,7 @@ def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
         output.json(shown)
         return
     traceback = shown.pop("traceback")
-    for name in ("retries", "losses", "history"):  # what there was none of; a job's losses are in its error
+    for name in ("retries", "losses", "history"):  # leave out zeros; a job's losses are in its error
         shown[name] = shown[name] or None
     output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
 
@@ -178,7 +178,7 @@ def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
 def _each(
     sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], as_json: bool, what: str
 ) -> None:
-    """Do something with each entry that was named, all of which have to be there, and say with how many it was done."""
+    """Apply an action to each named entry and report how many; all of them must exist."""
     entries = [sidejob.dead.get(_entry_of(sidejob, one)).id for one in given]
     done, failures = 0, []
     for entry_id in dict.fromkeys(entries):
@@ -194,7 +194,7 @@ def _each(
 
 
 def _entry_of(sidejob: Any, given: int | str) -> int | str:
-    """Return the id of an entry that is named by it, or by its task id."""
+    """Return an entry's id, given that id or a task id."""
     if isinstance(given, int) or given.rpartition(":")[2].isdecimal():
         return given
     found: DeadEntry | None = sidejob.dead.for_task_id(given)
@@ -209,9 +209,9 @@ def document(entry: DeadEntry) -> dict[str, Any]:
 
 
 def _say_what_there_is(sidejob: Any, output: Output, group: str | None, task: str | None) -> None:
-    """Where nothing matches, name what would."""
+    """If nothing matches, suggest names that would."""
     if sidejob.dead.list(group=group, task=task, limit=1):
-        return  # something does, and somebody else has retried or locked it
+        return  # entries match, but somebody else has retried or locked them
     groups: dict[str, int] = sidejob.dead.groups()
     there = list(groups) if group is not None else sorted({name.partition(": ")[0] for name in groups})
     output.note(nothing_matches("the dead set", there))

@@ -26,10 +26,10 @@ CODES = {Level.OK: 0, Level.WARNING: 1, Level.ERROR: 2}
 
 @click.command()
 @as_json
-@click.option("--thorough", is_flag=True, help="Also check the rules between rows for every job; reads all jobs.")
+@click.option("--thorough", is_flag=True, help="Also check every job for contradicting rows; reads all jobs.")
 @with_sidejob
 def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
-    """Look for what is wrong: schema, rights, queues, workers, broker, vacuum, clocks.
+    """Find problems: schema, rights, queues, workers, broker, vacuum, clocks.
 
     Ends with 0 if all is well, 1 if there are warnings, 2 if there are errors. Takes up to half a second where there
     are millions of rows; with --thorough it reads all jobs, a million in some seconds.

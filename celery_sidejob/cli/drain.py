@@ -1,4 +1,4 @@
-"""`drain`: waits until workers have finished what there is, before an upgrade, a move, or for leaving."""
+"""`drain`: waits until workers have finished the work that is due, before an upgrade, a move or a removal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ LONGEST_S = 1e9
 
 
 @click.command()
-@click.option("--queue", metavar="NAME", help="Only what is in this queue.")
+@click.option("--queue", metavar="NAME", help="Wait for this queue only.")
 @click.option(
     "--horizon", metavar="SECONDS", type=Seconds(LONGEST_S),
-    help="Wait for what is due within this; by default sidejob_timer_horizon. Later runs are counted and left.",
+    help="Wait for runs that are due within this time; by default sidejob_timer_horizon. Later runs are only counted.",
 )  # fmt: skip
 @click.option("--timeout", metavar="SECONDS", type=Seconds(LONGEST_S), help="Wait no longer than this.")
 @as_json
@@ -34,7 +34,7 @@ LONGEST_S = 1e9
 def drain(
     sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None, as_json: bool
 ) -> None:
-    """Wait until no run is due or in progress; workers must go on, and clients should ask nothing new.
+    """Wait until no run is due or in progress. Leave workers running, and have clients make no new calls.
 
     Runs for later (their eta or retry is beyond the horizon), suspended jobs and timers are told of and left as they
     are. Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
@@ -73,7 +73,7 @@ def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float 
 
 
 def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: str) -> None:
-    """Refuse a queue that nobody knows: that nothing is left there would be taken for all being done."""
+    """Refuse an unknown queue: "nothing is left" would be misread as "all is done"."""
     load_modules(sidejob)
     known = {*sidejob.app.amqp.queues, *_queues_of_tasks(sidejob.app)}
     if queue in known:
@@ -90,7 +90,7 @@ def _check_queue(sidejob: Any, output: Output, inspection: Inspection, queue: st
 def _queues_of_tasks(app: Any) -> Iterator[str]:
     for task in app.tasks.values():
         queue = getattr(task, "queue", None)
-        with suppress(Exception):  # of a router of the app's own, which may look at arguments
+        with suppress(Exception):  # a router of the app's own may need the arguments
             queue = queue or app.amqp.router.route({}, task.name, task_type=task).get("queue")
         if queue is not None:
             yield str(getattr(queue, "name", queue))

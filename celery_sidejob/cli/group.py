@@ -23,7 +23,7 @@ from .tree import tree
 
 @click.group()
 def sidejob() -> None:
-    """Look at durable jobs and their store, and set them going."""
+    """Inspect durable jobs and their store, and act on them."""
 
 
 for _command in (jobs, show, tree, run, terminate, revoke, poll, stats, doctor, drain, dead, db, transport):

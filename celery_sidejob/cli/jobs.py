@@ -19,13 +19,13 @@ from .output import Output, status, table
     "statuses",
     type=click.Choice([str(one) for one in Status]),
     multiple=True,
-    help="Only those with this status; may be repeated.",
+    help="Only jobs with this status; may be repeated.",
 )
 @task_option
 @queue_option
 @click.option("--parent", metavar="ID_OR_ALIAS", help="Only the children of this job.")
 @limit_option
-@click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only those after this id.")
+@click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
 @as_json
 @with_sidejob
 def jobs(
@@ -61,5 +61,5 @@ def jobs(
 
 
 def parent_of(info: dict[str, Any]) -> str:
-    """Return a job's parent and its own name there."""
+    """Return a job's parent and its name among the parent's children."""
     return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"

@@ -33,7 +33,7 @@ LONGEST_VALUE = 200
 
 
 PROGRESS_AFTER_S = 0.3
-"""What takes less shows no progress."""
+"""Shorter work shows no progress."""
 
 
 class Output:
@@ -60,12 +60,12 @@ class Output:
             console.print(part, soft_wrap=isinstance(part, Text))
 
     def note(self, message: str) -> None:
-        """Say something that is not part of the answer."""
+        """Print a message that is not part of the answer."""
         click.echo(one_line(message), err=True)
 
     @contextmanager
     def progress(self, doing: str) -> Iterator[Callable[[int], None]]:
-        """Show on a terminal, while the block lasts, what is being done and for how long; a program is shown nothing.
+        """While the block runs, show on a terminal what is being done and for how long; show a program nothing.
 
         Gives a callable that adds to the number of what is done.
         """
@@ -97,7 +97,7 @@ class Output:
 
 
 def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]] = ()) -> Table:
-    """Return a table; a cell that is no text is shown by `text`."""
+    """Return a table; `text` renders cells that are not texts."""
     made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
     for column, name in zip(made.columns, columns, strict=True):
         column.overflow = "fold"
@@ -129,7 +129,7 @@ def text(value: Any) -> Text:
 
 
 def at_least(count: int, more: bool) -> str:
-    """Return a number, of what there may be more than was counted."""
+    """Return a number, with a mark if there may be more than were counted."""
     return f"{count:,}+" if more else str(count)
 
 
@@ -150,7 +150,7 @@ def shortened(value: Any) -> str:
 
 
 def printable(value: str, *, keep: str = "") -> str:
-    """Escape control characters: a name or a traceback must not move the cursor of who reads it."""
+    """Escape control characters: a name or a traceback must not move the reader's cursor."""
     return "".join(
         character
         if character in keep or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")

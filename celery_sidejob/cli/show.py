@@ -80,7 +80,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
 
 
 def _message(message: dict[str, Any]) -> str:
-    """Say where the message of the present or next run is."""
+    """Describe where the message of the current or next run is."""
     run = f"for run {message['for_run']}"
     if message["locked_at"] is not None:
         return f"{run}: running since {moment(message['locked_at'])} in {message['locked_by'] or 'a lost worker'}"
@@ -90,7 +90,7 @@ def _message(message: dict[str, Any]) -> str:
 
 
 def _state(details: dict[str, Any]) -> list[RenderableType]:
-    state = details["state"]  # or what `sidejob_redact` has made of it
+    state = details["state"]  # or the result of `sidejob_redact`
     rows = [(key, shortened(value)) for key, value in (state if isinstance(state, dict) else {"": state}).items()]
     return [table("Key", "Value", title="State", rows=rows)] if rows else []
 

@@ -32,9 +32,9 @@ def stats(sidejob: Any, output: Output, as_json: bool, prometheus: bool, everyth
     With --prometheus a store that cannot be read is printed as `sidejob_up 0`; the command still ends with 1.
     """
     if as_json and prometheus:
-        raise click.UsageError("--json and --prometheus are two formats; give one of them.")
+        raise click.UsageError("--json and --prometheus are two formats; choose one.")
     if prometheus and everything:
-        raise click.UsageError("--all is not for --prometheus: what is scraped again and again reads no finished jobs.")
+        raise click.UsageError("--all is not for --prometheus: a scrape must not read finished jobs.")
     if prometheus:
         _expose(sidejob)
         return
@@ -60,7 +60,7 @@ def _expose(sidejob: Any) -> None:
     try:
         shown = exposition(sidejob)
     except SideJobError:
-        click.echo(exposition_of_nothing(), nl=False)  # else a file of the minute before would go on saying "up"
+        click.echo(exposition_of_nothing(), nl=False)  # otherwise the file of the last minute would still say "up"
         raise
     click.echo(shown, nl=False)
 
@@ -139,7 +139,7 @@ def _totals(found: dict[str, Any]) -> Iterator[RenderableType]:
     if given_up is not None:
         yield Text(f"Dead list of sidejob://: {given_up}", style=ALARM if given_up else "")
     if found["estimated"]:
-        yield Text("~ is an estimate from a sample: there is too much to be counted each time.", "bright_black")
+        yield Text("~ marks an estimate from a sample; counting everything would take too long.", "bright_black")
 
 
 def _life(worker: dict[str, Any]) -> Text:

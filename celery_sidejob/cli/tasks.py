@@ -1,4 +1,4 @@
-"""Durable tasks that wait or run: what `show` shows of one, and `revoke`."""
+"""Durable tasks that wait or run: the output of `show` for one, and `revoke`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show_task(output: Output, task: dict[str, Any], as_json: bool) -> None:
 @as_json
 @with_sidejob
 def revoke(sidejob: Any, output: Output, task_ids: tuple[str, ...], as_json: bool) -> None:
-    """Revoke durable tasks: what waits does not run, what runs goes on and does not begin again.
+    """Revoke durable tasks: a waiting task does not run; a running one goes on and does not begin again.
 
     The store keeps that, and the workers are told, as by Celery. Ends with 1 if one of them neither waits nor runs.
     """

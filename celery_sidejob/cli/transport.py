@@ -1,4 +1,4 @@
-"""`transport`: what the broker at `sidejob://` holds; these commands need no store."""
+"""`transport`: the messages that `sidejob://` keeps in the broker; these commands need no store."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .output import Output, printable, table
 
 @click.group()
 def transport() -> None:
-    """Look after the Redis transport sidejob://."""
+    """Manage the Redis transport sidejob://."""
 
 
 @transport.command("release")
-@click.option("--force", is_flag=True, help="Also what live workers hold: they run it twice. Stop them first instead.")
+@click.option("--force", is_flag=True, help="Also messages of live workers; they then run twice.")
 @as_json
 @click.pass_obj
 def release_command(celery: Any, force: bool, as_json: bool) -> None:
-    """Give all that workers of sidejob:// hold back to the queues, for workers of redis://.
+    """Give back to the queues all messages that workers of sidejob:// hold, for workers of redis://.
 
     Stop those workers first: what a worker that is stopped as usual holds goes back by itself, and what a killed one
     held is given back by this. Ends with 1 while there are live ones. The app's broker_url may be redis:// again.
@@ -45,7 +45,7 @@ def release_command(celery: Any, force: bool, as_json: bool) -> None:
 
 @transport.group("dead")
 def dead_list() -> None:
-    """Look at messages that were given up, and decide about them.
+    """List messages that were given up, and retry or delete them.
 
     These are of ordinary tasks: such a message came back after it had begun, as often as delivery_limit says, or it is
     no message. That of a durable task is in the dead set: see `celery -A app sidejob dead`.
@@ -58,7 +58,7 @@ def dead_list() -> None:
 @as_json
 @click.pass_obj
 def list_dead(celery: Any, queue: str | None, limit: int, as_json: bool) -> None:
-    """List them, oldest first; with --queue it reads the list until enough match."""
+    """List messages, oldest first; with --queue it reads the list until enough match."""
     output = Output(coloured=not celery.no_color, for_program=as_json)
     with _channel(celery) as channel, output.progress("Reading the dead list"):
         chosen = (one for one in DeadList.of(channel) if queue in (None, one.queue))
@@ -74,7 +74,7 @@ def list_dead(celery: Any, queue: str | None, limit: int, as_json: bool) -> None
 
 
 names = click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1)
-everything = click.option("--all", "everything", is_flag=True, help="All there are.")
+everything = click.option("--all", "everything", is_flag=True, help="All messages.")
 
 
 @dead_list.command("retry")
@@ -84,7 +84,7 @@ everything = click.option("--all", "everything", is_flag=True, help="All there a
 @as_json
 @click.pass_obj
 def retry_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str | None, as_json: bool) -> None:
-    """Put some, those of a queue, or all into their queues again, where they are served last."""
+    """Put messages back at the end of their queues: by id, by queue, or all."""
 
     def retry(dead: DeadList, one: DeadMessage) -> bool:
         try:
@@ -104,7 +104,7 @@ def retry_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str
 @as_json
 @click.pass_obj
 def delete_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str | None, as_json: bool) -> None:
-    """Remove some, those of a queue, or all for good."""
+    """Remove messages for good: by id, by queue, or all."""
     _decide(celery, names, everything, queue, as_json, "deleted", lambda dead, one: dead.delete(one.text))
 
 
@@ -147,7 +147,7 @@ def _document(dead: DeadMessage) -> dict[str, Any]:
 
 @contextmanager
 def _channel(celery: Any) -> Iterator[Any]:
-    """Open a channel to the app's broker, which must be a Redis, by whichever of both transports."""
+    """Open a channel to the app's broker, which must be a Redis, with either transport."""
     with celery.app.connection_for_write() as connection:
         if connection.transport.driver_type != "redis":
             raise Failed(f"The broker is {connection.as_uri()}, not Redis: sidejob:// holds nothing there.")

@@ -1,4 +1,4 @@
-"""`tree`: a job and everything below it."""
+"""`tree`: a job and all jobs below it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ DEEPEST = 10_000
 
 @click.command()
 @job_argument
-@click.option("--depth", type=click.IntRange(0, DEEPEST), default=DEEPEST, help="At most so many levels below the job.")
-@click.option("--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, help="At most so many jobs.")
+@click.option("--depth", type=click.IntRange(0, DEEPEST), default=DEEPEST, help="Show at most this many levels.")
+@click.option(
+    "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, help="Show at most this many jobs."
+)
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
 @as_json
 @with_sidejob
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None, as_json: bool) -> None:
-    """Show a job and everything below it; to read and print a thousand jobs takes a fifth of a second."""
+    """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second."""
     with output.progress("Reading the tree"):
         nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
     if svg is not None:
@@ -72,6 +74,6 @@ def _label(node: Node) -> str:
 
 
 def _left_out(nodes: list[Node]) -> dict[int, int]:
-    """Return how many children of each job are not shown."""
+    """Count the children of each job that are not shown."""
     shown = Counter(node.parent for node in nodes[1:])
     return {node.id: node.children - shown[node.id] for node in nodes if node.children > shown[node.id]}

@@ -1,7 +1,7 @@
 """`broker_url = "sidejob://host:6379/0"`: Celery's Redis broker, with messages that a killed worker does not lose.
 
 For any app of Celery or kombu, with or without the rest of this package: importing this module makes the URLs known
-(`sidejobs://` is with TLS, `sidejob-sentinel://` asks sentinels for the server). What can be heard of: a message that
+(`sidejobs://` is with TLS, `sidejob-sentinel://` asks sentinels for the server). It announces each message that
 is refused, recovered or buried.
 """
 
@@ -9,8 +9,8 @@ from kombu.transport import TRANSPORT_ALIASES
 
 from .announcements import message_buried, message_refused, messages_recovered
 
-# kombu looks for no entry points, takes no name with a `+`, and forgets a class given as `broker_transport` when it
-# goes over to the next of several URLs. The names are resolved when a URL is used: redis-py need not be there before.
+# kombu reads no entry points, allows no name with a `+`, and forgets a class given as `broker_transport` when it
+# switches to the next of several URLs. The names are resolved when a URL is used, so redis-py is not imported here.
 TRANSPORT_ALIASES["sidejob"] = "celery_sidejob.transport.transport:Transport"
 TRANSPORT_ALIASES["sidejobs"] = "celery_sidejob.transport.transport:TLSTransport"
 TRANSPORT_ALIASES["sidejob-sentinel"] = "celery_sidejob.transport.sentinel:SentinelTransport"

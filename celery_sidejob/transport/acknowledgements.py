@@ -1,6 +1,6 @@
-"""Acknowledgements are written at once, and their answers read together later: nothing waits for Redis between tasks.
+"""Acknowledgements are sent at once, and their answers read together later: no task waits for Redis.
 
-For a worker's loop, which comes back to its channel soon. Whoever has none (a consumer of kombu's own, the pool gevent)
+For workers with an event loop, which soon comes back to its channel. Consumers without one (kombu's, the pool gevent)
 waits for each answer, as before.
 """
 
@@ -20,23 +20,23 @@ from .connections import connected
 from .records import Records
 
 FAILURES = (ConnectionError, TimeoutError, OSError)
-"""What tells that a connection is lost."""
+"""The errors of a lost connection."""
 AT_MOST = 100
-"""How many answers may be owed: the next acknowledgement then waits for them."""
+"""How many answers may be outstanding; the next acknowledgement waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """That one message is done with."""
+    """The end of one message."""
 
     consumer: str
     token: str
     verb: str
-    """What its consumer calls it: ack, reject or requeue."""
+    """The consumer's verb: ack, reject or requeue."""
 
 
 class Acknowledgements:
-    """Those of one channel, over a connection of their own; `refuse` is told of each that came too late."""
+    """The acknowledgements of one channel, on their own connection; `refuse` is called with each that was too late."""
 
     def __init__(
         self, records: Callable[[], Records], connect: Callable[[], Any], refuse: Callable[[Acknowledgement], None]
@@ -44,13 +44,13 @@ class Acknowledgements:
         self._records = records
         self._connect = connect
         self._refuse = refuse
-        self._lock = threading.RLock()  # who is told of a refusal may acknowledge another
+        self._lock = threading.RLock()  # its receiver may acknowledge another
         self._pid = os.getpid()
         self._connection: Any = None
         self._owed: deque[Acknowledgement] = deque()
 
     def write(self, one: Acknowledgement) -> None:
-        """Hand one over: Redis carries it out though this process should die."""
+        """Send one: Redis carries it out even if this process dies."""
         self._mind_fork()
         with self._lock:
             if len(self._owed) >= AT_MOST:
@@ -64,20 +64,22 @@ class Acknowledgements:
                     self._connection = self._connect()
                 connected(self._connection)
                 command = self._records().acknowledging(one.consumer, one.token)
-                self._connection.send_command(*command, check_health=is_first)  # its answer would be the next one's
+                self._connection.send_command(
+                    *command, check_health=is_first
+                )  # its answer would be read as that of the next one
             except FAILURES:
                 self._write_again()
-            except BaseException:  # a time limit strikes, and half a command may be written
+            except BaseException:  # at a time limit: perhaps half a command is written
                 self._hang_up()
                 raise
 
     def hear(self) -> None:
-        """Read the answers that are there."""
+        """Read the answers that have arrived."""
         if self._owed:
             self._read(lambda connection: connection.can_read(timeout=0))
 
     def settle(self, *, within_s: float | None = None) -> None:
-        """Wait for all answers: afterwards what was acknowledged is in no record; TimeoutError if one takes longer."""
+        """Wait for all answers: then no record holds an acknowledged message; TimeoutError if one takes longer."""
         if not self._owed:
             return
         if within_s is None:
@@ -89,7 +91,7 @@ class Acknowledgements:
             raise TimeoutError(f"{len(self._owed)} acknowledgements have had no answer for {within_s:g} s")
 
     def close(self) -> None:
-        """Close the connection; what is owed an answer then will get none."""
+        """Close the connection; outstanding answers are lost."""
         self._mind_fork()
         with self._lock:
             self._hang_up()
@@ -117,7 +119,7 @@ class Acknowledgements:
                     self._refuse(one)
 
     def _check_open(self) -> None:
-        """Raise if what is owed was asked over a connection that is gone: redis-py would open another and go on."""
+        """Raise if answers are outstanding on a connection that is gone: redis-py would silently open another."""
         if self._connection is None or self._connection._sock is None:
             raise ConnectionError("it was given up in the middle of a command or an answer")
 
@@ -144,7 +146,7 @@ class Acknowledgements:
             self._connection.disconnect()
 
     def _mind_fork(self) -> None:
-        if self._pid != os.getpid():  # what is owed is the parent's, and so is the connection
+        if self._pid != os.getpid():  # both belong to the parent
             self._pid = os.getpid()
             self._lock = threading.RLock()
             self._connection = None

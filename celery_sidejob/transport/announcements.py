@@ -1,6 +1,6 @@
-"""What the transport tells whoever wants to hear it; a receiver that raises stops nothing.
+"""The transport's announcements; a receiver that raises stops nothing.
 
-kombu has no signals, and Celery's are not for its transports: these are as small as can be.
+kombu has no signals, and a transport must not import Celery's: so these are as small as possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Receiver = Callable[..., Any]
 
 
 class Announcement:
-    """Something that may happen: whoever has connected is called, in the thread in which it happened."""
+    """An event: its receivers are called in the thread in which it happened."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -25,16 +25,16 @@ class Announcement:
         return f"<Announcement {self.name}>"
 
     def connect(self, receiver: Receiver) -> Receiver:
-        """Have it called with the facts as keywords; usable as a decorator. It must not take long."""
+        """Call this receiver with the facts as keywords; usable as a decorator. It must return quickly."""
         self._receivers += (receiver,)
         return receiver
 
     def disconnect(self, receiver: Receiver) -> None:
-        """Call it no more."""
+        """Stop calling this receiver."""
         self._receivers = tuple(one for one in self._receivers if one is not receiver)
 
     def send(self, **facts: Any) -> None:
-        """Call all receivers, each whatever the others do."""
+        """Call all receivers, even if one raises."""
         for receiver in self._receivers:
             try:
                 receiver(**facts)

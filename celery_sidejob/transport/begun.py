@@ -1,7 +1,7 @@
-"""Which of the messages that a consumer was given have begun: only those can have killed its process.
+"""Which messages of a consumer have begun: only those can have killed its process.
 
-A consumer of kombu's own begins with a message when it is handed over. A worker of Celery may hold it for long, until a
-process of its pool is free: Celery's list of requests tells. That list is looked up in `sys.modules`, as this transport
+A kombu consumer begins with a message when it receives it. A Celery worker may hold it for long, until a process of its
+pool is free; Celery's list of requests tells. That list is found in `sys.modules`, because this transport
 imports nothing of Celery.
 """
 
@@ -14,19 +14,19 @@ from typing import Any
 
 STATE = "celery.worker.state"
 SUSPECT = "delivery_suspect"
-"""A property of a message that was under way in a worker that died or left; the script that fetches looks for it."""
+"""The property of a message that was in progress in a worker that died or left; the fetch script looks for it."""
 ROWS = frozenset({"sidejob", "sidejob_durable"})
-"""Headers of messages whose runs are counted by their rows in a store: a return of these means no death."""
+"""Headers of messages whose rows in a store count their losses; the return of such a message is not counted."""
 
 
 def waiting() -> set[str]:
-    """Return the delivery tags of what a worker of this process has taken for its pool and not begun."""
+    """Return the delivery tags of messages that a worker in this process has received and not begun."""
     state = sys.modules.get(STATE)
     return set() if state is None else _tags(_all(state.reserved_requests) - _all(state.active_requests))
 
 
 def running() -> set[str]:
-    """Return the delivery tags of what it has begun and not ended."""
+    """Return the delivery tags of messages that it has begun and not ended."""
     state = sys.modules.get(STATE)
     return set() if state is None else _tags(_all(state.active_requests))
 

@@ -1,8 +1,8 @@
-"""kombu's Redis channel, whose messages are never between two places: one script takes and records them.
+"""kombu's Redis channel, with a fetch that cannot lose a message: one script takes and records it.
 
-Fetching goes on in two steps over the connection that kombu polls. A *fetch* takes what there is for this consumer, and
-is answered at once. When it finds nothing, the channel *waits* for a bell of one of its queues: a publisher of ours
-rings it, and for those of kombu's own transport, who do not, this process' heart does. What is blocked on is a bell and
+Fetching has two steps on the connection that kombu polls. A *fetch* takes the messages for this consumer, and
+is answered at once. If it finds none, the channel *waits* for the bell of one of its queues. Our own publishers
+ring it; for publishers with kombu's transport this process' heart does. The blocking wait is for a bell and
 never a message, so an answer that nobody reads loses nothing.
 """
 
@@ -44,15 +44,15 @@ T = TypeVar("T")
 logger = get_logger(__name__)
 
 AT_MOST = 32
-"""How many messages one fetch takes where the prefetch allows more."""
+"""The most messages that one fetch takes."""
 LOOK_AT_ONCE = 1000
-"""Into how many queues one fetch looks: Redis does nothing else meanwhile. More are looked into page by page."""
+"""How many queues one fetch checks, because Redis does nothing else meanwhile. More are checked page by page."""
 GOODBYE_S = 1.0
-"""How long a channel that closes waits for the answer to its last fetch."""
+"""How long a closing channel waits for the answer to its last fetch."""
 
 
 class Asked(enum.Enum):
-    """What was sent over the connection that kombu polls, and not answered yet."""
+    """The command on the connection that kombu polls whose answer is outstanding."""
 
     FETCH = enum.auto()
     WAIT = enum.auto()
@@ -60,7 +60,7 @@ class Asked(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A fetch that is to be answered."""
+    """A fetch whose answer is outstanding."""
 
     consumer: str
     number: int
@@ -69,20 +69,20 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A message that a fetch has brought."""
+    """A fetched message."""
 
     queue: str
     text: bytes
     tag: str | None
-    """This delivery's; None if no acknowledgement is expected, and nothing recorded."""
+    """The token of this delivery; None if no acknowledgement is expected, so nothing is recorded."""
 
 
 class NotAMessageError(Exception):
-    """What was in a queue cannot be made a message of."""
+    """An element of a queue is not a valid message."""
 
 
 def made(make: Callable[[], T]) -> T:
-    """Make something of what was in a queue; NotAMessageError if that fails once more: it is no accident of now."""
+    """Decode an element of a queue; NotAMessageError if a second try fails too, so it is no passing trouble."""
     try:
         return make()
     except Exception:
@@ -90,7 +90,7 @@ def made(make: Callable[[], T]) -> T:
             make()
         except Exception as error:
             raise NotAMessageError from error
-        raise  # a time limit has struck, say: what goes on here has to end, and the message is as good as ever
+        raise  # a time limit, for example: this must end, and the message is still valid
 
 
 class Message(virtual.Message):
@@ -122,7 +122,7 @@ class Channel(redis.Channel):
     """Seconds for which the thread that consumes may stand still before its consumers are left to others; None for any
     time."""
     delivery_limit: int | None = 20
-    """How often a message may come back after it had begun before it goes to the dead list; None for any number."""
+    """How often a message that had begun may come back before it goes to the dead list; None for any number."""
     dead_list_limit: int | None = 10_000
     dead_list_days: float | None = 90
     """How many messages the dead list keeps, and for how long; None for any number, and for ever."""
@@ -144,12 +144,12 @@ class Channel(redis.Channel):
     _knows_scripts = True
     _was_silent = False
     _alone: tuple[str, float] | None = None
-    """The delivery tag of a message beside which nothing is fetched, and until when."""
+    """The delivery tag of a message that is kept alone, and until when."""
 
     # -- what a message goes through ------------------------------------------------------------------------------
 
     def _put(self, queue: str, message: Any, **options: Any) -> None:
-        """Replaces pushing alone: the same list, and the queue's bell in the same step."""
+        """Replaces kombu's push: pushes to the same list, and rings the queue's bell in the same step."""
         name = self._q_for_pri(queue, self._get_message_priority(message, reverse=False))
         expires_ms = self._expires.get(queue)
         expiring = [] if expires_ms is None else self._lists_of(queue)
@@ -159,30 +159,30 @@ class Channel(redis.Channel):
         if batch is None:
             self._line.run(PUT, keys, arguments, client=self._client_of_scripts)
             return
-        # Sees to it that the server knows the script, which nobody could send again in the middle of a batch.
+        # Load the script first: it cannot be sent again in the middle of a batch.
         batch.pipeline.scripts.add(self._put_of_batches)
         # kombu's client puts the prefix before the first key of a script, and before no other.
         batch.add("evalsha", PUT.sha, len(keys), name, *keys[1:], *arguments)
 
     def push_command(self, name: str, *messages: str) -> list[Any]:
-        """Return the command that puts messages into a list, for a publisher that waits for no answer.
+        """Return the command that puts messages into a list, for a publisher that does not await the answer.
 
-        By its text: nobody could send it again to a server that does not know the script.
+        It holds the script's text: without an answer nobody could send it again to a server that lacks the script.
         """
         keys = [self._keys.kombu_list(name), self._keys.bell(self._keys.queue_of(self._keys.kombu_list(name)))]
         return PUT.command(keys, [BELL_MS, 0, *messages], by_text=True)
 
     def basic_consume(self, queue: str, no_ack: bool, callback: Any, consumer_tag: str, **options: Any) -> Any:
-        """Adds to kombu's: what needs no acknowledgement is not recorded, and a new queue waits for no old bell."""
+        """Adds to kombu's: without acknowledgements nothing is recorded; a new queue awaits no old bell."""
         (self._unrecorded.add if no_ack or not self.ack_emulation else self._unrecorded.discard)(queue)
         result = super().basic_consume(queue, no_ack, callback, consumer_tag, **options)
         self._is_idle = False
         if self._asked is Asked.WAIT and self._in_poll:
-            self._in_poll.disconnect()  # there is only a bell to be missed
+            self._in_poll.disconnect()  # only a bell can be missed
         return result
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
-        """Replaces popping with recording afterwards, where an acknowledgement is expected."""
+        """Replaces kombu's pop and later record, if an acknowledgement is expected."""
         if no_ack or not self.ack_emulation:
             return super().basic_get(queue, no_ack=no_ack, **options)
         self._mind_retired()
@@ -200,11 +200,11 @@ class Channel(redis.Channel):
         return None
 
     def _brpop_start(self, timeout: float | None = None) -> None:
-        """Replaces popping from the queues: fetches, or waits for a bell if the last fetch has found nothing."""
+        """Replaces kombu's blocking pop: fetches, or waits for a bell if the last fetch found nothing."""
         queues = self._queue_cycle.consume(len(self.active_queues))
         if not queues:
             return
-        if self._asked is Asked.FETCH:  # its connection has gone without an answer
+        if self._asked is Asked.FETCH:  # its connection broke without an answer
             self._retire()
         self._mind_retired()
         if self._is_idle:
@@ -219,25 +219,25 @@ class Channel(redis.Channel):
             self._in_poll = connection
             self._brpop_sent_at = monotonic()
             connection.send_command(*command)
-        except BaseException:  # a time limit strikes: nobody would answer what was not sent
+        except BaseException:  # at a time limit: a command that was not sent gets no answer
             connection.disconnect()
             self._in_poll = None
             raise
 
     def _brpop_read(self, **options: Any) -> bool:
-        """Replaces reading one message: hands over all that a fetch has brought, or fetches next after a bell."""
+        """Replaces reading one message: delivers all messages of a fetch, or fetches next after a bell."""
         asked = self._asked
         answer = self._read_answer()
         self._is_idle = False
         if asked is not Asked.FETCH:
             self._asked = None
             raise Empty
-        with self._retiring_if_struck():  # until here it counts as not answered, which comes to the same
+        with self._retiring_if_struck():  # until here it counts as unanswered, with the same effect
             self._asked = None
             assert self._polled is not None
             taken = self._taken(self._polled, answer)
             self._turn_page(bool(taken))
-            # Not right after it was handed over: Celery puts acknowledgements off until its loop has gone round once.
+            # Not right after the delivery: Celery delays acknowledgements until its loop has gone round once.
             last = next(reversed(self.qos._delivered), None)
             self._is_buffered = last is not None and last not in self.qos._dirty
             for one in taken:
@@ -247,14 +247,14 @@ class Channel(redis.Channel):
         return True
 
     def _read_answer(self) -> Any:
-        """Read what Redis has answered; raises Empty where nothing has come, as all else waits for this thread."""
+        """Read Redis' answer; raises Empty if none has arrived, because everything else waits for this thread."""
         connection = self.client.connection
         if not has_come(connection):
             raise Empty
         try:
             with self.connection.pulse.reading():
                 return connection.read_response()
-        except NoScriptError:  # the server was restarted, or another has taken over
+        except NoScriptError:  # the server was restarted, or a failover has replaced it
             self._asked, self._knows_scripts = None, False
             raise Empty from None
         except self.connection_errors:
@@ -268,18 +268,18 @@ class Channel(redis.Channel):
             self._flush_brpop_reauth()
 
     def _receive(self) -> bool:
-        """Adds to kombu's: where nothing has come, nothing is read."""
+        """Adds to kombu's: if nothing has arrived, nothing is read."""
         if not has_come(self.subclient.connection):
             raise Empty
         return bool(super()._receive())
 
     def finish(self, delivery_tag: str, verb: str) -> None:
-        """Forget a message that is done with, if it is still ours; else announce that it is not."""
+        """Forget a finished message, if it is still ours; otherwise announce that it is not."""
         consumer, token = _parted(delivery_tag)
         if not consumer:
             return
         one = Acknowledgement(consumer, token, verb)
-        if self.closed:  # its end gave back all
+        if self.closed:  # closing it gave back everything
             self._refuse(one)
         elif self.connection.has_loop:
             self._acknowledgements.write(one)
@@ -287,13 +287,13 @@ class Channel(redis.Channel):
             self._refuse(one)
 
     def hear(self) -> None:
-        """Read what Redis has answered to acknowledgements meanwhile; what it refuses is announced."""
+        """Read the answers to acknowledgements; announce those that Redis refused."""
         self._acknowledgements.hear()
 
     def send_back(self, delivery_tag: str) -> None:
         """Give a message that had begun back to the head of its list, behind those that came back before.
 
-        That is counted: it goes to the dead list if it has come back too often. Announces one that is no longer ours.
+        This counts: a message that came back too often goes to the dead list. Announces one that is no longer ours.
         """
         consumer, token = _parted(delivery_tag)
         if consumer and (self.closed or not self._records.send_back(consumer, token)):
@@ -307,7 +307,7 @@ class Channel(redis.Channel):
         virtual.QoS.ack(self.qos, delivery_tag)
 
     def is_alone(self) -> bool:
-        """Tell whether nothing may be fetched for now beside a message whose worker died or left."""
+        """Tell whether a message whose worker died or left is kept alone, so that nothing may be fetched now."""
         if self._alone is None:
             return False
         tag, until = self._alone
@@ -317,13 +317,13 @@ class Channel(redis.Channel):
         return False
 
     def held(self, at_most: int) -> Iterator[bytes]:
-        """Yield messages that consumers hold, so many at most: for whoever looks for one that waits in no list."""
+        """Yield messages that consumers hold, at most this many: for a search for one that waits in no list."""
         return self._records.held(at_most)
 
     # -- its end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Replaces waiting for what is blocked on, which may take long; gives back at once all that is held."""
+        """Replaces kombu's wait for the blocking pop, which may take long; gives back all held messages at once."""
         if not self.closed:
             self._hang_up()
             self.leave()
@@ -332,15 +332,15 @@ class Channel(redis.Channel):
         self._disconnect_pools()
 
     def leave(self) -> None:
-        """Give back all that this channel holds, in its order, and be a consumer no more."""
+        """Give back all messages of this channel, in their order, and stop being a consumer."""
         if self._consumer_pid != os.getpid():
-            return  # what was forked holds nothing
+            return  # a forked copy holds nothing
         leaving = [*self._retired, *([self._consumer] if self._consumer else [])]
         self._consumer, self._retired, self._is_idle = None, (), False
-        for consumer in leaving if self._heart is not None else ():  # without one nothing was recorded
+        for consumer in leaving if self._heart is not None else ():  # without a consumer nothing was recorded
             self._heart.forget(consumer)
             try:
-                # Else what is done with would be given back. Later than that, others have found us dead.
+                # Otherwise finished messages would be given back. Later than this, others have declared us dead.
                 self._acknowledgements.settle(within_s=self.consumer_timeout)
                 self._records.leave(consumer, begun=_tokens(begun.running(), consumer))
             except (*self.connection_errors, self.ResponseError) as error:
@@ -350,7 +350,7 @@ class Channel(redis.Channel):
         self._acknowledgements.close()
 
     def _hang_up(self) -> None:
-        """Drop the connection that is polled; what a fetch brings at this moment is in the record, and goes back."""
+        """Drop the polled connection; a message that a fetch takes at this moment is in the record, and goes back."""
         connection = self._in_poll
         if not connection:
             return
@@ -358,7 +358,7 @@ class Channel(redis.Channel):
             if self._asked is Asked.FETCH and connection.can_read(timeout=GOODBYE_S):
                 connection.read_response()
         except (*self.connection_errors, self.ResponseError):
-            pass  # it was not to be had: if Redis fetches after we have left, others will recover that
+            pass  # no answer: if Redis still carries the fetch out, others recover those messages
         finally:
             self._asked = self._in_poll = None
             connection.disconnect()
@@ -366,17 +366,17 @@ class Channel(redis.Channel):
     # -- one client ------------------------------------------------------------------------------------------------
 
     def _create_client(self, asynchronous: bool = False) -> Any:
-        """Replaces a client for each command by one for each pool of connections: it has no other state."""
-        if asynchronous:  # a channel has one of these, and keeps it
+        """Replaces one client for each command with one for each connection pool; a client has no other state."""
+        if asynchronous:  # a channel has one, and keeps it
             return super()._create_client(asynchronous=True)
         if self._kept_client is None or self._kept_client.connection_pool is not self.pool:
             self._kept_client = super()._create_client()
         return self._kept_client
 
     def _connparams(self, asynchronous: bool = False) -> dict[str, Any]:
-        """Adds to kombu's: a connection to a server that takes nothing for now breaks; none has notices.
+        """Adds to kombu's: a connection breaks if its server accepts no writes; none has notices.
 
-        One that is polled leaves the poll before it is closed. A process that was forked keeps its socket open, so that
+        A polled connection leaves the poll before it is closed. A forked process keeps its socket open, so
         the poll would go on to report it, under a number that another connection has by then.
         """
         parameters: dict[str, Any] = super()._connparams(asynchronous)
@@ -386,12 +386,12 @@ class Channel(redis.Channel):
     def _leave_poll(self, polled: Any) -> None:
         cycle = self.connection and self.connection.cycle
         if cycle:
-            with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # it is not polled, or no more
+            with suppress(AttributeError, KeyError, OSError, TypeError, ValueError):  # it is not polled, or no longer
                 cycle.poller.unregister(polled)
 
     @property
     def _client_of_scripts(self) -> Any:
-        """A client that sends keys as they are."""
+        """A client that adds no prefix to keys."""
         if self._plain_client is None or self._plain_client.connection_pool is not self.pool:
             self._plain_client = Redis(connection_pool=self.pool)
         return self._plain_client
@@ -426,7 +426,7 @@ class Channel(redis.Channel):
     # -- fetching --------------------------------------------------------------------------------------------------
 
     def _fetch(self, queues: Sequence[str], room: int) -> tuple[Fetch, list[Any]]:
-        """Return the next fetch, and the command that does it; no two of a channel have the same number."""
+        """Return the next fetch and its command; each fetch of a channel has its own number."""
         consumer = self._registered_consumer(queues)
         self._fetches += 1
         lists = [
@@ -443,14 +443,14 @@ class Channel(redis.Channel):
         return Fetch(consumer, self._fetches, list(queues)), command
 
     def _page_of(self, queues: Sequence[str]) -> Sequence[str]:
-        """Return those of the queues that the next fetch looks into."""
+        """Return the queues that the next fetch checks."""
         first = self._page * LOOK_AT_ONCE
         if first >= len(queues):
             self._page = first = 0
         return queues[first : first + LOOK_AT_ONCE]
 
     def _turn_page(self, was_there_any: bool) -> None:
-        """Go on to the next page, back to the first after a find in a fixed order; idle is who has found all barren."""
+        """Go to the next page, in a fixed order back to the first after a find; idle once all pages were empty."""
         self._barren_pages = 0 if was_there_any else self._barren_pages + 1
         self._page = 0 if was_there_any and not self._rotates else self._page + 1
         self._is_idle = self._barren_pages * LOOK_AT_ONCE >= len(self.active_queues)
@@ -468,7 +468,7 @@ class Channel(redis.Channel):
                 return self._taken(fetch, connection.read_response())
             except NoScriptError:
                 continue
-            except BaseException:  # a time limit strikes: the answer would be taken for the next one's
+            except BaseException:  # at a time limit: the answer would be read as that of the next one
                 connection.disconnect()
                 raise
             finally:
@@ -476,7 +476,7 @@ class Channel(redis.Channel):
         raise AssertionError("a script sent as text is known")
 
     def _taken(self, fetch: Fetch, answer: Sequence[Any]) -> list[Taken]:
-        """Make sense of the answer to a fetch."""
+        """Decode the answer to a fetch."""
         if self._heart is not None:
             self._heart.registered(fetch.consumer)
         taken = []
@@ -509,7 +509,7 @@ class Channel(redis.Channel):
         return type(self._queue_cycle).rotate is priority_cycle.rotate
 
     def _deliver(self, taken: Sequence[Taken]) -> bool:
-        """Hand messages over in their order; what cannot be handed over goes back to where it was."""
+        """Deliver messages in their order; those that cannot be delivered go back to their places."""
         delivered = False
         left: list[str] = []
         with self._retiring_if_struck():
@@ -549,7 +549,7 @@ class Channel(redis.Channel):
             self._alone = one.tag, inf if is_grave else monotonic() + self.consumer_timeout
 
     def _decoded(self, taken: Iterable[Taken]) -> Iterator[tuple[Any, Taken]]:
-        """Make messages of texts; buries nonsense."""
+        """Decode messages; bury those that are invalid."""
         for one in taken:
             try:
                 payload = made(partial(_payload_of, one))
@@ -567,7 +567,7 @@ class Channel(redis.Channel):
     # -- who fetches -----------------------------------------------------------------------------------------------
 
     def _registered_consumer(self, queues: Iterable[str]) -> str:
-        """Return who this channel is in Redis, for whom a heart beats if anything is recorded."""
+        """Return this channel's consumer in Redis; a heart beats for it if anything is recorded."""
         if self._consumer is None or self._consumer_pid != os.getpid():
             if self._consumer_pid != os.getpid():
                 self._retired = ()
@@ -588,7 +588,7 @@ class Channel(redis.Channel):
         return [(queue, self._lists_of(queue)) for queue in self.active_queues]
 
     def _retire(self) -> None:
-        """Be another consumer from now on: an answer was lost, and what is in the record may not have arrived here."""
+        """Become another consumer: an answer was lost, so the record may hold messages that never arrived here."""
         if self._consumer is not None and self._heart is not None:
             self._retired += (self._consumer,)
         self._consumer = self._asked = None
@@ -597,7 +597,7 @@ class Channel(redis.Channel):
 
     @contextmanager
     def _retiring_if_struck(self) -> Iterator[None]:
-        """Be another consumer if what a fetch has brought is not handed over: a time limit strikes, say."""
+        """Become another consumer if fetched messages cannot be delivered, for example at a time limit."""
         try:
             yield
         except BaseException:
@@ -605,9 +605,9 @@ class Channel(redis.Channel):
             raise
 
     def _mind_retired(self) -> None:
-        """Give back what those that this channel was have in their records and has never arrived.
+        """Give back messages in the records of this channel's former consumers that never arrived.
 
-        From time to time, while they have messages that are being worked on: the fetch may be carried out late.
+        Repeated while those consumers have messages in progress, because a fetch may be carried out late.
         """
         if not self._retired or monotonic() < self._next_look_at:
             return
@@ -624,14 +624,14 @@ class Channel(redis.Channel):
                 self._records.leave(consumer)
 
     def _note_silence(self) -> None:
-        """Have the next look at what may be fetched find out what was taken away; called by other threads as well."""
+        """Have the next fetch check first whether messages were taken away; other threads call this too."""
         self._was_silent = True
 
     def mind_silence(self) -> None:
-        """Break the connection if messages were taken from us as from a dead consumer: they are for another now.
+        """Break the connection if we were declared dead and our messages were taken away.
 
-        So their application hears of it as it does of RabbitMQ. A worker of Celery drops what it has not begun, cuts
-        off what it is to cut off then (`worker_cancel_long_running_tasks_on_connection_loss`), and connects anew.
+        So the application learns of it, as with RabbitMQ. A Celery worker drops messages that it has not begun, cancels
+        tasks if `worker_cancel_long_running_tasks_on_connection_loss` says so, and connects again.
         """
         if not self._was_silent:
             return
@@ -656,11 +656,11 @@ class Channel(redis.Channel):
             one.verb, delivery_tag, one.consumer,
         )  # fmt: skip
         message_refused.send(verb=one.verb, consumer=one.consumer, delivery_tag=delivery_tag)
-        self._note_silence()  # those that it had beside this one have gone the same way
+        self._note_silence()  # its other messages were taken away as well
 
 
 def _payload_of(one: Taken) -> Any:
-    """Return what a message says, with this delivery's tag in place of the one that stays the same."""
+    """Return a message's text with this delivery's tag in place of its permanent one."""
     payload = loads(one.text.decode())
     own_tag = payload["properties"]["delivery_tag"]
     payload["properties"]["delivery_tag"] = one.tag or own_tag
@@ -668,11 +668,11 @@ def _payload_of(one: Taken) -> Any:
 
 
 def _tokens(tags: Iterable[str], consumer: str) -> set[str]:
-    """Return the tokens of those delivery tags that are of this consumer."""
+    """Return the tokens of the delivery tags that belong to this consumer."""
     return {token for owner, token in map(_parted, tags) if owner == consumer}
 
 
 def _parted(delivery_tag: str) -> tuple[str, str]:
-    """Take a delivery tag apart: the consumer, and the token within its record; no consumer if it is none of ours."""
+    """Split a delivery tag into its consumer and the token in the record; no consumer if the tag is not ours."""
     consumer, _, token = str(delivery_tag).rpartition("#")
     return consumer, token

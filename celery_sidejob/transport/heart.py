@@ -1,8 +1,8 @@
-"""The thread that keeps this process' consumers alive, and looks after those of others that are not.
+"""The thread that reports this process' consumers alive, and recovers the messages of dead ones.
 
-A thread of the operating system, also where gevent has replaced Python's: neither a task of the pool solo nor a
-greenlet that computes keeps it from beating (with eventlet it is a green thread, as all are there). It has a connection
-of its own, and only Redis' clock counts.
+A thread of the operating system, also where gevent has replaced Python's threads: neither a task of the pool solo nor a
+greenlet that computes stops its beat. (With eventlet it is a green thread, as all are there.) It has a connection
+of its own. Only Redis' clock counts.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from .scripts import BEAT, WAIT
 logger = get_logger(__name__)
 
 BEATS = 3
-"""How often a consumer beats in the time after which it counts as dead."""
+"""How many beats fit into the silence after which a consumer counts as dead."""
 CLAIM_MS = 5_000
-"""How long others leave a dead consumer to who found it first; that one may die as well."""
+"""How long others leave a dead consumer to the heart that found it; that process may die as well."""
 AT_ONCE = 5
-"""How many dead consumers are taken from one beat: the other workers get some too."""
+"""How many dead consumers one beat takes, so that other workers get some too."""
 DEAD_LIST_EVERY_S = 3600.0
-"""How often the dead list is looked at, beside after each recovery."""
+"""How often the dead list is trimmed, besides after each recovery."""
 RINGS_AT_ONCE = 1000
-"""For how many queues one beat looks whether somebody is to be woken; the rest has its turn at the next ones."""
+"""For how many queues one beat checks whether to ring; the others are checked by the next beats."""
 
 Unbegun = Callable[[], set[str]]
-"""Returns the tokens of the messages that a consumer has and has not begun."""
+"""Returns the tokens of messages that a consumer holds and has not begun."""
 Waits = Callable[[], Iterable[tuple[str, list[str]]]]
-"""Tells which queues a consumer waits for just now, each with the keys of its lists."""
+"""Returns the queues that a consumer waits for now, each with the keys of its lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one beat found."""
+    """The findings of one beat."""
 
     lost: tuple[str, ...] = ()
-    """Which of ours were taken for dead."""
+    """Our consumers that were declared dead."""
     recovered: int = 0
-    """How many messages of dead consumers went back."""
+    """How many messages of dead consumers were given back."""
 
 
 class Heart:
     """Beats for the consumers of one transport, `BEATS` times in the time after which they count as dead.
 
-    It leaves them to others while the thread that consumes stands still.
+    It stops beating for them while the consuming thread is stuck.
     """
 
     def __init__(
         self, client: Any, keys: Keys, records: Records, *, timeout_s: float, pulse: Pulse,
         bound_dead_list: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
-        """`bound_dead_list` drops what the dead list is not to keep; this calls it now and then."""
+        """`bound_dead_list` trims the dead list; the heart calls it now and then."""
         self._client = client
         self._keys = keys
         self._records = records
@@ -74,7 +74,7 @@ class Heart:
         self._told: dict[str, Callable[[], None]] = {}
         self._unbegun: dict[str, Unbegun] = {}
         self._noted: dict[str, set[str]] = {}
-        """What Redis was told last of those that have not begun."""
+        """The tokens of messages that have not begun, as last written to Redis."""
         self._beat_at = monotonic()
         self._registered: set[str] = set()
         self._stop = native.Event()
@@ -84,8 +84,8 @@ class Heart:
         self._look_at_dead_at = 0.0
 
     def watch(self, consumer: str, waits: Waits, was_silent: Callable[[], None], unbegun: Unbegun = set) -> None:
-        """Beat for a consumer that is about to fetch, and tell it if it may have been taken for dead."""
-        if self._pid not in (None, os.getpid()):  # forked: those there are beat in the parent, if that lives
+        """Beat for a consumer that is about to fetch, and tell it if it may have been declared dead."""
+        if self._pid not in (None, os.getpid()):  # forked: the others' hearts beat in the parent
             for ours in (self._consumers, self._told, self._registered, self._unbegun, self._noted):
                 ours.clear()
         self._consumers[consumer] = waits
@@ -97,11 +97,11 @@ class Heart:
             native.Thread(self._run, name="sidejob-transport-heart").start()
 
     def registered(self, consumer: str) -> None:
-        """Note that a fetch has registered a consumer: from now on it is missed when it is not there."""
+        """Note that a fetch has registered a consumer: from now on its absence means that it was declared dead."""
         self._registered.add(consumer)
 
     def forget(self, consumer: str) -> None:
-        """Beat for it no more; the thread ends with the last one."""
+        """Stop beating for it; the thread ends with the last one."""
         self._registered.discard(consumer)
         self._consumers.pop(consumer, None)
         for ours in (self._told, self._unbegun, self._noted):
@@ -111,11 +111,11 @@ class Heart:
             self._stop.set()
 
     def beat(self) -> None:
-        """Beat out of turn, for a thread that has stood still: ours that were taken for dead hear of it now."""
+        """Beat at once, for a thread that was stuck: our consumers that were declared dead learn of it now."""
         self._beat(0)
 
     def run_once(self) -> Report:
-        """Beat, and recover what is found; looks again at once while there is more than was taken."""
+        """Beat, and recover dead consumers; repeat at once while more are left."""
         recovered = 0
         lost: tuple[str, ...] = ()
         while True:
@@ -129,7 +129,7 @@ class Heart:
                 return Report(lost, recovered)
 
     def _note_unbegun(self) -> None:
-        """Tell Redis which messages have not begun: a death is charged to the others alone."""
+        """Tell Redis which messages have not begun: only the others are charged with a death."""
         for consumer, ask in list(self._unbegun.items()):
             unbegun, noted = ask(), self._noted.get(consumer, set())
             new, gone = unbegun - noted, noted - unbegun
@@ -148,25 +148,25 @@ class Heart:
             count = self._records.recover(consumer, after_page=self._beat_if_due)
         except (RedisError, OSError):
             raise
-        except Exception:  # those of the others must not wait for it
+        except Exception:  # the other consumers must not wait for it
             logger.exception("What %s had could not be recovered", consumer)
             return 0
         logger.log(WARNING if count else INFO, "Recovered %d messages of %s, which is dead", count, consumer)
         return count
 
     def _beat_if_due(self) -> None:
-        """Beat in the middle of something long, or others take us for dead, and whoever recovers us next as well."""
+        """Beat in the middle of long work; otherwise others declare us dead, and then those that recover us."""
         if monotonic() - self._beat_at > self.timeout_s / BEATS:
             self._beat(0)
 
     def _beat(self, at_most: int) -> tuple[list[str], list[str]]:
-        """Beat; returns which of ours were missing, who hear of it, and dead ones, which others leave to us for now."""
+        """Beat; returns our missing consumers, which are told, and dead ones that others leave to us for now."""
         missing, dead = self._ask_redis(at_most)
-        # Who beats again in the middle of its recovery is not missing, and keeps what is left.
+        # A consumer that beats again in the middle of its recovery is not missing, and keeps the rest.
         late = monotonic() - self._beat_at > self.timeout_s
         self._beat_at = monotonic()
         for tell in [self._told.get(one) for one in (list(self._told) if late else missing)]:
-            if tell is not None:  # else it has left since
+            if tell is not None:  # otherwise it has left since
                 tell()
         for consumer in missing:
             self._registered.discard(consumer)  # until it fetches again
@@ -201,17 +201,17 @@ class Heart:
             try:
                 self.run_once()
             except (RedisError, OSError) as error:
-                # The messages of those who fall silent go to others, as they must: the network may be gone here alone.
+                # Messages of silent consumers go to others, as they must: perhaps only our network is down.
                 if self._beats_well:
                     logger.warning("The heart of this process cannot reach Redis, and goes on trying: %s", error)
                 self._beats_well = False
                 stop.wait(self.timeout_s / 10)
                 continue
-            except Exception:  # others would take all that is held here for a dead consumer's
+            except Exception:  # others would recover all messages that we hold
                 logger.exception("The heart of this process has stumbled, and goes on")
             if not self._beats_well:
                 logger.info("The heart of this process reaches Redis again")
             self._beats_well = True
             stop.wait(self.timeout_s / BEATS)
-        if self._stop is stop:  # else another thread has begun meanwhile, with the same connections
+        if self._stop is stop:  # otherwise another thread has started with the same connections
             self._client.connection_pool.disconnect()

@@ -1,7 +1,7 @@
-"""Every key that the transport has in Redis beside kombu's own, and nobody else's name for one.
+"""Every key that the transport uses in Redis beside kombu's own.
 
-All begin with the app's `global_keyprefix`: redis-py sends them as they are here, since the clients with which kombu
-puts prefixes do so for the first key of a script alone.
+They begin with the app's `global_keyprefix`, and redis-py sends them unchanged: the clients with which kombu
+adds prefixes do so only for the first key of a script.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ class Keys:
 
     @property
     def consumers(self) -> str:
-        """A sorted set: who fetches, and until when it counts as alive (Redis' clock, in milliseconds)."""
+        """A sorted set: the consumers, and until when each counts as alive (Redis' clock, in milliseconds)."""
         return f"{self.prefix}_sidejob.consumers"
 
     @property
     def recovering(self) -> str:
-        """A sorted set: whose messages are being recovered, and until when nobody else need try."""
+        """A sorted set: consumers that are being recovered, and until when others leave them alone."""
         return f"{self.prefix}_sidejob.recovering"
 
     @property
     def dead(self) -> str:
-        """A list of JSON: messages that nobody is to be given again."""
+        """A list of JSON: messages that are not delivered again."""
         return f"{self.prefix}_sidejob.dead"
 
     def held(self, consumer: str) -> str:
-        """A hash: each message that a consumer has, by its token, with the list that it is from."""
+        """A hash: the messages of a consumer by their tokens, each with the list that it came from."""
         return f"{self.prefix}_sidejob.held.{consumer}"
 
     def waiting(self, consumer: str) -> str:
-        """A set: the tokens of what a consumer has and has not begun, as of its last beat."""
+        """A set: the tokens of messages that a consumer holds and has not begun, as of its last beat."""
         return f"{self.prefix}_sidejob.waiting.{consumer}"
 
     def bell(self, queue: str) -> str:
-        """A list with at most one empty element: something has come into the queue that nobody may have seen."""
+        """A list with at most one empty element: a message has arrived that perhaps no consumer has seen."""
         return f"{self.prefix}_sidejob.bell.{queue}"
 
     def bells(self, queues: Iterable[str]) -> list[str]:
-        """Those of several queues."""
+        """The bells of several queues."""
         return [self.bell(queue) for queue in queues]
 
     def kombu_list(self, name: str) -> str:
-        """The list which kombu calls so."""
+        """The list that kombu calls by this name."""
         return self.prefix + name
 
     def queue_of(self, list_key: str) -> str:
-        """The queue that a list is a part of."""
+        """The queue that a list belongs to."""
         return list_key[len(self.prefix) :].rsplit(self.separator, 1)[0]
 
     def bells_of(self, list_keys: Sequence[str]) -> list[str]:

@@ -1,7 +1,7 @@
-"""A connection that a channel keeps for what it publishes.
+"""A connection that a channel keeps for publishing.
 
-redis-py's client takes one out of its pool for each command, asks it whether it is still there, and puts it back, which
-takes a third as long as Redis takes to answer.
+redis-py's client takes a connection out of its pool for each command, checks it, and puts it back. This
+takes a third of the time that Redis takes to answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .scripts import Script
 
 
 class Line:
-    """Runs scripts over the one connection that it has made by `connect`; a process that was forked makes its own."""
+    """Runs scripts over one connection that it opens with `connect`; a forked process opens its own."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -28,8 +28,8 @@ class Line:
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any], *, client: Any) -> Any:
         """Run a script and return its answer.
 
-        By `client` while another thread is speaking, and where Redis has hung up: as with any client of redis-py that
-        tries again, a script whose answer was lost may then run twice.
+        Uses `client` while another thread has the connection, and if Redis has closed it. As with any redis-py client
+        that tries again, a script whose answer was lost may then run twice.
         """
         if self._pid != os.getpid():
             self._forget()
@@ -41,7 +41,7 @@ class Line:
             self._hang_up()
         except ResponseError:
             raise
-        except BaseException:  # a time limit strikes, and half an answer may be read
+        except BaseException:  # at a time limit, perhaps with half an answer read
             self._hang_up()
             raise
         finally:
@@ -49,7 +49,7 @@ class Line:
         return script.run(client, keys, arguments)
 
     def close(self) -> None:
-        """Hang up; what is run later connects again."""
+        """Close the connection; a later script opens it again."""
         if self._pid == os.getpid():
             self._hang_up()
 

@@ -1,4 +1,4 @@
-"""What there is of this transport in a broker, for whoever looks after it."""
+"""The state of this transport in a broker, for the people who run it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .keys import Keys
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How many there are."""
+    """The numbers."""
 
     consumers: int
-    """Who fetch, and those of them that are dead and not seen to yet."""
+    """Consumers, and those of them that are dead and not recovered yet."""
     held: int
-    """Messages that they have."""
+    """Messages that they hold."""
     dead: int
     """Messages in the dead list."""
 
 
 def overview(channel: Any) -> Overview:
-    """Look at the broker of a channel."""
+    """Read the state from the broker of a channel."""
     client: Any = Redis(connection_pool=channel.pool)
     keys = Keys(channel.global_keyprefix, channel.sep)
     consumers = client.zrange(keys.consumers, 0, -1)

@@ -1,8 +1,8 @@
-"""Whether the thread that consumes goes on: a heart that beats in another thread says nothing about that one.
+"""Whether the consuming thread makes progress: the heart beats in another thread and does not know.
 
 A worker's loop comes round about once a second. While one of its callbacks does not return, nothing is fetched, begun
 or acknowledged, so the messages of this worker belong to workers whose loops go on. Two kinds of waiting are no reason
-to take its messages away: the pool solo runs tasks in the loop's own thread, and a worker that is told to stop may wait
+to take its messages away: the pool solo runs tasks in the loop's own thread, and a worker that must stop may wait
 for its tasks, after its loop has ended or in the handler of a signal. The thread's stack tells these apart.
 """
 
@@ -23,21 +23,21 @@ logger = get_logger(__name__)
 LOOP = "kombu.asynchronous.hub"
 """The module whose frame is on the stack of a thread while one of its loop's callbacks runs."""
 ALLOWED = {"celery.app.trace", "celery.apps.worker"}
-"""The modules that may keep a callback for any time: they run a task's body, and handle a worker's signals."""
+"""The modules in which a callback may stay for any time: they run a task's body, and handle a worker's signals."""
 
 
 class Pulse:
-    """That of the thread which consumes over one connection; it may stand still for `timeout_s` (None: for ever)."""
+    """The pulse of the thread that consumes on one connection; it may be stuck for `timeout_s` (None: for ever)."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
         self._moved_at: float | None = None
-        """When it last moved; None while it may do what it likes, as the thread of a consumer without a loop may."""
+        """When it last moved; None while no progress is expected, as for a consumer without a loop."""
         self._loops_in: int | None = None
         self._is_told = False
 
     def tick(self) -> float:
-        """Note that the loop has come round, as it has to from now on; returns how many seconds ago it last did."""
+        """Note that the loop came round, which is expected from now on; returns how many seconds ago it last did."""
         now = monotonic()
         since = now - (self._moved_at or now)
         self._loops_in, self._moved_at = threading.get_ident(), now
@@ -45,7 +45,7 @@ class Pulse:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Expect what is read in this block to arrive, also where there is no loop."""
+        """Expect that the data read in this block arrives, also without a loop."""
         if self._loops_in is None:
             self._moved_at = monotonic()
         try:
@@ -55,7 +55,7 @@ class Pulse:
                 self._moved_at = None
 
     def stands_still(self) -> bool:
-        """Tell whether the thread has not moved for too long; called by another thread, and logged once."""
+        """Tell whether the thread has been stuck for too long; called by another thread, and logged once."""
         moved_at = self._moved_at
         if self._timeout_s is None or moved_at is None or monotonic() - moved_at < self._timeout_s:
             self._is_told = False
@@ -74,7 +74,7 @@ class Pulse:
 
 
 def _callback(thread: int) -> list[FrameType]:
-    """The frames of the callback in which a loop is in this thread, the outermost first; none if it is in no loop."""
+    """The stack of the loop's current callback in this thread, outermost first; empty outside a loop."""
     frame = sys._current_frames().get(thread)
     inner: list[FrameType] = []
     while frame is not None:

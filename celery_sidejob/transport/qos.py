@@ -1,4 +1,4 @@
-"""What a channel has been given and not yet dealt with; a delivery tag says by which fetch, so it is good only once."""
+"""The unacknowledged messages of a channel; a delivery tag names its fetch, so it is valid for one delivery."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from kombu.transport import redis, virtual
 
 
 class QoS(redis.QoS):
-    """kombu's, whose one hash for the whole broker is replaced by a record for each consumer.
+    """kombu's QoS, with a record for each consumer in place of one hash for the whole broker.
 
-    What kombu's own workers hold in that hash is looked after as before (`restore_visible`): during a migration they
-    may be killed when no other of their kind is left.
+    Messages of kombu's own workers in that hash are restored as before (`restore_visible`): during a migration these
+    workers may be killed when no other of their kind is left.
     """
 
     def can_consume(self) -> bool:
-        """Adds to kombu's: it is asked before everything else, and also while no more may be fetched."""
+        """Adds to kombu's: kombu calls it first, and also while no more may be fetched."""
         self.channel.hear()
         self.channel.mind_silence()
         return not self.channel.is_alone() and bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
-        """Replaces noting a message in Redis: its fetch has done that already."""
+        """Replaces recording a message in Redis: its fetch has done that."""
         virtual.QoS.append(self, message, delivery_tag)
 
     def ack(self, delivery_tag: str) -> None:
-        """Replaces removing a message whoever has it now: only with the token of the current delivery."""
+        """Replaces removing a message regardless of its owner: needs the token of the current delivery."""
         self.channel.finish(delivery_tag, "ack")
         virtual.QoS.ack(self, delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Replaces the same, and putting it back at the end that is served last: it goes to the head of its list.
+        """Replaces the same, and the requeue at the tail: the message goes to the head of its list.
 
-        Behind those that came back before, so that several that are sent back in their order stay in it.
+        It goes behind messages that came back before, so that several keep their order.
         """
         if requeue:
             self.channel.send_back(delivery_tag)
@@ -41,7 +41,7 @@ class QoS(redis.QoS):
         virtual.QoS.ack(self, delivery_tag)
 
     def restore_unacked(self, client: Any = None) -> None:
-        """Replaces giving back one by one, which turns the order round: all that this channel's consumers hold."""
+        """Replaces giving back one by one, which reverses the order: gives back all of this channel's messages."""
         self.channel.leave()
         self._delivered.clear()
         self._dirty.clear()

@@ -1,4 +1,4 @@
-"""What consumers hold: a record for each, from which a message leaves by an acknowledgement or back to its list."""
+"""The records of consumers: a message leaves one by an acknowledgement, or back to its list."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .scripts import GIVE_BACK
 logger = get_logger(__name__)
 
 BELL_MS = 60_000
-"""How long a bell is kept that nobody hears; whoever comes to wait later looks into the queue first."""
+"""How long an unheard bell is kept; a consumer that waits later checks the queue first."""
 PAGE = 200
 PAGE_BYTES = 4_000_000
-"""How many messages go back in one script, and of which size; larger records go page by page, the newest first."""
+"""How many messages, and bytes, one script gives back; larger records go page by page, the newest first."""
 COMPANY = ("recover", "leave")
-"""The ways back on which a message may take others with it: a lost process of a pool had it alone."""
+"""The returns for which a message becomes a suspect; a lost pool process had it alone."""
 SENTENCE = "came back {} times from consumers that had begun it"
 
 
@@ -38,11 +38,11 @@ class Move:
     text: bytes
     task_id: str | None
     buried: str | None = None
-    """Why it goes to the dead list instead of its own."""
+    """Why it goes to the dead list."""
 
 
 class Records:
-    """The records of all consumers of one broker, asked by one client."""
+    """The records of all consumers of one broker, through one client."""
 
     def __init__(self, client: Any, keys: Keys, *, delivery_limit: int | None) -> None:
         self._client = client
@@ -50,11 +50,11 @@ class Records:
         self._delivery_limit = delivery_limit
 
     def acknowledge(self, consumer: str, token: str) -> bool:
-        """Forget a message that is done with; False if the consumer does not have it any more."""
+        """Forget a finished message; False if the consumer no longer has it."""
         return bool(self._client.execute_command(*self.acknowledging(consumer, token)))
 
     def acknowledging(self, consumer: str, token: str) -> tuple[str, str, str]:
-        """Return the command that does so."""
+        """Return the command for `forget`."""
         return ("HDEL", self._keys.held(consumer), token)
 
     def give_back(self, consumer: str, tokens: Iterable[str]) -> int:
@@ -66,7 +66,7 @@ class Records:
         return any(len(page) for page in self._put_back(consumer, "send_back", [token], counts=lambda token: True))
 
     def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
-        """Give back all that a consumer has, and forget the consumer; returns how many messages these were.
+        """Give back all messages of a consumer, and forget the consumer; returns how many they were.
 
         The return of those that had `begun` is counted.
         """
@@ -74,9 +74,9 @@ class Records:
         return sum(len(page) for page in pages)
 
     def recover(self, consumer: str, *, after_page: Callable[[], None] = lambda: None) -> int:
-        """Give back all that a dead consumer has, and announce it; stops when the consumer turns out to be alive.
+        """Give back all messages of a dead consumer, and announce it; stops if the consumer turns out to be alive.
 
-        The return of those that it may have begun is counted, also of those that it fetched after its last beat.
+        The return of messages that it may have begun is counted, also of those that it fetched after its last beat.
         """
         recovered = 0
         waiting = {token.decode() for token in self._client.smembers(self._keys.waiting(consumer))}
@@ -93,12 +93,12 @@ class Records:
         return recovered
 
     def bury(self, consumer: str, token: str, reason: str) -> None:
-        """Take a message of a consumer to the dead list."""
+        """Move a message of a consumer to the dead list."""
         there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
         self._take_back(consumer, "give_back", [Move(token, list_key, text, None, reason) for list_key, text in there])
 
     def held(self, at_most: int) -> Iterator[bytes]:
-        """Yield messages that consumers hold, the newest of each first, so many at most."""
+        """Yield messages that consumers hold, the newest of each first, at most this many."""
         for name in self._client.zrange(self._keys.consumers, 0, -1):
             consumer = name.decode()
             newest = sorted(self.tokens(consumer), key=_age, reverse=True)[:at_most]
@@ -109,7 +109,7 @@ class Records:
                         yield _parted(entry)[1]
 
     def tokens(self, consumer: str) -> list[str]:
-        """The tokens of all that a consumer has."""
+        """The tokens of a consumer's messages."""
         return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
 
     def _put_back(
@@ -117,7 +117,7 @@ class Records:
     ) -> Iterator[list[Move]]:
         """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.
 
-        Several may do this at once: what one has given back the others pass over, in the same order.
+        Several processes may do this at once: each skips the messages that another has given back, in the same order.
         """
         ordered = sorted(tokens, key=_age, reverse=True)
         for first in range(0, max(len(ordered), 1), PAGE):
@@ -179,7 +179,7 @@ class Records:
                 properties["delivery_count"] = count
             if is_counted and why in COMPANY:
                 properties[SUSPECT] = True
-        except Exception:  # whoever is given it next says what is wrong with it
+        except Exception:  # the next consumer reports what is wrong with it
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
         if is_counted and limit is not None and count >= limit:
@@ -201,7 +201,7 @@ def _parts(moves: Sequence[Move]) -> Iterator[list[Move]]:
 
 
 def _parted(entry: bytes) -> tuple[str, bytes]:
-    """Take a record's entry apart: its list, and the message as it was in there."""
+    """Split a record's entry into its list and the message as it was in there."""
     size, _, rest = entry.partition(b":")
     return rest[: int(size)].decode(), rest[int(size) :]
 

@@ -1,4 +1,4 @@
-"""The way back to kombu's own transport: all that consumers of ours hold goes back to the lists."""
+"""The way back to kombu's own transport: all messages of our consumers go back to the lists."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .records import Records
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What was given back, and what was not."""
+    """The numbers of messages that were given back, and that were not."""
 
     consumers: int
     messages: int
     alive: tuple[str, ...]
-    """Consumers that go on, and keep what they hold."""
+    """Live consumers, which keep their messages."""
     dead: int
     """Messages in the dead list, which stay there."""
 
 
 def release(channel: Any, *, force: bool = False) -> Released:
-    """Give back what dead consumers hold, with `force` also what live ones do; those find their messages refused.
+    """Give back the messages of dead consumers; with `force` also of live ones, whose acknowledgements then fail.
 
-    The channel may be kombu's own: what counts is the server, the database and the prefix of its keys.
+    The channel may be kombu's own: only the server, the database and the key prefix matter.
     """
     client: Any = Redis(connection_pool=channel.pool)
     keys = Keys(channel.global_keyprefix, channel.sep)

@@ -1,4 +1,4 @@
-"""The scripts that Redis runs, from `lua/`: sent by their hash, and as text to a server that has not had them yet."""
+"""The Redis scripts in `lua/`: sent by their hash, and as text to a server that does not know them yet."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from redis.exceptions import NoScriptError
 
 
 class Script:
-    """One script; `KEYS` and `ARGV` are as its head says."""
+    """One script; its head describes `KEYS` and `ARGV`."""
 
     def __init__(self, name: str) -> None:
         self.text = files(__package__).joinpath("lua", f"{name}.lua").read_text()
         self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     def command(self, keys: Sequence[str], arguments: Sequence[Any], *, by_text: bool = False) -> list[Any]:
-        """Return the command that runs it; by its text Redis always can, and knows it by its hash from then on."""
+        """Return the command that runs it; the text always works, and afterwards Redis knows the hash."""
         head = ["EVAL", self.text] if by_text else ["EVALSHA", self.sha]
         return [*head, len(keys), *keys, *arguments]
 
     def run(self, client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run it and return its answer, also on a server that was restarted, or has taken over from another."""
+        """Run it and return its answer, also on a server that was restarted, or that a failover has promoted."""
         try:
             return client.execute_command(*self.command(keys, arguments))
         except NoScriptError:

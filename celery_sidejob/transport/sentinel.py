@@ -21,10 +21,10 @@ SCHEME = "sidejob-sentinel"
 
 
 class Pool(SentinelConnectionPool):
-    """Connections to whoever is the master; those to its sentinels end with them."""
+    """Connections to the current master; connections to its sentinels are closed with them."""
 
     def disconnect(self, inuse_connections: bool = True) -> None:
-        """Adds to redis-py's: nobody else knows these sentinels (a change of the master disconnects the idle only)."""
+        """Adds to redis-py's: closes the sentinels' connections too (a new master disconnects only idle ones)."""
         super().disconnect(inuse_connections)
         if inuse_connections:
             for client in self.sentinel_manager.sentinels:
@@ -32,7 +32,7 @@ class Pool(SentinelConnectionPool):
 
 
 class SentinelChannel(BrokerChannel, redis.SentinelChannel):
-    """A channel that fetches reliably from whichever server is the master."""
+    """A channel that fetches reliably from the current master."""
 
     from_transport_options = (*redis.SentinelChannel.from_transport_options, *BrokerChannel.from_transport_options)
     master_name: str | None = None
@@ -49,7 +49,7 @@ class SentinelChannel(BrokerChannel, redis.SentinelChannel):
         host, port = parameters.pop("host"), parameters.pop("port")
         urls = [url_to_parts(url) for url in self.connection.client.alt if url.startswith(f"{SCHEME}:")]
         sentinels = [(url.hostname, url.port or port) for url in urls] or [(host, port)]
-        # The next sentinel is asked at once where one is away or silent, so that the heart goes on in time.
+        # If a sentinel is away or silent, the next is asked at once, so that the heart beats in time.
         asked_for_s = self.consumer_timeout / 2
         asked = {name: value for name, value in parameters.items() if name.startswith("socket_") and value is not None}
         asked = {"socket_timeout": asked_for_s, "socket_connect_timeout": asked_for_s, **asked}

@@ -1,4 +1,4 @@
-"""The transports behind the URLs `sidejob://` and `sidejobs://`; the one of `sidejob-sentinel://` adds to them."""
+"""The transports behind the URLs `sidejob://` and `sidejobs://`; `sidejob-sentinel://` extends them."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if tuple(kombu.VERSION[:2]) < (5, 7):
 
 
 OLDEST_REDIS = (6, 2)
-"""What kombu 5.7 asks for; Valkey says 7.2 of itself."""
+"""The version that kombu 5.7 needs; Valkey reports 7.2."""
 RIGHTS = (
     "It needs ~* &* +@read +@write +@connection +@pubsub +@scripting +@transaction +info +time; "
     "where there are no scripts there is redis://."
 )
-"""What a user of the server must be allowed, in words of its ACL."""
+"""The rights that a user of the server needs, as ACL rules."""
 PROBE = "_sidejob.probe"
-"""Where something is published to see whether that is allowed; nobody listens. And a key that there is not."""
+"""A channel without subscribers, and a key that does not exist: for checking rights."""
 
 OPTIONS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "consumer_timeout": (float, "seconds"),
@@ -46,7 +46,7 @@ OPTIONS: Mapping[str, tuple[type[int] | type[float], str]] = {
     "dead_list_limit": (int, "messages"),
     "dead_list_days": (float, "days"),
 }
-"""Ours, each with what it is a number of."""
+"""Our options, each with its type and unit."""
 
 
 class UnsuitableServerError(Exception):
@@ -57,24 +57,24 @@ class Transport(redis.Transport):
     """kombu's Redis transport with reliable fetch; Celery and kombu take it for a Redis broker, as it is one."""
 
     Channel = BrokerChannel
-    # What is waited for is a bell, which is rung when something comes: there is no need to look every second.
+    # A bell is rung when a message arrives, so there is no need to check every second.
     brpop_timeout = 10
     has_loop = False
-    """Whether a loop of Celery's comes back to the channels, so that answers can be read later."""
+    """Whether Celery's event loop comes back to the channels, so that answers can be read later."""
     _heart: Heart | None = None
 
     def __init__(self, client: Any, **options: Any) -> None:
-        """Adds to kombu's: `broker_use_ssl=True`, which kombu passes over, is TLS."""
+        """Adds to kombu's: `broker_use_ssl=True`, which kombu ignores, means TLS."""
         client.ssl = _tls(client.ssl)
         super().__init__(client, **options)
 
     @cached_property
     def pulse(self) -> Pulse:
-        """Whether the thread that consumes goes on."""
+        """Whether the consuming thread makes progress."""
         return Pulse(self.client.transport_options.get("loop_timeout", BrokerChannel.loop_timeout))
 
     def establish_connection(self) -> Any:
-        """Adds to kombu's: a server that could not keep the promises is refused, a doubtful one warned of."""
+        """Adds to kombu's: refuses a server that cannot keep the promises, and warns of a doubtful one."""
         _check_urls(self.client)
         _check_options(self.client.transport_options)
         try:
@@ -86,7 +86,7 @@ class Transport(redis.Transport):
         channel = connection._avail_channels[-1]
         try:
             self._check(channel._client_of_scripts, f"{channel.global_keyprefix}{channel.keyprefix_fanout}{PROBE}")
-            with suppress(NoPermissionError):  # breaks if nothing may be written for now; a full server is no reason
+            with suppress(NoPermissionError):  # breaks if the server accepts no writes; a full server is no reason
                 channel._client_of_scripts.delete(f"{channel.global_keyprefix}{PROBE}")
         except (UnsuitableServerError, RedisConnectionError):
             self.close_connection(connection)
@@ -94,7 +94,7 @@ class Transport(redis.Transport):
         return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
-        """Adds to kombu's: what is acknowledged is answered later, and the loop has to come round."""
+        """Adds to kombu's: answers to acknowledgements are read later, and the loop must come round."""
         super().register_with_event_loop(connection, loop)
         self.has_loop = True
         self.pulse.tick()
@@ -103,13 +103,13 @@ class Transport(redis.Transport):
         loop.call_repeatedly(min([1.0, *(timeout / BEATS for timeout in timeouts if timeout)]), self._come_round)
 
     def heart_for(self, channel: BrokerChannel) -> Heart:
-        """Return what beats for the channels of this connection."""
+        """Return the heart of this connection's channels."""
         if self._heart is None:
             timeout_s = float(channel.consumer_timeout)
             pool = channel._get_pool()
             options = pool.connection_kwargs
             for name in ("socket_timeout", "socket_connect_timeout"):
-                if name in options:  # a silent server must not silence the heart as well
+                if name in options:  # a silent server must not block the heart as well
                     options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
             client = Redis(connection_pool=pool)
             records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
@@ -121,9 +121,9 @@ class Transport(redis.Transport):
         return self._heart
 
     def _come_round(self) -> None:
-        """Note that the loop goes on; after a long absence find out at once whether messages were taken away meanwhile.
+        """Note that the loop came round; after a long absence check at once whether messages were taken away.
 
-        Raises a connection's error if any were: in this same round of the loop Celery's worker would begin them.
+        Raises a connection's error if any were: otherwise Celery's worker would begin them in this round of the loop.
         """
         away_s = self.pulse.tick()
         if self._heart is None or away_s < self._heart.timeout_s:
@@ -144,7 +144,9 @@ class Transport(redis.Transport):
             raise UnsuitableServerError(
                 f"{self.client.as_uri()} does not run scripts ({refused[0]}), by which sidejob:// fetches. {RIGHTS}"
             )
-        version = server.get("redis_version") if isinstance(server, dict) else None  # it may be hidden from us
+        version = (
+            server.get("redis_version") if isinstance(server, dict) else None
+        )  # the user may not be allowed to read it
         if version and tuple(int(part) for part in str(version).split(".")[:2]) < OLDEST_REDIS:
             oldest = ".".join(map(str, OLDEST_REDIS))
             raise UnsuitableServerError(
@@ -171,13 +173,13 @@ class Transport(redis.Transport):
 
 
 INSTEAD = {"redis": "sidejob", "rediss": "sidejobs", "sentinel": "sidejob-sentinel"}
-"""What is meant by a scheme with a `+`, by what is after it."""
+"""The intended scheme, by the part after a `+`."""
 
 
 def _check_urls(client: Any) -> None:
-    """Refuse a scheme with a `+`: kombu takes it apart, and then connects to this machine, whichever the URL names.
+    """Refuse a scheme with a `+`: kombu splits it, and then connects to this machine, whichever host the URL names.
 
-    But for ``sidejob+socket://``, of which kombu makes a Unix socket.
+    The exception is ``sidejob+socket://``, which kombu turns into a Unix socket.
     """
     first = f"{client.uri_prefix}+{client.hostname}" if "://" in (client.hostname or "") else ""
     for url in (first, *client.alt):
@@ -190,7 +192,7 @@ def _check_urls(client: Any) -> None:
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what cannot be meant, before anybody is taken for dead by it."""
+    """Refuse values that make no sense, before a live consumer is declared dead because of them."""
     _check_names(options.keys() - OPTIONS.keys())
     for name, (kind, meaning) in OPTIONS.items():
         value = options.get(name, 1)
@@ -202,7 +204,7 @@ def _check_options(options: Mapping[str, Any]) -> None:
 
 
 def _check_names(options: Iterable[str]) -> None:
-    """Refuse what is nearly an option of ours; others are kombu's, or of a transport that is used beside this one."""
+    """Refuse a name that nearly matches one of our options; other names belong to kombu or another transport."""
     for name in options:
         meant = nearest(name, OPTIONS, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
         if meant is not None:
@@ -210,7 +212,7 @@ def _check_names(options: Iterable[str]) -> None:
 
 
 class TLSTransport(Transport):
-    """The same with TLS; unless something else is said, the server's certificate is verified."""
+    """The same with TLS; unless told otherwise, it verifies the server's certificate."""
 
     def __init__(self, client: Any, **options: Any) -> None:
         """Adds to kombu's: there is no connection without TLS."""
@@ -219,9 +221,9 @@ class TLSTransport(Transport):
 
 
 def _tls(wanted: Any) -> dict[str, Any] | None:
-    """Return the options of TLS for what `broker_use_ssl` or the URL says; None for none.
+    """Return the TLS options from `broker_use_ssl` or the URL; None without TLS.
 
-    kombu takes options alone, and connects without TLS where there is anything else.
+    kombu accepts only a mapping of options, and connects without TLS for any other value.
     """
     if wanted is True:
         return {"ssl_cert_reqs": ssl.CERT_REQUIRED}

@@ -31,14 +31,14 @@ class Node:
     label: str
     status: str
     recovered: str | None
-    """What became of a run that was lost, None if none was."""
+    """How a lost run was recovered; None if no run was lost."""
     parent: Node | None = None
     children: list[Node] = field(default_factory=list)
     level: int = 0
 
     @property
     def shown(self) -> str:
-        """The label as far as there is room for it."""
+        """The label, cut to the room there is."""
         return shortened(self.label, LONGEST_LABEL)
 
     @property
@@ -48,7 +48,7 @@ class Node:
 
     @property
     def tooltip(self) -> str:
-        """All there is to say of it."""
+        """The tooltip."""
         lost = f"; {self.recovered}" if self.recovered else ""
         return f"job {self.id}: {self.label} ({self.status}{lost})"
 
@@ -78,12 +78,12 @@ def grow(rows: Iterable[tuple[int, int | None, str, str]], recovered: Mapping[in
 
 
 def shortened(text: str, longest: int) -> str:
-    """Return a text with its end left out if it is too long."""
+    """Return a text, cut at its end if it is too long."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def printable(text: str) -> str:
-    """Replace what XML cannot hold, and line breaks."""
+    """Replace line breaks, and characters that XML cannot hold."""
     return "".join(
         "\ufffd" if unicodedata.category(character) in ("Cc", "Cs", "Cn") else character for character in text
     )

@@ -37,10 +37,10 @@ class Picture:
         self._jobs = _add(self._root, "g", font_family=FONT)
         self._right = self._bottom = 0.0
         self.note = ""
-        """What else the legend says."""
+        """Further lines of the legend."""
 
     def reach(self, x: float, y: float) -> None:
-        """Make room for what is drawn up to here."""
+        """Extend the drawing to this point."""
         self._right, self._bottom = max(self._right, x), max(self._bottom, y)
 
     def line(self, path: str) -> None:
@@ -48,7 +48,7 @@ class Picture:
         _add(self._lines, "path", d=path)
 
     def text(self, text: str, **attributes: Any) -> None:
-        """Write something that is no job's."""
+        """Write a text that does not belong to a job."""
         _add(self._jobs, "text", text, **attributes)
 
     def job(self, node: Node, x: float, y: float) -> ET.Element:
@@ -69,7 +69,7 @@ class Picture:
         _add(group, tag, text, **attributes)
 
     def frame(self, nodes: Sequence[Node], title: str) -> None:
-        """Put paper behind all, title and legend above, and say how large it is."""
+        """Add the background, the title and the legend, and set the size."""
         total = f"{len(nodes):,} job{'' if len(nodes) == 1 else 's'}"
         heading = f"{_cut_in_the_middle(printable(title))}: {total}" if title else total
         first = ET.Element("title")
@@ -102,7 +102,7 @@ class Picture:
 
 
 def _cut_in_the_middle(title: str) -> str:
-    """Return a title with its middle left out if it is too long: a path is known by its end."""
+    """Return a title, cut in the middle if it is too long: the end of a path identifies it."""
     half = LONGEST_TITLE // 2
     return title if len(title) <= LONGEST_TITLE else f"{title[:half]}…{title[-half + 1 :]}"
 
@@ -116,7 +116,7 @@ def _draw_legend(above: ET.Element, legend: Sequence[tuple[str, str, float, int]
 
 
 def _legend(nodes: Sequence[Node], widest: float) -> list[tuple[str, str, float, int]]:
-    """Return what the colours mean, each as (colour, text, x, line)."""
+    """Return the legend of the colours, each as (colour, text, x, line)."""
     counts = Counter(node.status for node in nodes)
     known = [str(status) for status in COLOURS if status in counts]
     entries = [
