@@ -292,7 +292,7 @@ class Job:
         A hundred thousand take some seconds, and a million half a minute and gigabytes of memory: `child` reads one,
         and `sidejob.iter_jobs(parent=)` reads a page at a time.
 
-        In a run they are until its first commit as they were when the body began, or, where there are more than
+        In a run they are until its first commit as they were when the run began, or, where there are more than
         500, when it first asked for them.
         """
         found = {row.name: Job(row.id, runtime=self._runtime, row=row) for row in self._child_rows()}

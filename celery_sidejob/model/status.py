@@ -42,6 +42,7 @@ _TG, _TD = Status.TERMINATING, Status.TERMINATED
 MOVES: dict[Status | None, frozenset[Status]] = {
     None: frozenset({_Q}),  # a new job
     # queued -> suspended, completed, failed: asked for again during the run, which now ends; announced, then queued.
+    # The row stays queued, unless the run was lost once too often: that makes it failed.
     _Q: frozenset({_R, _TG, _S, _C, _F}),
     _R: frozenset({_Q, _S, _C, _F, _TG}),
     _S: frozenset({_Q, _TG}),

@@ -109,7 +109,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     applied.touched.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.touched.statuses.get(row.parent_id) in ASKABLE
     if parent_may_run and ending.how != RunEnd.RETRIED:
-        applied.wakes.ask([row.parent_id], nudge=True)
+        applied.wakes.ask([row.parent_id])
     return applied, row.status
 
 

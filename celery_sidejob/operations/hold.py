@@ -6,7 +6,7 @@ Every step may be repeated after a lost answer, so what was applied already is r
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -34,8 +34,8 @@ class Hold:
     started: bool = False
     row: Any = field(kw_only=True)
     """The job and its asking as they were claimed."""
-    seen_wakes: int | None = None
-    """The asks that had come when the body began, if since the claim there were only nudges."""
+    children: Sequence[Any] | None = None
+    """The job's children as the claim saw them; None where they are very many, and for a shutdown."""
 
 
 def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none

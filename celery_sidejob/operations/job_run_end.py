@@ -99,14 +99,15 @@ def _write(  # noqa: PLR0913 - as above
     unwanted = not runtime.results.wanted(hold.row.task, None)
     run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id}
     if ending.how in TAKEN:
+        gives_up = None if ending.gives_up is None else str(ending.gives_up)
         return claims.release(
-            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, outcome=ending.gives_up,
+            executor, hold.job_id, **run, own=by_worker, loss=ending.how == RunEnd.LOST, outcome=gives_up,
             error=ending.error, unwanted=unwanted,
         )  # fmt: skip
     return claims.end(
         executor, hold.job_id, **run, unit_no=None if by_worker else hold.unit_no, outcome=str(ending.outcome),
         result=ending.result, unwanted=unwanted, applied=unit is not None, retry=ending.how == RunEnd.RETRIED,
-        error=ending.error, seen=hold.seen_wakes if unit is not None else None, quiet=quiet,
+        error=ending.error, quiet=quiet,
     )  # fmt: skip
 
 

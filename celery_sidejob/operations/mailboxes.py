@@ -125,18 +125,18 @@ class Mailboxes:
             if len(found) > FAN_OUT:
                 self._wakes.note(row.job_id)
             else:
-                self._wakes.nudge(row.job_id)
+                self._wakes.wake(row.job_id)
         self._rows += [(row.port_id, value, with_channel, None) for row in found]
 
     def _notify(self, change: Write) -> None:
         if not change.notify:
             return
         if change.direction == "in":
-            self._wakes.nudge(change.job_id)
+            self._wakes.wake(change.job_id)
             return
         reader = self._touched.parents.get(change.job_id)
         if reader is not None:
-            self._wakes.nudge(reader)
+            self._wakes.wake(reader)
 
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:

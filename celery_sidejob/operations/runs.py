@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from os import getpid
+from operator import attrgetter
 from typing import Any
 
 from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
 from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
+from ..model.status import Status
 from ..store import claims, jobs, packets
 from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.errors import OutcomeUnknown
@@ -60,62 +61,49 @@ class Unit:
         return Unit(list(self.changes), list(self.read), self.took, self.serial)
 
 
+LOOK_MOST = 500
+"""Children up to which a claim reads them: the body may ask for none of them."""
+
+
 def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int) -> Hold | None:
     """Begin the run this delivery announces; None if it is stale: it must then be forgotten.
 
     Its row says what the job's `task` is: a delivery that says otherwise begins nothing.
 
-    A claim whose answer was lost is recognised as our own, or the job would be held by nobody who runs it. If the
-    process dies after the commit, the worker's death or its own reconciliation gives the job back.
+    A claim whose answer was lost is made again, or the job would be held by nobody who runs it. If the process dies
+    after the commit, the worker's death or its own reconciliation gives the job back.
+
+    The hold has the job's children as of the asks that the claim has taken: a child's end that the body can see is
+    none for which a further run is owed. Where the children are more than `LOOK_MOST`, the body that asks for them
+    reads them later than that: it may see such an end, and misses none.
     """
 
-    def work(executor: Transaction) -> Any:
-        return claims.claim(executor, job_id, task=task, for_run=for_run, worker_id=worker_id)
+    def work(executor: Transaction) -> Sequence[Any]:
+        return claims.claim(
+            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST + 1, again=again
+        )
 
-    uncertain = False
+    uncertain = again = False
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
             found = runtime.connections.transact("claim", work, single=True)
-            break
+            if found or again or not uncertain:
+                break
+            again = True
         except StoreUnavailableError as error:
             uncertain = uncertain or isinstance(error, OutcomeUnknown)
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
-    if found is None and uncertain:
-        row = claims.outcome(runtime.connections, job_id)
-        # Not only our worker's: another of its processes may have claimed the run with a copy of the message.
-        claimed = None if row is None else (row.task, row.run_no, row.worker_id, row.unit_no, row.pid)
-        if claimed == (task, for_run, worker_id, 0, getpid()):
-            found = claims.read_claimed(runtime.connections, job_id)
-    if found is None:
+    if not found:
         return None
-    return Hold(job_id, found.run_no, worker_id, found.run_kind, started=found.started, row=found)
-
-
-LOOK_MOST = 500
-"""Children up to which a run begins with reading them: the body may ask for none of them."""
-
-
-def look(runtime: Runtime, hold: Hold) -> list[Any] | None:
-    """Read the job's children as they are when its run begins, and note which asks had come by then.
-
-    Returns None where the children are more than `LOOK_MOST`. The body that asks for them then reads them later than
-    the asks: it may see a child's end for which a further run is owed, and misses none.
-
-    It is one statement, before any code of the user runs. Nudges among the asks since the claim need no run of their
-    own: what they are for is seen by this run, as if the claim had been made now. A `run()` among them keeps its run.
-    Raises CameLateError if the job is not to run but to be terminated.
-    """
-    rows = list(claims.look(runtime.connections, hold.job_id, most=LOOK_MOST + 1))
-    if rows and rows[0].came_late:
-        raise CameLateError(f"Job {hold.job_id} became a child of one that was terminated with all below it.")
-    if rows:
-        asked, nudged = rows[0].wakes - hold.row.wakes_taken, rows[0].nudges - hold.row.nudges
-        hold.seen_wakes = rows[0].wakes if asked == nudged else None
-    children = [row for row in rows if row.id is not None]
-    return children if len(children) <= LOOK_MOST else None
+    # More asks may have come while the claim waited for its row: the job is queued then, and this run is in progress.
+    row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
+    children = (
+        sorted(found[1:], key=attrgetter("id")) if row.run_kind == "run" and len(found) <= LOOK_MOST + 1 else None
+    )
+    return Hold(job_id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children)
 
 
 def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:

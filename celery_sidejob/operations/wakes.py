@@ -52,9 +52,9 @@ class Wakes:
         else:
             self._steps.append(("force" if change.force else "ask", job_id))
 
-    def nudge(self, job_id: int) -> None:
-        """Tell a job, in its turn, that there is something to look at."""
-        self._steps.append(("nudge", job_id))
+    def wake(self, job_id: int) -> None:
+        """Ask a job, in its turn, to look at what has come."""
+        self._steps.append(("ask", job_id))
 
     def note(self, job_id: int) -> None:
         """Note that a job which is not locked is to run."""
@@ -73,13 +73,13 @@ class Wakes:
             batch.append(job_id)
         self._steps = []
 
-    def ask(self, ids: Sequence[int], *, force: bool = False, nudge: bool = False) -> None:
+    def ask(self, ids: Sequence[int], *, force: bool = False) -> None:
         """Ask jobs that are locked to run; those that may not are in `refused` afterwards."""
         may = [job_id for job_id in ids if force or self._touched.statuses[job_id] in ASKABLE]
         self.refused.update(set(ids) - set(may))
         if not may:
             return
-        for row in asks.ask(self._executor, may, force=force, nudge=nudge, check_interval_s=self._check_interval_s):
+        for row in asks.ask(self._executor, may, force=force, check_interval_s=self._check_interval_s):
             self._moved(row.id, row.status)
             self._ring(row)
 
@@ -121,7 +121,7 @@ class Wakes:
                 self._set_timer(self._timed[place])
         elif kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
-            asks.note(self._executor, late, {"ask": "run", "nudge": "run", "note": "run"}.get(kind, kind))
+            asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
             self._after_commit.noted += late
         elif kind == "terminate":
             for job_id in ids:  # a recursive termination that was noted is not cancelled by a plain one
@@ -138,7 +138,7 @@ class Wakes:
             for job_id in ids if kind == "force" else ():  # or a termination noted before would supersede it
                 self.apply_due(job_id)
             late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
-            self.ask(late, force=kind == "force", nudge=kind == "nudge")
+            self.ask(late, force=kind == "force")
 
     def _set_timer(self, change: Ask) -> None:
         job_id, force = change.job_id, change.force

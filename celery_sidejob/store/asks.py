@@ -15,7 +15,7 @@ from .statement import Reader, Statement, Transaction
 _ASK = Statement(
     """
 WITH asked AS (
-  UPDATE {jobs} SET wakes = wakes + 1, nudges = nudges + CASE WHEN %(nudge)s THEN 1 ELSE 0 END,
+  UPDATE {jobs} SET wakes = wakes + 1,
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
@@ -41,18 +41,15 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 )
 
 
-def ask(
-    executor: Transaction, ids: Iterable[int], *, force: bool, check_interval_s: float, nudge: bool = False
-) -> Sequence[Any]:
+def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interval_s: float) -> Sequence[Any]:
     """Count one more wake of each job, and arm a message where no run is in progress.
 
-    A `nudge` only says that there is something to look at (a packet, a child's end): a run that is under way and has
-    not looked yet will see it. With `force` a backoff is cut short and the job leaves the dead set. Who begins anew
-    after failing or terminating has all its losses again. The caller has judged the legality under the lock. Returns a
-    row for each job; those with a `task_id` are to be published.
+    With `force` a backoff is cut short and the job leaves the dead set. A job that begins anew after failing or
+    terminating has all its losses again. The caller has judged the legality under the lock. Returns a row for each job;
+    those with a `task_id` are to be published.
     """
     return executor.run(
-        _ASK, ids=list(ids), force=force, nudge=nudge, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S
+        _ASK, ids=list(ids), force=force, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S
     )
 
 

@@ -10,58 +10,95 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from .jobs import HANDLE, READ
+from .jobs import HANDLE, ROW
 from .outbox.holds import HELD, LIVES
 from .statement import Reader, Statement, Transaction, first
 
-_RUN = f"""j.id, {READ}, j.created_at, j.ran_at, j.status, j.run_no, j.unit_no, j.run_kind, j.worker_id, j.losses,
-  j.retries, j.started, j.terminate_tree, j.wakes_taken, j.nudges, a.task_id, a.options::text AS options"""
+_RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
 """What a run needs to know of its job and its asking."""
 
-_CLAIM = Statement(f"""
-WITH claimed AS (
-  UPDATE {{jobs}} SET run_no = run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
-    run_kind = CASE status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
-    wakes_taken = CASE status WHEN 'queued' THEN wakes ELSE wakes_taken END,
-    ran_at = CASE status WHEN 'queued' THEN now() ELSE ran_at END,
-    status = CASE status WHEN 'queued' THEN 'running' ELSE status END
-  WHERE id = %(id)s AND task = %(task)s AND status IN ('queued', 'terminating') AND unit_no IS NULL
-    AND run_no = %(for_run)s - 1
-    AND EXISTS (
-      SELECT FROM {{messages}} m WHERE m.job_id = {{jobs}}.id AND m.for_run = %(for_run)s AND m.due_at <= now())
-    AND {LIVES}
-  RETURNING *),
+_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::boolean, NULL::boolean"
+"""A child of the job, in the columns in which a claim returns the job."""
+
+
+def _claim(changes: str, condition: str) -> Statement:
+    """Return a statement that takes a run with the children of its snapshot, and the wakes of the same snapshot.
+
+    `before` is the job as the snapshot has it. The UPDATE may have waited for its row and find more wakes there, of
+    ends of children that the snapshot does not show: those are left, and the job is queued as if asked during the run.
+    """
+    return Statement(
+        f"""
+WITH before AS MATERIALIZED (SELECT b.id, b.wakes FROM {{jobs}} b WHERE b.id = %(id)s),
+claimed AS (
+  UPDATE {{jobs}} j SET {changes}
+    wakes_taken = CASE j.status WHEN 'terminating' THEN j.wakes_taken ELSE before.wakes END,
+    status = CASE WHEN j.status <> 'terminating' AND j.wakes = before.wakes THEN 'running' ELSE j.status END
+  FROM before
+  WHERE j.id = before.id AND j.task = %(task)s AND {condition}
+  RETURNING j.*),
 held AS (
   UPDATE {{messages}} m SET {HELD}
   FROM claimed WHERE m.job_id = claimed.id RETURNING m.losses),
 past AS (
   DELETE FROM {{timers}} t USING claimed
-  WHERE t.job_id = claimed.id AND claimed.run_kind = 'run' AND t.due_at <= now() AND t.ask IN ('run', 'force')
+  WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND t.due_at <= now() AND t.ask IN ('run', 'force')
     AND NOT EXISTS (
       SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
-SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes
-FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL""")
+SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
+  j.status <> 'terminating' AND j.ended_at IS NULL AND EXISTS (
+    SELECT FROM {{jobs}} p
+    WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late
+FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
+UNION ALL
+SELECT c.* FROM claimed CROSS JOIN LATERAL (
+  SELECT {_CHILD} FROM {{jobs}} j WHERE j.parent_id = claimed.id LIMIT %(most)s) c
+WHERE claimed.run_kind = 'run'""",
+        frequent=True,
+    )
 
 
-def claim(executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int) -> Any | None:
-    """Begin run `for_run` of the job for this worker, unless the delivery is stale; returns what the run needs.
+_CLAIM = _claim(
+    """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
+    run_kind = CASE j.status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
+    ran_at = CASE j.status WHEN 'queued' THEN now() ELSE j.ran_at END,""",
+    f"""j.status IN ('queued', 'terminating') AND j.unit_no IS NULL AND j.run_no = %(for_run)s::bigint - 1
+    AND EXISTS (
+      SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now())
+    AND {LIVES}""",
+)
+_CLAIM_AGAIN = _claim(
+    "",
+    """j.run_no = %(for_run)s::bigint AND j.worker_id = %(worker_id)s AND j.unit_no = 0
+    AND EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id AND m.locked_pid = %(pid)s)""",
+)
 
-    None as well if the job is of another `task` than the delivery says.
+
+def claim(
+    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, again: bool = False
+) -> Sequence[Any]:
+    """Begin run `for_run` of the job for this worker; returns the job, then up to `most` children of one snapshot.
+
+    Returns nothing if the delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest,
+    nobody terminated it, and its parent was terminated with all below it before the transaction was committed that
+    made it a child. With `again` this very process has claimed the run, lost the answer, and done nothing since.
 
     Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
     message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
     The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
     """
-    return first(executor.run(_CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid()))
+    return executor.run(
+        _CLAIM_AGAIN if again else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid(),
+        most=most,
+    )  # fmt: skip
 
 
 _READ_CLAIMED = Statement(f"""
-SELECT {_RUN}, (SELECT m.losses > 0 FROM {{messages}} m WHERE m.job_id = j.id) AS takes
-FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
+SELECT {_RUN} FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL WHERE j.id = %(id)s""")
 
 
 def read_claimed(executor: Reader, job_id: int) -> Any | None:
-    """Read again what `claim` returned: its answer was lost, or its process is gone."""
+    """Read of a job what `claim` returned, as it is now: others have changed it, or its process is gone."""
     return first(executor.run(_READ_CLAIMED, id=job_id))
 
 
@@ -81,7 +118,8 @@ def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on:
 
     It closes the asking if `closes` is true, and removes the message unless `goes_on` is: both judge the new status.
     """
-    return Statement(f"""
+    return Statement(
+        f"""
 WITH ended AS (
   UPDATE {{jobs}} j SET unit_no = NULL, worker_id = NULL, run_kind = NULL, timer_in_run = false, {changes}
   WHERE id = %(id)s AND run_no = %(run_no)s AND worker_id = %(worker_id)s AND {condition}
@@ -93,7 +131,9 @@ closed AS (
   RETURNING a.job_id, a.task_id, a.options::text AS options),
 disarmed AS (
   DELETE FROM {{messages}} m USING ended WHERE m.job_id = ended.id AND NOT ended.goes_on)
-SELECT ended.*, closed.task_id, closed.options FROM ended LEFT JOIN closed ON closed.job_id = ended.id""")
+SELECT ended.*, closed.task_id, closed.options FROM ended LEFT JOIN closed ON closed.job_id = ended.id""",
+        frequent=True,
+    )
 
 
 _REVIVED = """(wakes > wakes_taken
@@ -101,13 +141,12 @@ _REVIVED = """(wakes > wakes_taken
 """Whether a forced run was asked for since the job was terminated, for now or for later, as SQL."""
 
 _END = _end_of_run(
-    f"""ended_run = run_no, wakes_taken = greatest(wakes_taken, %(seen)s::bigint),
-    started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
+    f"""ended_run = run_no, started = started OR %(applied)s, losses = 0, ended_at = now(), error = %(error)s::json,
     retries = CASE WHEN %(retry)s THEN retries + 1 ELSE 0 END,
     status = CASE
       WHEN run_kind = 'shutdown' THEN CASE WHEN {_REVIVED} THEN 'queued' ELSE 'terminated' END
       WHEN status = 'terminating' THEN 'terminating'
-      WHEN wakes > greatest(wakes_taken, %(seen)s::bigint) OR %(retry)s THEN 'queued'
+      WHEN wakes > wakes_taken OR %(retry)s THEN 'queued'
       WHEN timer_in_run AND EXISTS (SELECT FROM {{timers}} t WHERE t.job_id = j.id) THEN 'queued'
       ELSE %(outcome)s END""",
     """(unit_no = %(unit_no)s OR %(unit_no)s IS NULL)
@@ -120,15 +159,14 @@ _END = _end_of_run(
 
 def end(
     executor: Transaction, job_id: int, *, run_no: int, unit_no: int | None, worker_id: int, outcome: str, result: str,
-    unwanted: bool, applied: bool, retry: bool, error: str | None, seen: int | None = None, quiet: bool = False,
+    unwanted: bool, applied: bool, retry: bool, error: str | None, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
     """End the run with the status its job now has; None if it is no longer the job's current run.
 
     Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
     `unwanted`: nobody waits for the result, unless the asking's options say so.
 
-    Wakes, termination and timers that came since the claim win over `outcome`; wakes up to `seen` came before the body
-    began, and only said that there is something to see. With `unit_no=None` the end is the
+    Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the end is the
     worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
     every timer that was committed under it.
 
@@ -138,33 +176,12 @@ def end(
     """
     return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
-        unwanted=unwanted, applied=applied, retry=retry, error=error, seen=seen, quiet=quiet,
+        unwanted=unwanted, applied=applied, retry=retry, error=error, quiet=quiet,
     ))  # fmt: skip
 
 
-_LOOK = Statement(f"""
-SELECT p.wakes, p.nudges,
-  p.ended_at IS NULL AND p.status <> 'terminating' AND EXISTS (
-    SELECT FROM {{jobs}} a
-    WHERE a.id = p.parent_id AND a.terminate_tree AND a.status IN ('terminating', 'terminated')) AS came_late, c.*
-FROM {{jobs}} p
-LEFT JOIN LATERAL (SELECT {HANDLE} FROM {{jobs}} j WHERE j.parent_id = p.id LIMIT %(most)s) c ON true
-WHERE p.id = %(id)s ORDER BY c.id""")
-
-
-def look(executor: Reader, job_id: int, *, most: int) -> Sequence[Any]:
-    """Read how often the job was asked for so far, how many of those were nudges, and its children, in one snapshot.
-
-    Reads `most` children and no more: where there are so many, there may be others. `came_late`: it never came to
-    rest, nobody terminated it, and its parent was terminated with all that was below it, before the transaction was
-    committed that made it a child.
-    """
-    return executor.run(_LOOK, id=job_id, most=most)
-
-
 _OUTCOME = Statement("""
-SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status, m.locked_pid AS pid
-FROM {jobs} j LEFT JOIN {messages} m ON m.job_id = j.id WHERE j.id = %(id)s""")
+SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status FROM {jobs} j WHERE j.id = %(id)s""")
 
 
 def outcome(executor: Reader, job_id: int) -> Any | None:

@@ -19,9 +19,12 @@ READ = ", ".join(
 )
 """What handles and runs read of the columns that were given."""
 
-HANDLE = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
+ROW = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
   j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again,
-  j.error::text AS error,
+  j.error::text AS error"""
+"""What handles and runs read of a job's own row."""
+
+HANDLE = f"""{ROW},
   (SELECT a.task_id FROM {{askings}} a WHERE a.job_id = j.id
     ORDER BY a.closed_at DESC NULLS FIRST, a.opened_at DESC LIMIT 1) AS task_id"""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..operations import runs
 from ..operations.hold import Hold
 from ..operations.runtime import Runtime
 from ..store import jobs
@@ -15,18 +14,15 @@ class Children:
     """The same children until the run's first commit, then those that the store has.
 
     A body that sees a child's end sees all ends that need no further run, and no other. Very many children are read
-    when the body first asks for them all: it misses no end, and may see one for which a further run is owed.
+    when the body first asks for them all: it misses no end, and may see one for which a further run is owed. A
+    shutdown reads them as they are.
     """
 
     def __init__(self, runtime: Runtime, hold: Hold) -> None:
         self._runtime = runtime
         self._hold = hold
-        self._rows: Sequence[Any] | None = None
-        self._are_first = False
-
-    def look(self) -> None:
-        """Read them as the run begins."""
-        self._rows, self._are_first = runs.look(self._runtime, self._hold), True
+        self._rows: Sequence[Any] | None = hold.children
+        self._are_first = hold.kind == "run"
 
     def begin_next(self) -> None:
         """Read them anew from now on: a unit was committed."""

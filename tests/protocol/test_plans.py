@@ -401,8 +401,6 @@ def test_one_with_very_many_makes_nobody_read_a_whole_table(skewed_store: psycop
 OTHER = MANY + 50
 ROOT = MANY + 60
 BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
-    "a run begins, of the parent of all": (claims._LOOK, {"id": 1, "most": 501}, 10 * 501),
-    "a run begins, of another": (claims._LOOK, {"id": OTHER, "most": 501}, 20),
     "below another": (trees._SUBTREE, {"ids": [OTHER]}, 20),
     "the first below that is not terminated": (trees._REST, {"id": 1, "status": "terminated"}, 20),
     "children of another": (jobs._CHILD_IDS, {"id": OTHER}, 20),
@@ -453,6 +451,23 @@ def test_no_more_rows_are_read_than_are_wanted(skewed_store: psycopg.Connection[
             "EXPLAIN (ANALYZE, FORMAT JSON) " + statement.render(SCHEMA), parameters, prepare=True
         ).fetchone()
     assert rows_read(found[0][0]["Plan"]) <= most, json.dumps(found[0], indent=1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("job_id", "most"), [(1, 10 * 501), (OTHER, 20)], ids=["the parent of all", "another"])
+def test_a_claim_reads_no_more_children_than_it_wants(
+    skewed_store: psycopg.Connection[Any], job_id: int, most: int
+) -> None:
+    with skewed_store.transaction(force_rollback=True):
+        skewed_store.execute("UPDATE jobs SET status = 'queued' WHERE id = %s", [job_id])
+        skewed_store.execute("DELETE FROM timers")  # a claim takes those that are due
+        (worker_id,) = skewed_store.execute(  # type: ignore[misc]
+            "INSERT INTO workers (ident, revision) VALUES ('w', '0001') RETURNING id"
+        ).fetchone()
+        parameters = {"id": job_id, "task": "task", "for_run": 1, "worker_id": worker_id, "pid": 1, "most": 501}
+        found = skewed_store.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) " + claims._CLAIM.render(SCHEMA), parameters, prepare=True
+        ).fetchone()
+    assert 0 < rows_read(found[0][0]["Plan"]) <= most, json.dumps(found[0], indent=1)  # type: ignore[index]
 
 
 def test_a_deletion_reads_no_whole_table_for_its_foreign_keys(skewed_store: psycopg.Connection[Any]) -> None:

@@ -70,19 +70,6 @@ def applying(stage: Stage, *changes: Change) -> Callable[[Any], Applied]:
     return work
 
 
-def wait_for_waiters(stage: Stage, count: int = 1) -> None:
-    """Return once so many backends wait for a lock."""
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    wait_until(lambda: stage.sql(waiting)[0][0] >= count, message=f"{count} backends to wait for a lock")
-
-
-@pytest.fixture
-def aside() -> Iterator[Callable[..., Future[Any]]]:
-    """Does something in another thread."""
-    with ThreadPoolExecutor(4) as pool:
-        yield pool.submit
-
-
 def row(stage: Stage, job: Job, columns: str = "status, run_no, unit_no, losses") -> tuple[Any, ...]:
     """The job's row, as it stands."""
     return stage.sql(f"SELECT {columns} FROM jobs WHERE id = %s", job.id)[0]
@@ -117,7 +104,7 @@ def test_p02_a_packet_written_across_a_claim_or_a_run_is_read(
     if ends == "before the claim":
         with held_open(stage, applying(stage, Write(job.id, "in", "a", (("1", None, None),)))) as finish:
             claiming = aside(stage.claim, job)
-            wait_for_waiters(stage)
+            stage.wait_for_waiters()
             finish()
         stage.perform(claiming.result(10))
     else:
@@ -138,13 +125,13 @@ def test_p03_of_two_claims_around_an_ask_one_gets_the_run(stage: Stage, aside: C
     other = stage.new_worker()
 
     def first(executor: Any) -> Any:
-        return claims.claim(executor, job.id, task=job.task, for_run=1, worker_id=stage.worker_id)
+        return claims.claim(executor, job.id, task=job.task, for_run=1, worker_id=stage.worker_id, most=1)
 
     with held_open(stage, first) as finish:
         asking = aside(job.run)
-        wait_for_waiters(stage, 1)
+        stage.wait_for_waiters(1)
         second = aside(stage.claim, job, worker_id=other, for_run=1)
-        wait_for_waiters(stage, 2)
+        stage.wait_for_waiters(2)
         assert finish() is not None
 
     assert second.result(10) is None
@@ -228,7 +215,7 @@ def test_p06_p11_a_commit_whose_answer_is_lost_counts_once(database_url: str, at
                 job.input("a").write_many(range(4))
             stage.runtime.connections.close()  # a new connection: the claim is sent as text, not by its prepared name
             if at == "claim":
-                cuts.append(proxy.cut_after(b"run_no = run_no + 1"))
+                cuts.append(proxy.cut_after(b"run_no = j.run_no + 1"))
             assert stage.run(job) == "completed"
 
             assert cuts[0].is_set()
@@ -444,7 +431,7 @@ def test_p23_an_end_that_waited_for_a_timer_sees_it(stage: Stage, aside: Callabl
     hold = stage.claim(job)
     with held_open(stage, applying(stage, Ask(job.id, wait_s=3600.0))) as finish:
         ending = aside(stage.perform, hold)
-        wait_for_waiters(stage)
+        stage.wait_for_waiters()
         finish()
     ending.result(10)
     assert (job.refresh().status, stage.row_counts()["timers"]) == ("queued", 1)
@@ -456,7 +443,7 @@ def test_p24_packets_of_a_port_are_in_the_order_of_their_commits(
     job = stage.job(inports=["a"])
     with held_open(stage, applying(stage, Write(job.id, "in", "a", (('"first"', None, None),)))) as finish:
         second = aside(job.input("a").write, "second")
-        wait_for_waiters(stage)
+        stage.wait_for_waiters()
         assert job.input("a").read() is NO_DATA
         finish()
     second.result(10)

@@ -40,7 +40,6 @@ SMALL = frozenset(
         "parent+child, delete parent",
         "2 crashes + child death, max losses 2",
         "2 pauses + dup",
-        "nudge|run retry",
         "lent term|force client dies",
         "lent term,force|run crash",
         "lent force|term,del client dies",

@@ -22,13 +22,16 @@ ID, RUN_NO, WAKES = 1000, 3, 2
 
 GIVEN: dict[str, tuple[Any, ...]] = {
     "id": (ID,), "ids": ([ID],), "task": ("t",), "for_run": (RUN_NO + 1,), "run_no": (RUN_NO,), "pid": (1,),
-    "unit_no": (0,), "quiet": (False, True), "retry": (False, True), "seen": (None, WAKES), "applied": (True,),
+    "unit_no": (0,), "quiet": (False, True), "retry": (False, True), "most": (1,), "applied": (True,),
     "outcome": ("completed", "suspended", "failed"), "result": ("null",), "error": (None,), "unwanted": (True,),
-    "own": (True,), "loss": (True,), "force": (False, True), "nudge": (False,), "tree": (False,),
+    "own": (True,), "loss": (True,), "force": (False, True), "tree": (False,),
     "ask": ("run", "force"), "timers_before": (None,), "timer_id": (10**9,), "due_at": ("2099-01-01 00:00+00",),
     "wait_s": (1.0,), "check_interval_s": (30.0,), "first_check_s": (2.0,),
 }  # fmt: skip
 """What each parameter may be."""
+
+ANNOUNCED = {(Status.QUEUED, Status.SUSPENDED), (Status.QUEUED, Status.COMPLETED)}
+"""Told of a run during which its job was asked again; the row stays queued."""
 
 
 def writers() -> dict[str, Statement]:
@@ -102,13 +105,21 @@ def run(connection: psycopg.Connection[Any], statement: Statement, given: dict[s
 def test_the_statements_make_every_legal_move_and_no_other(stage: Stage) -> None:
     new = {(None, Status(stage.job(**options).status)) for options in ({}, {"countdown": 3600})}
 
-    assert moves_of(stage) | new == {(before, after) for before, afters in MOVES.items() for after in afters}
+    assert moves_of(stage) | new | ANNOUNCED == {
+        (before, after) for before, afters in MOVES.items() for after in afters
+    }
 
 
 def test_every_statement_that_sets_a_status_is_among_those_that_are_run() -> None:
-    assert {claims._CLAIM, claims._END, claims._RELEASE, claims._GIVE_UP, asks._ASK, asks._TERMINATE} < set(
-        writers().values()
-    )
+    assert {
+        claims._CLAIM,
+        claims._CLAIM_AGAIN,
+        claims._END,
+        claims._RELEASE,
+        claims._GIVE_UP,
+        asks._ASK,
+        asks._TERMINATE,
+    } < set(writers().values())
 
 
 def test_a_job_is_compared_with_statuses_that_there_are() -> None:

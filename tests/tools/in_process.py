@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.pgbouncer import direct
 from tests.tools.threads import in_thread
+from tests.tools.waiting import wait_until
 
 ALL_PORTS = {"inports": ["*"], "outports": ["*"]}
 
@@ -168,6 +170,13 @@ class Stage:
         defaults: dict[str, Any] = {"autocommit": True, "options": f"-c search_path={SCHEMA}"}
         return psycopg.connect(self._outside, **{**defaults, **options})
 
+    def wait_for_waiters(self, count: int = 1) -> None:
+        """Return once so many backends wait for a lock."""
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        wait_until(lambda: self.sql(waiting)[0][0] >= count, message=f"{count} backends to wait for a lock")
+
     def row_counts(self) -> dict[str, int]:
         """How many rows each of our tables has."""
         if not self._tables:
@@ -251,6 +260,13 @@ EMPTY = """
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
     DELETE FROM askings; DELETE FROM counters;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
+
+
+@pytest.fixture
+def aside() -> Iterator[Callable[..., Future[Any]]]:
+    """Does something in another thread."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool.submit
 
 
 @pytest.fixture(scope="session")

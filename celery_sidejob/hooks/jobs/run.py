@@ -193,7 +193,8 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
         return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     if own_process.is_revoked(task.app, row.task_id):
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
-    unit.children.look()
+    if row.came_late:
+        raise CameLateError(f"Job {job.id} became a child of one that was terminated with all below it.")
     try:
         value = _value(task, unit, job)
         result = values.encode(value, what="result") if _wants_result(runtime, task, options) else "null"

@@ -7,7 +7,7 @@ waited for, so that this process works while the server does.
 from __future__ import annotations
 
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -42,6 +42,8 @@ class Exchange:
         self._encode = _encoders(connection.info.encoding)
         self._encoding = connection.info.encoding
         self._runs: dict[Statement, int] = {}
+        self._row_makers: dict[Statement | None, Callable[[Sequence[Any]], Any]] = {}
+        self._sent: Statement | None = None
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
 
@@ -62,6 +64,7 @@ class Exchange:
         values = [parameters[name] for name in names]
         encoded = [value if value is None else self._encode[type(value)](value) for value in values]
         formats = [pq.Format.BINARY if type(value) is bytes else pq.Format.TEXT for value in values]
+        self._sent = statement
         self._send(statement, text, encoded, formats)
         self._flush()
 
@@ -85,10 +88,12 @@ class Exchange:
         count = result.ntuples
         if not count:
             return []
-        names = tuple((result.fname(column) or b"").decode() for column in range(result.nfields))
+        make = self._row_makers.get(self._sent)
+        if make is None:
+            names = tuple((result.fname(column) or b"").decode() for column in range(result.nfields))
+            make = self._row_makers[self._sent] = row_type(names)._make
         self._loader.set_pgresult(result)
-        make = row_type(names)
-        return [make(*row) for row in self._loader.load_rows(0, count, tuple)]
+        return self._loader.load_rows(0, count, make)
 
     def _wait(self) -> list[tuple[int, int]]:
         ready = self._poll.poll(POLL_MS if self._connection.deadline is None else BOUNDED_POLL_MS)

@@ -24,7 +24,7 @@ SCHEMA = "sidejob"
 # turn each of their updates into a row in every index of the table.
 CHANGED = {
     "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "wakes", "wakes_taken", "timer_in_run",
-    "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo", "nudges",
+    "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
 }  # fmt: skip
 CHANGED_BY_ADOPTION = {"parent_id", "name"}
 

@@ -1,8 +1,9 @@
-"""An ask that only says "look" and came before the body began is seen by that run; any other has a run of its own."""
+"""A run has the children of its claim: an end that it can see is one whose wake the claim has taken."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from celery_sidejob import Job, NotAChildError, RunningJob
 from celery_sidejob.operations import runs
 from celery_sidejob.store import jobs
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
 pytestmark = pytest.mark.pooled_too
@@ -40,25 +42,106 @@ def status_after(stage: Stage, job: Job, between: Callable[[], Any]) -> str:
     return str(job.refresh().status)
 
 
-def test_a_childs_end_before_the_body_begins_needs_no_further_run(stage: Stage) -> None:
-    seen: list[str] = []
-    parent, child = family(stage, lambda job: seen.append(job.children["only"].status))
-    parent.run()
-    assert status_after(stage, parent, lambda: stage.run(child)) == "completed"
-    assert seen == ["completed"]
-
-
-def test_a_childs_end_after_the_body_began_is_not_seen_and_has_a_run_of_its_own(stage: Stage) -> None:
+@pytest.mark.parametrize("when", ["before the body begins", "during the run"])
+def test_a_childs_end_since_the_claim_is_not_seen_and_has_a_run_of_its_own(stage: Stage, when: str) -> None:
     seen: list[str] = []
 
     def second_run(job: RunningJob) -> None:
-        stage.outside(lambda: stage.run(child))
+        if when == "during the run" and not seen:
+            stage.outside(lambda: stage.run(child))
         seen.append(job.children["only"].status)
 
     parent, child = family(stage, second_run)
     parent.run()
-    assert stage.run(parent) == "queued"
-    assert seen == ["queued"]
+    between = (lambda: stage.run(child)) if when == "before the body begins" else lambda: None
+    assert status_after(stage, parent, between) == "queued"
+    assert stage.run(parent) == "completed"
+    assert seen == ["queued", "completed"]
+
+
+def test_a_childs_end_that_a_claim_has_waited_for_is_not_seen_and_has_a_run_of_its_own(
+    stage: Stage, at: Arm, aside: Callable[..., Future[Any]]
+) -> None:
+    seen: list[str] = []
+    parent, child = family(stage, lambda job: seen.append(job.children["only"].status))
+    parent.run()
+    of_child = stage.claim(child)
+    assert of_child is not None
+    claiming: list[Future[Any]] = []
+
+    def parent_is_claimed() -> None:  # the child's end has the lock on its parent, and is not committed
+        claiming.append(aside(stage.claim, parent))
+        stage.wait_for_waiters()
+
+    at("end:before-commit", parent_is_claimed)
+    stage.perform(of_child)
+    hold = claiming[0].result(10)
+    assert stage.sql("SELECT status, wakes - wakes_taken FROM jobs WHERE id = %s", parent.id) == [("queued", 1)]
+    assert hold.row.status == "running"
+    assert stage.broken_rules() == []
+    stage.perform(hold)
+    assert stage.run(parent) == "completed"
+    assert seen == ["running", "completed"]
+
+
+def test_a_claim_whose_answer_was_lost_takes_what_came_until_it_is_made_again(stage: Stage, at: Arm) -> None:
+    seen: list[str] = []
+    parent, child = family(stage, lambda job: seen.append(job.children["only"].status))
+    parent.run()
+
+    def answer_is_lost() -> None:
+        stage.outside(lambda: stage.run(child))
+        lost()
+
+    at("claim:after-commit", answer_is_lost)
+    assert stage.run(parent) == "completed"
+    assert seen == ["completed"]
+
+
+def test_a_forced_run_after_a_termination_outlives_a_claim_that_is_made_again(stage: Stage, at: Arm) -> None:
+    job = stage.job()
+
+    def answer_is_lost() -> None:
+        other = stage.sidejob.get(job.id)
+        other.terminate()
+        stage.sql("INSERT INTO timers (job_id, due_at, ask, accepted) VALUES (%s, now(), 'force', true)", job.id)
+        lost()
+
+    at("claim:after-commit", answer_is_lost)
+    assert stage.run(job) == "terminating"
+    stage.drain()
+    assert job.refresh().status == "completed"
+
+
+def test_two_children_that_end_around_claims_are_added_up_once(stage: Stage) -> None:
+    """The naive Fibonacci: it reads its children's outputs as soon as both have ended, without a look at who came."""
+    sums: list[int] = []
+
+    def add(job: RunningJob) -> None:
+        if not job.children:
+            for name in ("left", "right"):
+                job.enqueue(stage.call, (number,), child_name=name)
+            job.suspend()
+        if any(child.status != "completed" for child in job.children.values()):
+            job.suspend()
+        sums.append(sum(child.output("value").read() for child in job.children.values()))
+
+    def give(job: RunningJob) -> None:
+        with stage.sidejob.port_options(notify=False):
+            job.output("value").write(21)
+
+    leaf = stage.job(give)
+    (number,) = leaf.args
+    parent = stage.job(add)
+    stage.run(parent)
+    left, right = (parent.refresh().child(name) for name in ("left", "right"))
+    assert left is not None
+    assert right is not None
+    stage.run(left)
+    assert status_after(stage, parent, lambda: stage.run(right)) == "queued"
+    assert sums == []
+    assert stage.run(parent) == "completed"
+    assert sums == [42]
 
 
 def test_after_a_checkpoint_the_children_are_read_anew(stage: Stage) -> None:
@@ -75,32 +158,18 @@ def test_after_a_checkpoint_the_children_are_read_anew(stage: Stage) -> None:
     assert seen == ["completed"]
 
 
-def test_a_run_asked_for_before_the_body_begins_is_not_swallowed(stage: Stage) -> None:
-    parent, child = family(stage, lambda job: None)
-    parent.run()
-    assert status_after(stage, parent, lambda: (stage.run(child), stage.sidejob.get(parent.id).run())) == "queued"
-
-
-def test_a_packet_before_the_body_begins_is_read_by_this_run_alone(stage: Stage) -> None:
+def test_a_packet_since_the_claim_may_be_read_by_this_run_and_costs_one_more(stage: Stage) -> None:
     read: list[Any] = []
     job = stage.job(lambda job: read.extend(job.input("a")))
-    assert status_after(stage, job, lambda: stage.sidejob.get(job.id).input("a").write(1)) == "completed"
+    assert status_after(stage, job, lambda: stage.sidejob.get(job.id).input("a").write(1)) == "queued"
+    assert read == [1]
+    assert stage.run(job) == "completed"
     assert read == [1]
 
 
 def test_a_packet_that_comes_during_the_run_has_a_run_of_its_own(stage: Stage) -> None:
     job = stage.job(lambda job: stage.outside(lambda: stage.sidejob.get(job.id).input("a").write(1)))
     assert stage.run(job) == "queued"
-
-
-def test_a_failed_run_satisfies_no_nudge(stage: Stage) -> None:
-    def body(job: RunningJob) -> None:
-        raise ValueError("whatever came")
-
-    job = stage.job(body)
-    assert status_after(stage, job, lambda: stage.sidejob.get(job.id).input("a").write(1)) == "queued"
-    with pytest.raises(ValueError, match="whatever came"):
-        raise stage.raised[job.id]
 
 
 # -- very many children ------------------------------------------------------------------------------------------------
