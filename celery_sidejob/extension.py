@@ -40,8 +40,8 @@ from .model.checks import MOST, check_number, check_texts, is_keepable, is_numbe
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import status_of
+from .operations.failover.stores import Store, Stores
 from .operations.runtime import Runtime
-from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import job_lists, jobs, ports, registry

@@ -108,7 +108,7 @@ class Results(Protocol):
         """Return the publications that follow, each with a task id of its own from now on. No network."""
         ...
 
-    def store(self, outcome: Outcome) -> bool:
+    def deliver(self, outcome: Outcome) -> bool:
         """Store the result, count a chord's part, call errbacks; False if the backend could not be reached."""
         ...
 

@@ -114,7 +114,7 @@ def dispatch(
 
 def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
     """Bring outcomes to the result backend, mark those it has, and return how many those were."""
-    stored = [outcome.task_id for outcome in outcomes if runtime.results.store(outcome)]
+    stored = [outcome.task_id for outcome in outcomes if runtime.results.deliver(outcome)]
     if stored:
         try:
             runtime.connections.transact("settle", lambda executor: askings.mark_stored(executor, stored), single=True)

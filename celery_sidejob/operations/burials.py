@@ -17,10 +17,10 @@ from ..store import duplicates
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Transaction
-from . import deduplication
 from .after_commit import tell
 from .contents import as_kept
 from .endings import storable
+from .failover import deduplication
 from .publishing import dispatch
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime

@@ -12,10 +12,11 @@ from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
-from . import deduplication, deferred_locks
+from . import deferred_locks
 from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import Run, lease_lost
+from .failover import deduplication
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
 from .task_run_end import end_task_runs

@@ -21,6 +21,7 @@ from ..store.errors import OutcomeUnknown
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Transaction
+from .failover.first import in_the_first
 from .publishing import addressed, send
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
@@ -46,7 +47,7 @@ def keep(runtime: Runtime, message: Message) -> None:
     """
     began = time.monotonic()
     ready: list[Any] = []
-    there, tried, kept = _in_the_first(runtime, lambda there, tried: _keep(there, message, tried, ready))
+    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, ready))
     if not kept.waits:
         send(there, [replace(message, tried=tried) if tried else message], since=began, ready=ready[0])
 
@@ -104,7 +105,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
         return _keep_all(there, pages, tried, ready, repeated=of_run)
 
     began = time.monotonic()
-    there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else _in_the_first(runtime, keep)
+    there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
     for number, (page, made) in enumerate(zip(pages, ready, strict=True)):
@@ -166,31 +167,6 @@ def waits_of(runtime: Runtime) -> Waits:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-
-
-def _in_the_first(
-    runtime: Runtime, keep: Callable[[Runtime, tuple[str, ...]], T]
-) -> tuple[Runtime, tuple[str, ...], T]:
-    """Keep something in the first of the stores that answers; returns which, and what `keep` has returned.
-
-    `keep` is told which stores may have it already, which is returned too: those that took it and did not answer.
-    """
-    tried: list[str] = []
-    failure: StoreUnavailableError | None = None
-    stores = runtime.stores
-    for there in runtime.in_each_store():
-        if there.store.is_left_alone:
-            continue
-        try:
-            with stores.trying(there.store):
-                name = stores.name_of(there.store) if stores.several else ""
-                return there, tuple(tried), keep(there, tuple(tried))
-        except OutcomeUnknown as error:
-            tried.append(name)
-            failure = error
-        except StoreUnavailableError as error:
-            failure = error
-    raise failure or stores.all_left_alone()
 
 
 def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: list[Any]) -> Kept:

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import JobNotFoundError, StoreUnavailableError, deadset
-from celery_sidejob.operations import stores
+from celery_sidejob.operations.failover import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.store import dead, served, workers

@@ -213,7 +213,7 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
     stage.sql("UPDATE askings SET stored_at = NULL")
     results = stage.runtime.results
     refused_ids = {job.task_id for job in refused}
-    monkeypatch.setattr(type(results), "store", lambda self, outcome: outcome.task_id not in refused_ids)
+    monkeypatch.setattr(type(results), "deliver", lambda self, outcome: outcome.task_id not in refused_ids)
     service = Sweeper(stage.runtime)
     service.run_once()
     service.run_once()

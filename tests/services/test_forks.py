@@ -78,7 +78,7 @@ def test_a_fork_waits_for_the_thread_that_speaks_to_the_backend(stage: Stage, mo
     """It is in no turn of the sweeper's, and holds locks of the backend's that a pool process would want."""
     lock, speaking = threading.Lock(), threading.Event()
 
-    def store(self: Any, outcome: Any) -> bool:
+    def deliver(self: Any, outcome: Any) -> bool:
         with lock:
             speaking.set()
             threading.Event().wait(0.1)
@@ -88,7 +88,7 @@ def test_a_fork_waits_for_the_thread_that_speaks_to_the_backend(stage: Stage, mo
     stage.job()
     stage.drain()
     stage.sql("UPDATE askings SET stored_at = NULL")
-    monkeypatch.setattr(type(stage.runtime.results), "store", store)
+    monkeypatch.setattr(type(stage.runtime.results), "deliver", deliver)
 
     Sweeper(stage.runtime, Sweeping(stage.worker_id)).run_once()
 

@@ -70,7 +70,7 @@ class CeleryResults:
         queue = signature.options.get("queue") or self._app.conf.task_default_queue
         return Continuation(task_id, str(getattr(queue, "name", queue)), publication(signature, [value], options))
 
-    def store(self, outcome: Outcome) -> bool:
+    def deliver(self, outcome: Outcome) -> bool:
         """Store the result, count the chord's part, call errbacks; False if that failed and is to be repeated."""
         try:
             self._store(outcome)

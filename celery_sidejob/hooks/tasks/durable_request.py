@@ -99,7 +99,7 @@ class DurableRequest(Delivered):
         heartbeats = self._app.sidejob.heartbeats
         if len(heartbeats) > 1:
             given[WORKER] = {
-                heartbeat.store: (heartbeat.runtime.store.place, heartbeat.worker_id)
+                heartbeat.runtime.store.name: (heartbeat.runtime.store.place, heartbeat.worker_id)
                 for heartbeat in heartbeats
                 if heartbeat.may_claim
             }

@@ -16,7 +16,7 @@ def holders(app: Any, header: Any) -> Sequence[Heartbeat]:
     if header is None:
         return known[:1]  # without a row it gets one in the primary
     store = Address.of(header).store
-    return [heartbeat for heartbeat in known if heartbeat.store == store] or known
+    return [heartbeat for heartbeat in known if heartbeat.runtime.store.name == store] or known
 
 
 def revoke(heartbeats: Sequence[Heartbeat], key: Key) -> None:

@@ -51,8 +51,6 @@ class Heartbeat(Worker):
         self._processes = processes or PoolProcesses()
         self._file = file
         self._settings = runtime.settings
-        self.store: str | None = None
-        """The store's name, where there are several."""
         self._lock = LivenessLock(runtime.settings, runtime.connections.setting)
         self._beat_at = float("-inf")
         self._sweep_at = float("-inf")
@@ -76,7 +74,7 @@ class Heartbeat(Worker):
         """Enter this process under a new identity, with its liveness lock where the connection allows one."""
         self._check()
         if self.runtime.stores.several:
-            self.store = self.runtime.stores.name_of(self.runtime.store)
+            self.runtime.stores.name_of(self.runtime.store)  # workers and messages say it
         with unavailable_during("register"):
             executor = self.executor()
             worker_id = workers.register(executor, workers.new_ident())

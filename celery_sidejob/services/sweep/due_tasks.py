@@ -17,7 +17,8 @@ from ...model.crash_points import reach
 from ...model.durable import Address, Death, Message
 from ...model.protocols import Refused
 from ...model.troubles import log_trouble
-from ...operations import burials, deduplication
+from ...operations import burials
+from ...operations.failover import deduplication
 from ...operations.publishing import dispatch
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS

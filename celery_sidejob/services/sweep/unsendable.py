@@ -10,8 +10,9 @@ from ...model.errors import StoreUnavailableError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Refused
 from ...model.troubles import log_trouble
-from ...operations import burials, deduplication
+from ...operations import burials
 from ...operations.endings import storable
+from ...operations.failover import deduplication
 from ...operations.runtime import Runtime
 from ...store import workers
 from ..duty import Report

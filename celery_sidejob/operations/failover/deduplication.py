@@ -21,15 +21,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..model.durable import WAITS, Address, Key, Message, call_of
-from ..model.errors import StoreUnavailableError
-from ..store import duplicates
-from ..store.duplicates import Copy
-from ..store.outbox import holds, revocation
-from ..store.statement import Transaction
-from .runtime import Runtime
+from ...model.durable import WAITS, Address, Key, Message, call_of
+from ...model.errors import StoreUnavailableError
+from ...store import duplicates
+from ...store.duplicates import Copy
+from ...store.outbox import holds, revocation
+from ...store.statement import Transaction
+from ..runtime import Runtime
+from ..task_run_end import end_task_runs
 from .stores import Store
-from .task_run_end import end_task_runs
 
 T = TypeVar("T")
 

@@ -1,0 +1,35 @@
+"""The first store that answers: each call begins with the primary, and goes on to the next one if that is away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from ...model.errors import StoreUnavailableError
+from ...store.errors import OutcomeUnknown
+from ..runtime import Runtime
+
+T = TypeVar("T")
+
+
+def in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, tuple[str, ...], T]:
+    """Do something in the first of the stores that answers; returns which, and what `do` has returned.
+
+    `do` is told which stores may have done it already, and so is the caller: those that took it and did not answer.
+    """
+    tried: list[str] = []
+    failure: StoreUnavailableError | None = None
+    stores = runtime.stores
+    for there in runtime.in_each_store():
+        if there.store.is_left_alone:
+            continue
+        try:
+            with stores.trying(there.store):
+                name = stores.name_of(there.store) if stores.several else ""
+                return there, tuple(tried), do(there, tuple(tried))
+        except OutcomeUnknown as error:
+            tried.append(name)
+            failure = error
+        except StoreUnavailableError as error:
+            failure = error
+    raise failure or stores.all_left_alone()
