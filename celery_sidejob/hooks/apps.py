@@ -61,9 +61,14 @@ def runtime_of(origin: Sequence[str] | None) -> Runtime:
     return runtime
 
 
+def every_app() -> list[Celery]:
+    """Return this process's apps, with a SideJob or without."""
+    return list(_state._get_active_apps())
+
+
 def _known() -> list[Celery]:
     """Return this process's apps that have a SideJob, the oldest first; one that was closed has gone."""
-    apps = [app for app in _state._get_active_apps() if getattr(app, "sidejob", None) is not None]
+    apps = [app for app in every_app() if getattr(app, "sidejob", None) is not None]
     return sorted(apps, key=lambda app: app.sidejob._number)
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from celery import Celery, _state
 
+from .patches import task_making
+
 TASK = "celery_sidejob.poll"
 ENTRY = "celery-sidejob-poll"
 
@@ -34,7 +36,7 @@ def _register(app: Celery) -> None:
         return poll(app)
 
     run.__name__ = "poll"
-    app._task_from_fun(run, name=TASK, ignore_result=True, acks_late=False)
+    task_making.make(app, run, name=TASK, ignore_result=True, acks_late=False)
 
 
 _state.connect_on_app_finalize(_register)

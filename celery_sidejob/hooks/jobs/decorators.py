@@ -16,6 +16,7 @@ from celery.local import PromiseProxy, Proxy
 from ...jobs.job import Job
 from ...jobs.running import RunningJob
 from .. import apps, bodies
+from ..patches import task_making
 from ..task_options import check_options
 from .sidejob_task import SideJobTask
 
@@ -112,7 +113,7 @@ def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
         checked = _checked(body, options)
         name = _name_of(body, checked)
         _state.connect_on_app_finalize(lambda app: build(app, body, name, checked, noted))
-        for app in _state._get_active_apps():
+        for app in apps.every_app():
             if app.finalized:
                 with app._finalize_mutex:
                     build(app, body, name, checked, noted)
@@ -151,7 +152,7 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
         app.register_task(task)
     else:
         marked = base if issubclass(base, SideJobTask) else type("SideJobTask", (SideJobTask, base), {"abstract": True})
-        task = app._task_from_fun(body, name=name, base=marked, **options)
+        task = task_making.make(app, body, name=name, base=marked, **options)
     for option, value in sent.items():
         setattr(type(task), option, value)
     task._hooks = noted

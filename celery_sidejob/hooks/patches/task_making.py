@@ -17,6 +17,11 @@ from ...model.errors import SettingsError
 from .wrapping import wrap
 
 
+def make(app: Celery, function: Callable[..., Any], **options: Any) -> Any:
+    """Make a task of a function now: `app.task` is a project's to override, and may put it off."""
+    return app._task_from_fun(function, **options)
+
+
 def install(app: Celery, *, made: Callable[[Any], Any], completed: Callable[[], None]) -> None:
     """Have `made` return what stands for a new task, and `completed` called whenever the app is to be complete."""
 
@@ -28,9 +33,9 @@ def install(app: Celery, *, made: Callable[[Any], Any], completed: Callable[[], 
             app.__dict__.pop("tasks", None)  # kept where something has looked at them while the app was finalized
             raise
 
-    def make(before: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def make_and_tell(before: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return made(before(*args, **options))
 
     wrap(app, "finalize", finalize)
-    wrap(app, "_task_from_fun", make)
-    wrap(app, "register_task", make)
+    wrap(app, "_task_from_fun", make_and_tell)
+    wrap(app, "register_task", make_and_tell)
