@@ -17,7 +17,7 @@ from ...model.broker_view import Look, Sight, Sought
 from ...operations.runtime import Runtime
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE, OVERTAKEN_S
-from ...store.outbox.kinds import Kind
+from ...store.outbox.kinds import TASKS, Kind
 from ...store.statement import Transaction
 
 FRONT_S = 300.0
@@ -83,7 +83,7 @@ class Backlog:
             )
         return self._whole[queue]
 
-    def look_for_all(self, kind: Kind, after: Any, sought_of: Callable[[Any], Sought] | None = None) -> bool:
+    def look_for_all(self, kind: Kind, after: Any) -> bool:
         """Have rows with keys above `after` published again that the broker should have, and does not.
 
         False if that is to be done once more: the broker does not answer, or another sweeps.
@@ -93,25 +93,22 @@ class Backlog:
         while page := checks.in_broker(self._runtime.connections, kind, after=after):
             after, seen_at = page[-1].key, seen_at or page[0].read_at
             lost = [row for row in page if not self.is_whole(row.queue)]
-            gone = self.without_what_waits(lost, sought_of) if self._may_go_on() else None
+            gone = self.without_what_waits(lost, kind) if self._may_go_on() else None
             if gone is None:
                 return False
             republish = partial(checks.republish, kind=kind, task_ids=gone, seen_at=seen_at)
             self._runtime.connections.transact("check-now", republish, single=True)
         return True
 
-    def without_what_waits(
-        self, rows: Sequence[Any], sought_of: Callable[[Any], Sought] | None = None
-    ) -> list[str] | None:
+    def without_what_waits(self, rows: Sequence[Any], kind: Kind = TASKS) -> list[str] | None:
         """Return the task ids of rows that are due for something, and put off the check of those that the broker has.
 
-        None if the broker does not answer just now: then nothing could be published either. `sought_of` makes of a row
-        what is looked for; without it the rows are of durable tasks.
+        None if the broker does not answer just now: then nothing could be published either.
         """
-        if sought_of is None:
+        if kind is TASKS:
             sought = [Sought.of_row(row) for row in rows if row.publication is not None]
         else:
-            sought = [sought_of(row) for row in rows]
+            sought = [Sought.of_job(row) for row in rows]
         sight = self._look.find(sought) if self._look is not None and sought else Sight()
         if sight is None and not self._runtime.broker.ready:
             return None

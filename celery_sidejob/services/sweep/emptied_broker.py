@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...model.broker_view import Sought
 from ...store.outbox.kinds import JOBS
 from ..duty import Count, Report
 from .sweep import Sweep, SweepDuty
@@ -31,4 +30,4 @@ class EmptiedBroker(SweepDuty):
         if self._emptied:
             report["broker_emptied"] += 1
             self._sweep.tasks_emptied = True
-            self._emptied = not self._sweep.backlog.look_for_all(JOBS, 0, Sought.of_job)
+            self._emptied = not self._sweep.backlog.look_for_all(JOBS, 0)

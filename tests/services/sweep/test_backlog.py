@@ -18,7 +18,8 @@ from celery_sidejob.services.heartbeat.prefetched import Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
 from celery_sidejob.services.sweep.backlog import Backlog
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
-from celery_sidejob.store.outbox.kinds import TASKS
+from celery_sidejob.store import workers
+from celery_sidejob.store.outbox.kinds import TASKS, Kind
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
@@ -27,6 +28,10 @@ DUE = Statement("UPDATE {messages} SET next_check_at = now() - interval '1 s' WH
 AGED = Statement("""
 UPDATE {messages} SET published_at = now() - make_interval(secs => %(seconds)s), next_check_at = now() - interval '1 s'
 WHERE task_id = ANY(%(task_ids)s::text[])""")
+RUNS = Statement("""
+UPDATE {messages} SET next_check_at = 'infinity', locked_by = %(worker_id)s, locked_at = now(), locked_pid = 1,
+  on_lost = 'requeue', max_losses = 3
+WHERE task_id = %(task_id)s""")
 ROWS = Statement("""
 SELECT task_id, generation, suspected_at IS NOT NULL AS missing, published_at,
   extract(epoch FROM next_check_at - now())::float AS look_in_s
@@ -103,6 +108,21 @@ def test_a_long_backlog_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch
 
     assert shop.waiting("long") == 2 * many
     assert shop.missing() == set()
+
+
+def test_what_waits_behind_a_higher_priority_gets_no_copy(shop: Shop) -> None:
+    """It was overtaken, and is not missing: each priority has a list of its own."""
+    waiting = [f"call-{number}" for number in range(20)]
+    shop.call(*waiting)
+    shop.aged(60, *waiting)
+    shop.call("urgent", priority=9)
+    shop.client.delete("celery\x06\x169")
+    worker_id = workers.register(shop.connections, "test:urgent")
+    shop.connections.run(RUNS, task_id="urgent", worker_id=worker_id)
+
+    assert shop.poll(times=3) == 0
+
+    assert (shop.waiting(), shop.missing()) == (20, set())
 
 
 def test_the_next_look_comes_after_as_long_again_and_soon_for_what_is_served_next(
@@ -219,8 +239,8 @@ def test_what_is_called_during_such_a_look_gets_no_copy(shop: Shop, monkeypatch:
     shop.client.delete(*shop.client.scan_iter("celery_sidejob:marker:*"))
     look = Backlog.without_what_waits
 
-    def look_and_call(backlog: Backlog, rows: Any, sought_of: Any = None) -> Any:
-        found = look(backlog, rows, sought_of)
+    def look_and_call(backlog: Backlog, rows: Any, kind: Kind = TASKS) -> Any:
+        found = look(backlog, rows, kind)
         if [row.task_id for row in rows] == ["a"] and "b" not in shop.rows():
             shop.call("b")
         return found
