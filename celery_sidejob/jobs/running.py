@@ -13,7 +13,7 @@ from ..model.changes import PortKey, RememberInputs
 from ..model.checks import check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
-from ..operations import durable_runs
+from ..operations import durable_locks, durable_runs
 from ..unit.open_unit import ACTIVE, OpenUnit, active
 from .creation import when
 from .job import Job
@@ -236,7 +236,7 @@ def heartbeat(strict: bool = False) -> bool:
         if unit is not None and unit.job is not None:
             unit.job.heartbeat()
             return True
-        in_durable_run = unit is None and durable_runs.check_hold()
+        in_durable_run = unit is None and durable_locks.check_hold()
     except LeaseLostError:
         if strict:
             raise

@@ -17,9 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..model import native
 from ..model.durable import Key
@@ -33,11 +31,9 @@ from ..store.outbox.latecomers import Late
 from ..store.statement import Transaction
 from .after_commit import tell
 from .contents import is_forged
+from .durable_runs import ENDED, HELD, OVER, REFUSED, WAITS, WRITING, LateLock, Run
 from .runtime import Runtime
 from .task_run_end import end_task_runs
-
-if TYPE_CHECKING:
-    from .durable_runs import Run
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -53,24 +49,6 @@ LINGER_S = 5.0
 POLL_S = 0.002
 PAGE = 1000
 NAME = "late locks"
-
-WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
-
-
-@dataclass(eq=False, slots=True)
-class LateLock:
-    """How it stands with the lock of one run."""
-
-    run: Run
-    max_losses: int
-    began_at: float
-    state: str = WAITS
-    """Not written yet; being written; held; refused, as another one has the row or it is gone or doomed; the run has
-    ended well, and its row is to be removed; over: nothing is to be written any more."""
-    then: str | None = None
-    """What became of the run while its lock was being written: ended, or over."""
-    is_unknown: bool = False
-    """An end whose answer was lost may have been applied."""
 
 
 class LateLocks:

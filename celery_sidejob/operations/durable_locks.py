@@ -15,7 +15,7 @@ from ..store.task_end import TaskEnd
 from . import deferred_locks
 from .after_commit import tell
 from .contents import is_forged
-from .durable_runs import Run, lease_lost
+from .durable_runs import Run, current, lease_lost
 from .failover import deduplication
 from .retrying import patience_s, patiently, repeat
 from .runtime import Runtime
@@ -94,6 +94,19 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
         return runtime.connections.transact("durable-begin", work, single=not noted, within_s=patience_s(runtime))
 
     return repeat(once) and _counts(runtime, run, address)
+
+
+def check_hold() -> bool:
+    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; False outside of one."""
+    run = current()
+    if run is None or run == "inline" or run.moved:
+        return run is not None
+    if run.late is not None and not deferred_locks.of(run.runtime).take(run):
+        raise lease_lost(run)
+    row = tasks.read(run.runtime.connections, run.key[0])
+    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
+        raise lease_lost(run)
+    return True
 
 
 def put_back(runtime: Runtime, run: Run) -> None:

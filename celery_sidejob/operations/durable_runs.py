@@ -14,10 +14,10 @@ from typing import Literal, Protocol
 
 from ..model.durable import Content, Key, Message
 from ..model.errors import LeaseLostError, StoreUnavailableError
-from ..store.outbox import tasks
-from . import deferred_locks
-from .deferred_locks import LateLock
 from .runtime import Runtime
+
+WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
+"""How it stands with a lock that is written later: see `LateLock`."""
 
 
 class Claim(Protocol):
@@ -79,6 +79,22 @@ class Run:
     """Whether the worker wants to stop, or has ended this run."""
 
 
+@dataclass(eq=False, slots=True)
+class LateLock:
+    """How it stands with the lock of one run."""
+
+    run: Run
+    max_losses: int
+    began_at: float
+    state: str = WAITS
+    """Not written yet; being written; held; refused, as another one has the row or it is gone or doomed; the run has
+    ended well, and its row is to be removed; over: nothing is to be written any more."""
+    then: str | None = None
+    """What became of the run while its lock was being written: ended, or over."""
+    is_unknown: bool = False
+    """An end whose answer was lost may have been applied."""
+
+
 _BODY: ContextVar[Run | Literal["inline"] | None] = ContextVar("celery_sidejob_durable", default=None)
 """Of which run the body is that runs here; "inline": one of no run."""
 
@@ -96,17 +112,9 @@ def in_body(run: Run | None) -> Iterator[None]:
         _BODY.reset(token)
 
 
-def check_hold() -> bool:
-    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; False outside of one."""
-    run = _BODY.get()
-    if run is None or run == "inline" or run.moved:
-        return run is not None
-    if run.late is not None and not deferred_locks.of(run.runtime).take(run):
-        raise lease_lost(run)
-    row = tasks.read(run.runtime.connections, run.key[0])
-    if row is None or (row.generation, row.locked_by) != (run.key[1], run.worker_id):
-        raise lease_lost(run)
-    return True
+def current() -> Run | Literal["inline"] | None:
+    """Return the run whose body runs here; "inline" in a body of no run, None outside of bodies."""
+    return _BODY.get()
 
 
 def is_to_stop() -> bool:

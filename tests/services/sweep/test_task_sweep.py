@@ -324,7 +324,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
     run = post.begin("one", first)
     assert run is not None
     with durable_runs.in_body(run):
-        durable_runs.check_hold()
+        durable_locks.check_hold()
     post.declare_dead(first)
     post.poll()
     assert post.begin("one", first) is None, "it is dead"
@@ -339,7 +339,7 @@ def test_what_was_taken_from_a_run_changes_no_more_by_it(post: Post) -> None:
         with pytest.raises(LeaseLostError, match="was taken from this run"):
             act()
     with durable_runs.in_body(run), pytest.raises(LeaseLostError, match="was taken from this run"):
-        durable_runs.check_hold()
+        durable_locks.check_hold()
     durable_locks.put_back(post.runtime, run)
     late = Death("failed", "ValueError: late")
     assert not burials.fail(post.runtime, run.key, late, by="run", worker_id=first)
