@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 
 import kombu
@@ -11,6 +12,13 @@ from celery_sidejob.hooks.broker.connection import BrokerConnection
 from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.model.durable import Message
 from tests.tools.waiting import wait_until
+
+
+def test_where_kombu_has_what_is_checked_before_a_byte_is_sent() -> None:
+    """`ConfirmedProducer` overrides a private method of kombu's, which passes all by its place."""
+    names = list(inspect.signature(kombu.Producer._publish).parameters)
+    around = ["priority", "content_type", "content_encoding", "headers", "properties", "routing_key"]
+    assert names[:11] == ["self", "body", *around, "mandatory", "immediate", "exchange"]
 
 
 def test_messages_that_a_full_queue_rejects_are_not_taken_for_published(amqp_url: str) -> None:
