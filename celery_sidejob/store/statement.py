@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import namedtuple
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -65,31 +65,23 @@ class Statement:
 class Reader(Protocol):
     """Runs statements that only read: in an open transaction, or each in one of its own."""
 
+    @abstractmethod
     def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
         """Run one statement and return its rows as named tuples (none for a statement without a result)."""
-        ...
 
 
-class Transaction(ABC):
+class Transaction(Reader):
     """An open transaction, ours or one borrowed from the user: what a statement writes holds once it is committed.
 
     A function that takes one does not know what else is part of it, and is never repeated by itself.
     """
 
-    @abstractmethod
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        """Run one statement in it, as a `Reader` does."""
 
-
-class Autocommit(ABC):
+class Autocommit(Reader):
     """Runs each statement as a transaction of its own, and once more where the answer to the first try is lost.
 
     So a function that takes one may be applied twice, and must be none the worse for it.
     """
-
-    @abstractmethod
-    def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
-        """Run one statement, committed when this returns."""
 
 
 class _Cursor(Protocol):

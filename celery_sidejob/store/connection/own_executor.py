@@ -120,42 +120,33 @@ class OwnExecutor(Transaction):
         With `bounded` no statement waits longer than `LONGEST_TURN_S` for a lock.
         """
         self._renew_plans()
-        if single:
-            return self._as_one_statement(name, work)
-        begin = self._begin + _BOUNDED if bounded else self._begin
-        self._cursor.execute(begin, prepare=False)
+        if not single:
+            self._cursor.execute(self._begin + _BOUNDED if bounded else self._begin, prepare=False)
         try:
-            result = work(self)
+            if not single:
+                result = work(self)
             reach(f"{name}:before-commit")
-        except AnswerLost as lost:  # the connection broke before the commit was sent: nothing happened
+        except AnswerLost as lost:  # the connection broke before what commits was sent: nothing happened
             self.close()
             raise StoreUnavailableError(str(lost)) from lost
         except BaseException:
-            if not self.broken and not self.busy:
+            if not self.broken and not self.busy and not self.rests:
                 self._cursor.execute("ROLLBACK")
             raise
-        try:
-            self._cursor.execute("COMMIT")
-            reach(f"{name}:after-commit")
-        except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
-            if isinstance(error, psycopg.Error) and not self.broken:
-                raise  # Postgres answered: the commit failed and was rolled back
-            raise unknown(error, f"while {name!r} was being committed") from error
+        if single:
+            return self._answered(name, lambda: work(self), f"during {name!r}")
+        self._answered(name, lambda: self._cursor.execute("COMMIT"), f"while {name!r} was being committed")
         return result
 
-    def _as_one_statement(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
+    def _answered(self, name: str, commit: Callable[[], T], when: str) -> T:
+        """Do what commits; raises OutcomeUnknown, which says `when`, if the connection breaks before the answer."""
         try:
-            reach(f"{name}:before-commit")
-        except AnswerLost as lost:
-            self.close()
-            raise StoreUnavailableError(str(lost)) from lost
-        try:
-            result = work(self)
+            result = commit()
             reach(f"{name}:after-commit")
         except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
             if isinstance(error, psycopg.Error) and not self.broken:
-                raise  # Postgres answered: it failed
-            raise unknown(error, f"during {name!r}") from error
+                raise  # Postgres answered: it failed, and was rolled back
+            raise unknown(error, when) from error
         return result
 
     @property
