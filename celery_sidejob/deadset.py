@@ -1,7 +1,7 @@
-"""The dead set: jobs that rest as failed, and messages of ordinary tasks, until a person decides.
+"""The dead set: failed jobs, and messages of durable tasks, until a person decides.
 
-Each store has its own. Here they are one, the primary's entries first; those of others have the store's name in their
-id, as two stores may number theirs alike.
+Each store has its own. Here they are one, the primary's entries first. Entries of other stores have the store's name in
+their id, because two stores may use the same numbers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger("celery_sidejob")
 
 PAGE = 200
 MOST_DIGITS = 18
-"""Digits of the number of an entry: any number of so many fits into a bigint of Postgres."""
+"""The most digits of an entry's number: every number with this many fits into Postgres' bigint."""
 DELETABLE = frozenset({Status.COMPLETED, Status.TERMINATED, Status.FAILED})
 
 
@@ -43,9 +43,9 @@ class DeadEntry:
     """One entry: what died, why, and when."""
 
     id: int | str
-    """Its number; of an entry in another store than the primary ``"<store>:<number>"``."""
+    """Its number; in another store than the primary ``"<store>:<number>"``."""
     job_id: int | None
-    """The job; None for an ordinary durable task, whose message is kept here."""
+    """The job; None for a durable task, whose message is kept here."""
     task_id: str | None
     task: str
     queue: str
@@ -55,25 +55,25 @@ class DeadEntry:
     died_at: datetime
     retries: int
     store: str | None = None
-    """The name of the store it is in, if that is not the primary."""
+    """The name of its store, if that is not the primary."""
     losses: int = 0
-    """How many runs were lost with their workers, if this was an ordinary task."""
+    """How many runs of a durable task were lost with their workers."""
     arguments: str | None = None
-    """An ordinary task's arguments as Celery shows them; a job's are in `Job.info`."""
+    """A durable task's arguments as Celery shows them; a job's are in `Job.info`."""
     history: tuple[Mapping[str, Any], ...] = ()
-    """`at`, `reason` and `error` of each earlier death of an ordinary task that was taken out of the dead set since."""
+    """`at`, `reason` and `error` of each earlier death of a durable task that was retried since."""
 
     @property
     def group(self) -> str:
-        """What the entry is grouped by: the task and the kind of error."""
+        """The key by which entries are grouped: the task and the kind of error."""
         return f"{self.task}: {self.error.partition(':')[0]}"
 
 
 class DeadSet:
     """A view of the dead set; nothing is kept in memory.
 
-    A store that does not answer is passed over with a warning, in what reads or changes many entries, unless none does.
-    What it had answered until then counts.
+    A call for many entries skips a store that does not answer, with a warning, and raises only if no store answers.
+    Entries that the store had returned until then count.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -81,11 +81,11 @@ class DeadSet:
         self._stores = runtime.stores
 
     def __len__(self) -> int:
-        """Return how many entries there are; counts them all, a million in a fifth of a second."""
+        """Return the number of entries; counts them all, a million in a fifth of a second."""
         return sum(self._of_each(lambda store: [self._ask(store, dead.count)]))
 
     def __bool__(self) -> bool:
-        """The set is true, also an empty one."""
+        """The dead set is true, even if it is empty."""
         return True
 
     def __iter__(self) -> Iterator[DeadEntry]:
@@ -98,8 +98,8 @@ class DeadSet:
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
-        Entries of a task or a group are found among those of the task. With a queue these, or
-        all entries, are looked at one by one until `limit` match: a million takes a second.
+        Entries of a group are searched among those of its task. With a queue these, or
+        all entries, are read one by one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
         check_texts(group=group, task=task, queue=queue)
@@ -114,7 +114,7 @@ class DeadSet:
             return [self._entry(store, row) for row in rows]
 
         for entry in self._of_each(read, lambda store: store.place >= first.place and len(found) < limit):
-            found.append(entry)  # one by one: what is still to be read goes by their number
+            found.append(entry)  # one by one: the rest is computed from their number
         return found
 
     def groups(self) -> dict[str, int]:
@@ -125,7 +125,7 @@ class DeadSet:
         return dict(sorted(counts.items(), key=lambda one: (-one[1], one[0])))
 
     def get(self, entry_id: int | str) -> DeadEntry:
-        """Return one entry; raises JobNotFoundError if it is not there (any more)."""
+        """Return one entry; raises JobNotFoundError if it does not exist."""
         store, number = self._place_of(entry_id)
         row = self._ask(store, lambda executor: dead.get(executor, number))
         if row is None:
@@ -144,10 +144,10 @@ class DeadSet:
         return next(iter(self._of_each(read)), None)
 
     def retry(self, entry_id: int | str) -> Any:
-        """Have the entry tried again, which leaves the dead set with that.
+        """Try an entry again, which takes it out of the dead set.
 
-        A job is forced to run, and returned. The message of an ordinary task is published again with its own task id,
-        its losses forgotten and without what is left of its `expires`; returns its Celery result.
+        A job is forced to run, and returned. The message of a durable task is published again with its task id,
+        with its losses set to zero and without its `expires`; returns its Celery result.
         """
         entry = self.get(entry_id)
         if entry.job_id is None:
@@ -161,11 +161,11 @@ class DeadSet:
         self, *, group: str | None = None, task: str | None = None, limit: int | None = None,
         progress: Progress | None = None,
     ) -> int:  # fmt: skip
-        """Have all entries that match tried again, oldest first, at most `limit`; returns how many left the dead set.
+        """Try all entries that match again, oldest first, at most `limit`; returns how many left the dead set.
 
-        Messages of ordinary tasks a page at a time, each in one statement. An entry that was buried after this was
-        called is left alone, so that what fails again is not tried for ever. `progress` is told of the numbers that
-        leave, as they do.
+        Messages of durable tasks go a page at a time, each in one statement. An entry that was buried after this was
+        called is left alone, so that a task that fails again is not tried for ever. `progress` is called with the
+        number of entries that leave, as they do.
         """
         check_texts(group=group, task=task)
         if limit is not None:
@@ -185,7 +185,7 @@ class DeadSet:
         return retried
 
     def delete(self, entry_id: int | str) -> bool:
-        """Remove an entry for good, a job with everything below it; False if something below is not finished."""
+        """Remove an entry for good, a job with all jobs below it; False if one of those is not finished."""
         store, number = self._place_of(entry_id)
         return self._delete(store, number, self.get(entry_id).job_id)
 
@@ -194,8 +194,8 @@ class DeadSet:
     ) -> int:
         """Remove entries older than this (a timedelta or seconds), and all but the newest `keep`; returns how many.
 
-        The newest of each store. Reads the whole dead set where nothing is old enough, a million entries in a second.
-        `progress` is told of the numbers that were removed, as they are.
+        `keep` counts for each store. Reads the whole dead set if nothing is old enough, a million entries in a second.
+        `progress` is called with the numbers that are removed, as they are.
         """
         if older_than is None and keep is None:
             raise InvalidValueError("purge() takes older_than= or keep=: what is to go?")
@@ -225,13 +225,13 @@ class DeadSet:
         return self._ask(store, lambda executor: dead.page(executor, **which))
 
     def _ask(self, store: Store, ask: Callable[[Transaction], T]) -> T:
-        """Ask a store one thing, and wait for its answer as long as commands do."""
+        """Ask one store, and wait for its answer as long as commands do."""
         return store.connections.read(ask, within_s=self._stores.look_s(store))
 
     def _of_each(
         self, do: Callable[[Store], Iterable[T]], where: Callable[[Store], bool] = lambda store: True
     ) -> Iterator[T]:
-        """Yield what something gives in one store after the other, of one that goes away what it gave until then.
+        """Yield the results of one store after the other; of a store that goes away, its results until then.
 
         Raises StoreUnavailableError if no store answered to the end.
         """
@@ -251,14 +251,14 @@ class DeadSet:
             raise failure
 
     def _place_of(self, entry_id: int | str) -> tuple[Store, int]:
-        """Return the store that an entry is in, and its number there."""
+        """Return an entry's store, and its number there."""
         name, _, number = ("" if isinstance(entry_id, bool) else str(entry_id)).rpartition(":")
         if not number.isascii() or not number.isdecimal() or len(number) > MOST_DIGITS:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
     def _retry_in(self, store: Store, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
-        """Yield how many entries left the dead set, each time that some have."""
+        """Yield how many entries left the dead set, page by page."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
         while after < last and (limit is None or retried < limit):
             page = PAGE if limit is None else min(PAGE, limit - retried)
@@ -279,7 +279,7 @@ class DeadSet:
                     yield 1
 
     def _purge_in(self, store: Store, age_s: float | None, keep: int | None) -> Iterator[int]:
-        """Yield of each old entry whether it was removed."""
+        """Yield for each old entry whether it was removed."""
         below = self._ask(store, partial(dead.id_before_the_newest, keep=keep)) if keep is not None else 0
         after = 0
         while rows := self._ask(store, partial(dead.old_page, after=after, age_s=age_s, below=below, limit=PAGE)):
@@ -287,7 +287,7 @@ class DeadSet:
             yield from (self._delete(store, row.id, row.job_id) for row in rows)
 
     def _revive(self, store: Store, numbers: Sequence[int]) -> int:
-        """Publish messages again; a store that does not answer in time (StoreUnavailableError) may yet do it."""
+        """Publish messages again; if a store does not answer in time (StoreUnavailableError), it may still do it."""
         with store.connections.talking(within_s=self._stores.look_s(store)):
             return burials.revive(self._runtime.at(store), numbers)
 
@@ -313,7 +313,7 @@ class DeadSet:
 
 
 def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return what is shown of a kept message; its body is not decoded. Nothing of one that this version cannot read."""
+    """Return the visible parts of a kept message, without decoding its body; nothing if this version cannot read it."""
     try:
         kept = json.loads(payload)
         publication = json.loads(kept["publication"])

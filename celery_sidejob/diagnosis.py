@@ -1,4 +1,4 @@
-"""What `doctor` looks at in the store, and what it makes of it. Reads only; the running side never imports this."""
+"""The checks of `doctor` in the store. They only read; the running side never imports this."""
 
 from __future__ import annotations
 
@@ -60,27 +60,27 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     ),
     (
         schema_check.NotOurs,
-        ("Workers refuse to start. A client is not checked: its calls put jobs into a store whose workers do not know "
-         "their tasks, or are told by another broker."),
-        ("Set sidejob_schema to a name of its own and upgrade, or correct the app's name or broker_url; only if it has "
-         "moved on purpose: stop all workers, then celery -A <app> sidejob db reassign."),
+        ("Workers refuse to start. A client is not checked: it puts jobs into a store whose workers do not know "
+         "the tasks, or use another broker."),
+        ("Set sidejob_schema to a name of its own and upgrade, or correct the app's name or broker_url. Only if the "
+         "app or broker has moved: stop all workers, then celery -A <app> sidejob db reassign."),
     ),
     (
-        schema_check.Damaged, "Workers refuse to start, and whatever needs what is missing fails.",
+        schema_check.Damaged, "Workers refuse to start, and calls that need the missing parts fail.",
         ("Stop workers and clients and restore the whole schema from a backup, all of its tables from the same moment. "
-         "If nothing in it is wanted: drop the schema, and celery -A <app> sidejob db upgrade."),
+         "If you need nothing in it: drop the schema, then celery -A <app> sidejob db upgrade."),
     ),
     (
         schema_check.TooNew, "Workers refuse to start. A client is not checked: its calls may fail.",
         "Upgrade the package celery-sidejob here.",
     ),
     (
-        StoreUnavailableError, "The schema could not be looked at; what is true of it is not known.",
-        "Look whether Postgres is up, and ask again.",
+        StoreUnavailableError, "The schema could not be checked.",
+        "Check whether Postgres is up, and run doctor again.",
     ),
     (SideJobError, "Workers refuse to start.", "See what the message says."),
 )  # fmt: skip
-"""Why a schema is of no use here, by the kind of its error; what that means, and what to do. The first that fits."""
+"""Why a schema cannot be used, by the kind of error: its meaning, and its remedy. The first match counts."""
 
 Check = Callable[[Transaction], Iterable[Finding]]
 
@@ -120,7 +120,7 @@ class Diagnosis:
         yield from self._liveness()
 
     def of_further_store(self) -> Iterator[Finding]:
-        """Yield what is found of a store that has durable tasks only; each finding says of which."""
+        """Yield the findings about a further store; each names the store."""
         settings = self._runtime.connections.setting
         whose = f"store {self._runtime.store.place}"
         try:
@@ -129,7 +129,7 @@ class Diagnosis:
                 self._runtime.stores.name_of(self._runtime.store)
         except (StoreUnavailableError, SettingsError, SchemaError) as failure:
             yield error(
-                whose, str(failure), meaning="What it has waits, and nothing goes to it when the first store is away.",
+                whose, str(failure), meaning="Its tasks wait, and no call goes to it when the first store is away.",
                 remedy=f"Start that Postgres, or correct {settings}.",
             )  # fmt: skip
             return
@@ -144,16 +144,14 @@ class Diagnosis:
             return  # it has been said
 
     def _look(self, *checks: Check, within_s: float | None) -> Iterator[Finding]:
-        """Yield what each check finds, or that it could not be made; raises SchemaError where tables are missing."""
+        """Yield the findings of each check, or that it failed; raises SchemaError if tables are missing."""
         for check in checks:
             try:
                 yield from self._of(check, within_s)
             except SchemaError:
                 raise
             except SideJobError as failure:
-                yield error(
-                    "store", str(failure), meaning="This could not be looked at.", remedy="See what the message says."
-                )
+                yield error("store", str(failure), meaning="This check failed.", remedy="See what the message says.")
 
     def _of(self, check: Check, within_s: float | None) -> list[Finding]:
         connections = self._runtime.connections
@@ -161,7 +159,7 @@ class Diagnosis:
             return connections.transact("doctor", lambda executor: list(check(executor)))
 
     def _of_first_store(self, executor: Transaction, ask: Callable[[Transaction], T]) -> T | None:
-        """Ask the first store, in which workers say what they serve in all stores; None if it cannot be asked."""
+        """Ask the first store, where workers record the queues of all stores; None if it cannot be asked."""
         if self._runtime.store.place == 0:
             return ask(executor)
         stores = self._runtime.stores
@@ -198,8 +196,8 @@ class Diagnosis:
         if row.fsync == "off" or row.synchronous_commit == "off":
             setting = "fsync" if row.fsync == "off" else "synchronous_commit"
             yield warning(
-                "durability", f"{setting} is off", meaning="A crash of the database server loses commits that were "
-                "answered: jobs, packets and wakes with them.", remedy=f"Set {setting} to on.",
+                "durability", f"{setting} is off", meaning="A crash of the database server loses confirmed commits, "
+                "and jobs, packets and wakes with them.", remedy=f"Set {setting} to on.",
             )  # fmt: skip
         else:
             yield well("durability", f"fsync is on, synchronous_commit is {row.synchronous_commit}")
@@ -209,9 +207,9 @@ class Diagnosis:
             side = "behind" if skew_s > 0 else "ahead of"
             yield warning(
                 "clock", f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
-                meaning="Leases and timers go by the database's clock alone, but an eta= or expires= that is computed "
-                "there is off by that, and so are the times in its logs.",
-                remedy="Let NTP or chrony set the clock there, and the database's.",
+                meaning="Leases and timers use only the database's clock. But an eta= or expires= that is computed "
+                "there is off by that much, and so are the times in its logs.",
+                remedy="Let NTP or chrony set both clocks.",
             )  # fmt: skip
         else:
             yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")
@@ -232,7 +230,7 @@ class Diagnosis:
         else:
             yield warning(
                 "schema", f"{settings.schema!r} is at revision {revision}, this version's own is {head}",
-                meaning="It works, but what newer revisions bring is missing, and the next version may refuse it.",
+                meaning="It works, but newer features are missing, and the next version may refuse it.",
                 remedy=f"When all workers have this version, {UPGRADE}; if the schema is the newer one, upgrade here.",
             )  # fmt: skip
 
@@ -244,7 +242,7 @@ class Diagnosis:
             role = health.server(executor).role
             yield error(
                 "rights", f"{role} lacks {', '.join(missing[:5])}{more}",
-                meaning="What needs them fails: calls, claims or commits.",
+                meaning="Calls, claims or commits that need these rights fail.",
                 remedy=f"As the schema's owner: celery -A <app> sidejob db grants {role} | psql -v ON_ERROR_STOP=1 "
                 "<database>",
             )  # fmt: skip
@@ -271,9 +269,9 @@ class Diagnosis:
         names = ", ".join(sorted(row.queue for _, row in ages))
         yield grave(
             "publishing", f"{sum(row.unpublished for _, row in ages)} messages of {names} are due and not published, "
-            f"the oldest for {oldest_s:.0f} s", meaning="The broker does not take them, or nobody sweeps: their runs "
-            "begin later, nothing is lost.",
-            remedy="See broker and sweeping below; the log of the worker that sweeps says what the broker answers.",
+            f"the oldest for {oldest_s:.0f} s", meaning="The broker does not accept them, or nobody sweeps. Their runs "
+            "begin later; nothing is lost.",
+            remedy="See broker and sweeping below; the log of the worker that sweeps has the broker's answers.",
         )  # fmt: skip
 
     def _unserved(self, rows: list[Any], unannounced: Any) -> Iterator[Finding]:
@@ -285,14 +283,14 @@ class Diagnosis:
             ids = ", ".join(str(row.id) for row in unannounced)
             yield warning(
                 "queues", f"no worker has said that it serves {shown}", meaning=f"Worker {ids} has not said what it "
-                "serves: it is only just starting. Perhaps it serves them.", remedy="Look again in a moment.",
+                "serves: it has just started. Perhaps it serves them.", remedy="Run doctor again in a moment.",
             )  # fmt: skip
         else:
             names = ",".join(row.queue for row in rows)
             yield error(
-                "queues", f"nobody serves {shown}", meaning="These runs will not begin, however long one waits.",
-                remedy=f"Start a worker with -Q {names}, for as long as something waits there: a corrected queue or "
-                "route is for what is asked from then on. Or give it up: a durable task with celery -A <app> sidejob "
+                "queues", f"nobody serves {shown}", meaning="These runs will never begin.",
+                remedy=f"Start a worker with -Q {names}, and keep it while something waits there: a corrected queue or "
+                "route applies to new work only. Or give the work up: a durable task with celery -A <app> sidejob "
                 "revoke <task id>, a job with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
 
@@ -304,11 +302,11 @@ class Diagnosis:
         if rows:
             shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
             yield error(
-                "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin: workers "
+                "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. Workers "
                 "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
                 "worker gets its message.",
-                remedy="Start a worker of that queue whose imports have the task, or give a renamed task its old name= "
-                "as well. Or give it up: a durable task with celery -A <app> sidejob revoke <task id>, a job "
+                remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
+                "name too. Or give it up: a durable task with celery -A <app> sidejob revoke <task id>, a job "
                 "with celery -A <app> sidejob terminate --without-shutdown <job id>.",
             )  # fmt: skip
         unserved = {row.task for row in rows}
@@ -321,7 +319,7 @@ class Diagnosis:
         yield warning(
             "tasks", f"no worker has ever served {shown}", meaning="The task was renamed, or its module is not "
             "imported by the workers: they discard its messages, which are sent again and again.",
-            remedy="Give the task its old name= as well, or import its module (imports, autodiscover_tasks).",
+            remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
         )  # fmt: skip
 
     def _workers(self, executor: Transaction) -> Iterator[Finding]:
@@ -336,23 +334,23 @@ class Diagnosis:
             grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
             yield grave(
                 "workers", f"no worker is heard of; silent for {heard_s:.0f} s or longer: {shown}" if silent
-                else "no worker is alive", meaning="No run begins, and nothing that is lost is rescued.",
-                remedy="Start workers: celery -A <app> worker. One that sweeps declares silent ones dead and has their "
-                "runs begin again.",
+                else "no worker is alive", meaning="No run begins, and no lost run is rescued.",
+                remedy="Start workers: celery -A <app> worker. The one that sweeps declares silent ones dead, and "
+                "their runs begin again.",
             )  # fmt: skip
         elif silent:
             yield warning(
                 "workers", f"{len(alive)} alive; silent for {heard_s:.0f} s or longer: {shown}",
-                meaning="They do not say that they live, or their liveness lock has fallen. The sweeper declares them "
-                "dead within sidejob_lease, and their runs begin elsewhere.",
-                remedy="Look again in a moment; if they are still silent then, see sweeping. Look whether they were "
+                meaning="They send no heartbeat, or their liveness lock is free. The sweeper declares them dead within "
+                "sidejob_lease, and their runs begin elsewhere.",
+                remedy="Run doctor again in a moment; if they are still silent, see sweeping. Check whether they were "
                 "killed, are stopped, swap, or are cut off from the database.",
             )  # fmt: skip
         elif suspected:
             shown = ", ".join(row.ident for row in suspected)
             yield warning(
-                "workers", f"suspected: {shown}", meaning="It has not been heard of lately. If that goes on it is "
-                "declared dead, and its runs begin elsewhere.", remedy="Look whether it is stopped, swaps, or is cut "
+                "workers", f"suspected: {shown}", meaning="It has been silent for a while. If that continues, it is "
+                "declared dead, and its runs begin elsewhere.", remedy="Check whether it is stopped, swaps, or is cut "
                 "off from the database.",
             )  # fmt: skip
         else:
@@ -361,7 +359,7 @@ class Diagnosis:
             shown = ", ".join(f"worker {row.id} ({row.runs} runs, dead for {row.dead_s:.0f} s)" for row in holding)
             yield warning(
                 "workers", f"dead and still holding: {shown}", meaning="Their runs are being taken back one after the "
-                "other, or nobody sweeps.", remedy="Look again in a moment; else see sweeping.",
+                "other, or nobody sweeps.", remedy="Run doctor again in a moment, or see sweeping.",
             )  # fmt: skip
         for row in served.skewed(executor, SKEW_S):
             yield from self._clock(f"worker {row.ident}", row.skew_s)
@@ -372,9 +370,9 @@ class Diagnosis:
         if row.ident is not None and row.expired_s > UNSWEPT_S:
             grave = error if max(lag_s, row.expired_s) > SWEEP_LAG_S[1] else warning
             yield grave(
-                "sweeping", f"nobody sweeps: {row.ident} was the last to, and should have gone on {row.expired_s:.0f} "
-                "s ago", meaning="Timers, retries and messages that the broker did not take are late; lost runs are "
-                "not rescued.",
+                "sweeping", f"nobody sweeps: {row.ident} was the last, and its lease ended {row.expired_s:.0f} s ago",
+                meaning="Timers, retries and messages that the broker did not accept are late; lost runs "
+                "are not rescued.",
                 remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
                 "celery -A <app> sidejob poll sweeps once each time.",
             )  # fmt: skip
@@ -386,17 +384,17 @@ class Diagnosis:
             # Timers need the store alone; messages cannot be judged while the broker takes none.
             yield warning(
                 "sweeping", f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
-                meaning="The broker does not take them, or there are very many. They go out later, nothing is lost; "
-                "timers are in time, and lost runs are rescued.",
-                remedy="See broker below, and the log of that worker; nothing is to be done about sweeping.",
+                meaning="The broker does not accept them, or there are very many. They go out later; nothing is lost. "
+                "Timers are on time, and lost runs are rescued.",
+                remedy="See broker below, and the log of that worker; sweeping itself is fine.",
             )  # fmt: skip
             return
         grave = error if lag_s > SWEEP_LAG_S[1] else warning
         yield grave(
-            "sweeping", f"the oldest thing to be seen to has been due for {lag_s:.0f} s", meaning="Timers, retries and "
-            "messages that the broker did not take are late; lost runs are not rescued.",
-            remedy="Have at least one worker with sidejob_worker_services, or beat with a worker for the poll's queue; "
-            "if there is one, its log says why it fails.",
+            "sweeping", f"the oldest item of the sweeper has been due for {lag_s:.0f} s",
+            meaning="Timers, retries and messages that the broker did not accept are late; lost runs are not rescued.",
+            remedy="Run at least one worker with sidejob_worker_services, or beat with a worker for the poll's queue. "
+            "If there is one, its log says why it fails.",
         )  # fmt: skip
 
     def _results(self, executor: Transaction) -> Iterator[Finding]:
@@ -404,8 +402,8 @@ class Diagnosis:
         if row.oldest_s is not None and row.oldest_s > UNSENT_S:
             yield warning(
                 "results", f"{row.unsent} results wait for the result backend, the oldest for {row.oldest_s:.0f} s",
-                meaning="Whoever waits with result.get(), a chord or an errback does not hear of them yet.",
-                remedy="Look whether the result backend is up, and accepts what workers write.",
+                meaning="Callers of result.get(), chords and errbacks still wait for them.",
+                remedy="Check whether the result backend is up and accepts the workers' writes.",
             )  # fmt: skip
         else:
             yield well("results", "the result backend has them")
@@ -420,17 +418,17 @@ class Diagnosis:
         number = f"about {entries.number}" if entries.is_estimated else entries.number
         yield warning(
             "dead set", f"{number} entries: {shown}", meaning="These jobs and durable tasks failed for good, kept "
-            "killing their workers, were revoked or expired. They rest until a person decides.",
-            remedy="Look with celery -A <app> sidejob dead groups, mend the cause, then celery -A <app> sidejob dead "
-            "retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
+            "killing their workers, were revoked or expired. They stay until a person decides.",
+            remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "
+            "dead retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
 
     def _retention(self, executor: Transaction) -> Iterator[Finding]:
         finished = piles.finished(executor) if self._settings.retention is None else 0
         if finished >= FINISHED:
             yield warning(
-                "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them: the "
-                "tables, backups and every VACUUM grow with them.",
+                "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them, so "
+                "the tables, backups and every VACUUM grow with them.",
                 remedy="Set sidejob_retention, or retention= of their tasks.",
             )  # fmt: skip
         families = piles.families(executor, least=CHILDREN)
@@ -449,8 +447,8 @@ class Diagnosis:
     def _vacuum(self, executor: Transaction) -> Iterator[Finding]:
         if health.server(executor).autovacuum == "off":
             yield error(
-                "vacuum", "autovacuum is off", meaning="Every run leaves dead rows behind; claims and sweeps become "
-                "slower without end.", remedy="Set autovacuum = on.",
+                "vacuum", "autovacuum is off", meaning="Every run leaves dead rows behind, so claims and sweeps become "
+                "slower and slower.", remedy="Set autovacuum = on.",
             )  # fmt: skip
             return
         late = [row for row in health.tables(executor, self._settings.schema) if _is_bloated(row)]
@@ -459,9 +457,9 @@ class Diagnosis:
             return
         shown = ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late)
         yield warning(
-            "vacuum", shown, meaning="Vacuum does not keep up, or may not remove them (see horizon): claims and "
-            "sweeps read past them and become slower.",
-            remedy="End what holds the horizon; then VACUUM the table, and give autovacuum more (cost limit, workers).",
+            "vacuum", shown, meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps "
+            "read past them and become slower.",
+            remedy="Fix the horizon first; then VACUUM the table, and give autovacuum more (cost limit, workers).",
         )  # fmt: skip
 
     def _horizon(self, executor: Transaction) -> Iterator[Finding]:
@@ -469,7 +467,7 @@ class Diagnosis:
         sees_all = health.server(executor).sees_all
         if not held:
             yield well(
-                "horizon", "no old transaction keeps vacuum from its work" if sees_all
+                "horizon", "no old transaction blocks vacuum" if sees_all
                 else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
             )  # fmt: skip
             return
@@ -480,10 +478,10 @@ class Diagnosis:
             for row in held
         )
         yield grave(
-            "horizon", shown, meaning="Vacuum may not remove any row that died since: the tables of jobs and messages "
-            "grow, and everything becomes slower.",
-            remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, drop the slot "
-            "nobody uses; set idle_in_transaction_session_timeout.",
+            "horizon", shown, meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
+            "messages grow, and everything becomes slower.",
+            remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, or drop the "
+            "unused slot; set idle_in_transaction_session_timeout.",
         )  # fmt: skip
 
     def _rules(self, executor: Transaction, thorough: bool) -> Iterator[Finding]:
@@ -491,21 +489,21 @@ class Diagnosis:
         for row in broken.rows:
             yield error(
                 "rules", f"{row.rule}: {row.rows}, first job {row.id}", meaning="The rows contradict each other. This "
-                "must never be: a defect of this package, or rows changed by hand.",
-                remedy="job.run(force=True) sets such a job going again; please report it, with the log.",
+                "must never happen: it is a bug in this package, or rows were changed by hand.",
+                remedy="job.run(force=True) gets such a job going again; please report it, with the log.",
             )  # fmt: skip
         if not broken.rows:
-            which = "all" if broken.of_all else "of a sample all"
-            yield well("rules", "all rows agree" if thorough else f"{which} messages agree with their jobs")
+            which = "all messages" if broken.of_all else "all messages of a sample"
+            yield well("rules", "all rows agree" if thorough else f"{which} agree with their jobs")
 
     # -- liveness locks ------------------------------------------------------------------------------------------
 
     def _liveness(self) -> Iterator[Finding]:
-        """Tell whether session locks work where workers take them: a proxy gives out process ids of its own."""
+        """Check that session locks work where workers take them: a proxy shows process ids of its own."""
         settings = self._settings
         setting = "sidejob_direct_url" if settings.direct_url else "sidejob_database_url"
         url = settings.direct_url or settings.require_database_url()
-        slow = f"A worker's death is noticed by its silence only, after sidejob_lease ({settings.lease:g} s)."
+        slow = f"A worker's death is noticed only by its silence, after sidejob_lease ({settings.lease:g} s)."
         try:
             with (
                 closing(Connections(url, settings.schema, prepare=False, setting=setting)) as connections,
@@ -521,7 +519,7 @@ class Diagnosis:
         if proxied:
             yield warning(
                 "liveness", f"{setting} goes through a pooling proxy, which may not keep a session's locks",
-                meaning=slow, remedy="Set sidejob_direct_url to the server itself, past the proxy.",
+                meaning=slow, remedy="Set sidejob_direct_url to the server itself, bypassing the proxy.",
             )  # fmt: skip
             return
         yield from self._look(lambda executor: self._locks(executor, slow), within_s=self._patience_s)
@@ -532,14 +530,14 @@ class Diagnosis:
         if unlocked:
             yield warning(
                 "liveness", f"no liveness lock: {', '.join(unlocked)}", meaning=slow,
-                remedy="Set sidejob_direct_url for those workers; their log says why they could not take it.",
+                remedy="Set sidejob_direct_url for those workers; their log says why they have no lock.",
             )  # fmt: skip
         else:
-            yield well("liveness", "locks can be taken, and all workers that are heard of hold theirs")
+            yield well("liveness", "locks work, and all workers that are not silent hold theirs")
 
 
 def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]]:
-    """Read which queues live workers serve, and which workers have not said so."""
+    """Read which queues live workers serve, and which workers have not recorded theirs."""
     silent = workers.silent(executor, settings)
     return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
 

@@ -1,7 +1,7 @@
 """Read-only views for commands and dashboards. The running side never imports this.
 
-What comes from here is fit to be shown: arguments, aliases, state, ports' defaults, errors and tracebacks went through
-`sidejob_redact`, also where `Job.info` shows them.
+Everything here may be shown: `sidejob_redact` was applied to arguments, aliases, state, ports' defaults, errors and
+tracebacks, as in `Job.info`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .store.outbox import doorbells
 from .store.statement import Transaction
 
 CHILDREN = 100
-"""How many children and timers of a job are shown with it; `tree` and `jobs` page through more."""
+"""How many children and timers are shown with a job; `tree` and `jobs` show more, in pages."""
 
 
 COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
@@ -84,7 +84,7 @@ GAUGES = (
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A job as a tree shows it."""
+    """A job in a tree."""
 
     id: int
     parent: int | None
@@ -93,13 +93,13 @@ class Node:
     status: str
     depth: int
     children: int
-    """How many children it has, also those that are not shown; counted up to 10,000."""
+    """The number of its children, including those that are not shown; counted up to 10,000."""
     more_children: bool = False
-    """Whether it has still more."""
+    """Whether it has more than that."""
 
 
 class Inspection:
-    """Looks at one store."""
+    """Read-only views of one store."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -118,11 +118,11 @@ class Inspection:
         return self._runtime.connections.transact("inspect", work)
 
     def task(self, task_id: str) -> dict[str, Any] | None:
-        """Return what is to be seen of an ordinary durable task that waits or runs; None if none of this id does.
+        """Return everything about a durable task that waits or runs; None if there is no such task.
 
         `status` is queued, scheduled (for its `eta` or a retry), running, or why it is about to be in the dead set.
-        `store` is the name of a further store that has it. Raises StoreUnavailableError where one that may have it does
-        not answer.
+        `store` is the name of the further store that has it. Raises StoreUnavailableError if a store that may have it
+        does not answer.
         """
         stores = self._runtime.stores
         failure: StoreUnavailableError | None = None
@@ -158,9 +158,9 @@ class Inspection:
         }
 
     def tree(self, job: Job, *, depth: int | None = None, limit: int) -> list[Node]:
-        """Return a job and what is below it, parents first, at most `limit` jobs and `depth` levels below it.
+        """Return a job and the jobs below it, parents first, at most `limit` jobs and `depth` levels.
 
-        Where something was left out, a node has more `children` than there are.
+        If jobs were left out, their parent's `children` is larger than the number shown.
         """
 
         def work(executor: Transaction) -> list[Node]:
@@ -169,15 +169,15 @@ class Inspection:
         return self._runtime.connections.transact("inspect", work)
 
     def stats(self) -> dict[str, Any]:
-        """Return what a person or a monitor wants to know first, as JSON values; very many rows are not counted.
+        """Return the state of the store at a glance, as JSON values; very large numbers are estimated.
 
-        `estimated` names what was estimated from a sample then: `dead`, `jobs`, `results`, `timers`, `queues.<name>`
-        (all of it but `running`). Ages are seconds, None where nothing waits. `counters` and `durations` are totals of
-        all workers since the schema was made; what a process had counted in its last seconds before it was killed is
+        `estimated` names the numbers that come from a sample: `dead`, `jobs`, `results`, `timers`, `queues.<name>`
+        (without its `running`). Ages are seconds, None if nothing waits. `counters` and `durations` are totals of
+        all workers since the schema was made; the counts of a killed process in its last seconds are
         missing from them.
-        Where there are further stores, `queues` and `dead` tell of all that answer, and `stores` which those are. A
-        store that is silent is waited for a few seconds; raises StoreUnavailableError if that is the primary.
-        `dead_list` counts what the transport `sidejob://` has given up, None with another or if the broker is silent.
+        With further stores, `queues` and `dead` cover all that answer, and `stores` says which those are. A
+        silent store is given a few seconds; raises StoreUnavailableError if it is the primary.
+        `dead_list` counts the dead list of the transport `sidejob://`; None with another, or if the broker is silent.
         """
         all_stores, primary = self._runtime.stores, self._runtime.store
         found = primary.connections.transact("stats", self._stats, within_s=all_stores.look_s(primary))
@@ -229,7 +229,7 @@ class Inspection:
                     "ident": row.ident,
                     "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
-                    "stopped": row.dead_at is not None and row.suspect_at is None,  # it left by itself
+                    "stopped": row.dead_at is not None and row.suspect_at is None,  # it stopped normally
                     "silent_s": row.silent_s,
                 }
                 for row in here
@@ -241,7 +241,7 @@ class Inspection:
         }
 
     def pending(self, queue: str | None = None, *, horizon_s: float) -> dict[str, Any]:
-        """Return what is still to be done, of one queue or of all, and what rests until something is asked of it.
+        """Return the work that is left, in one queue or in all, and the jobs that rest.
 
         `queues` has those with runs that are due within the horizon, or in progress, and `unserved` names those of
         them that no worker serves which is alive. `later` counts runs whose `eta`
@@ -286,9 +286,9 @@ class Inspection:
         }  # fmt: skip
 
     def knows_queue(self, queue: str) -> bool:
-        """Tell whether a worker serves a queue, or anything in a store is of it.
+        """Tell whether a queue exists: a worker serves it, or something in a store belongs to it.
 
-        Where nothing is, all jobs and the dead set are read, a million of each in some seconds.
+        If it does not, all jobs and the dead set are read, a million of each in some seconds.
         """
 
         def in_use(executor: Transaction) -> bool:
@@ -306,7 +306,7 @@ class Inspection:
     # ------------------------------------------------------------------------------------------------------------
 
     def _served(self, executor: Transaction) -> set[str] | None:
-        """Read which queues live workers serve; None if one of them has not said so."""
+        """Read which queues live workers serve; None if one of them has not recorded its queues yet."""
         silent = workers.silent(executor, self._runtime.settings)
         if served.unannounced(executor, silent):
             return None
@@ -353,7 +353,7 @@ def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
 
 
 def _of_tasks(executor: Transaction) -> dict[str, Any]:
-    """Read what there is to be told of a store that has durable tasks only."""
+    """Read the statistics of a further store."""
     queues, (buried, _) = depths.read(executor), statistics.dead_entries(executor)
     estimated = [f"queues.{row.queue}" for row in queues if row.is_estimated]
     return {
@@ -370,7 +370,7 @@ def _of_tasks(executor: Transaction) -> dict[str, Any]:
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add what another store has."""
+    """Add the statistics of another store."""
     for name, theirs in more["queues"].items():
         ours = found["queues"].setdefault(name, _queue(None, 0))
         for what, value in theirs.items():
@@ -422,14 +422,14 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
             "packets": min(count, packets.COUNTED), "more_packets": count > packets.COUNTED,
             "channels": list(row.channels),
         }  # fmt: skip
-        if row.default_value is not None:  # null is a default
+        if row.default_value is not None:  # null is a valid default
             port["default"] = hide(values.decode(row.default_value))
         shown[f"{row.direction}ports"][row.name] = port
     return shown
 
 
 def _walk(executor: Transaction, root: int, depth: int | None, limit: int) -> Iterator[Node]:
-    """Read a tree level by level, so that no more is read than is shown."""
+    """Read a tree level by level, so that only the nodes that are shown are read."""
     row = trees.node(executor, root)
     if row is None:
         raise JobNotFoundError(f"There is no job {root}: it was deleted, or never committed.")
@@ -439,7 +439,7 @@ def _walk(executor: Transaction, root: int, depth: int | None, limit: int) -> It
         down += 1
         above = [row.id for row in level if row.children]
         found = trees.nodes_below(executor, above, limit=limit - len(seen)) if above else ()
-        level = [row for row in found if row.id not in seen]  # one that was adopted meanwhile is shown once
+        level = [row for row in found if row.id not in seen]  # a job that was adopted meanwhile is shown once
         seen.update(row.id for row in level)
         yield from (_node(row, down) for row in level)
 

@@ -1,6 +1,6 @@
 """Statistics for Prometheus. Needs the extra `prometheus`; nothing else of the package imports this.
 
-Serve it from whatever process of yours is scraped, or write it for the node exporter with
+Serve it from a process of yours that is scraped, or write it for the node exporter with
 ``celery -A app sidejob stats --prometheus``:
 
     prometheus_client.REGISTRY.register(SideJobCollector(sidejob))
@@ -27,14 +27,14 @@ class SideJobCollector(Collector):
         self._sidejob = sidejob
 
     def describe(self) -> Iterable[Metric]:
-        """Connect to nothing when it is registered."""
+        """Open no connection when it is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
         try:
             found = Inspection(self._sidejob.runtime).stats()
-        except Exception:  # whatever it is, the scrape must show that this is down, and the process's other metrics
+        except Exception:  # the scrape must show `sidejob_up 0`, and the process's other metrics
             yield GaugeMetricFamily("sidejob_up", UP, value=0)
             return
         yield GaugeMetricFamily("sidejob_up", UP, value=1)
@@ -59,7 +59,7 @@ def exposition(sidejob: Any) -> str:
 
 
 def exposition_of_nothing() -> str:
-    """Return what is said where the store could not be read: ``sidejob_up 0``, and nothing else."""
+    """Return the text for a store that could not be read: ``sidejob_up 0``, and nothing else."""
 
     class Down(Collector):
         def collect(self) -> Iterator[Metric]:
@@ -71,7 +71,7 @@ def exposition_of_nothing() -> str:
 
 
 def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield what `stats` returned, under the names of Prometheus' conventions; absent ages are absent samples."""
+    """Yield the numbers of `stats` as metrics; an age that is None has no sample."""
     yield _gauge(
         "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
         {(str(status),): found["jobs"].get(status, 0) for status in (*UNFINISHED, Status.FAILED)},

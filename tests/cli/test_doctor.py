@@ -191,7 +191,7 @@ def test_a_worker_that_was_killed_is_silent_long_before_anybody_declares_it_dead
     stage.job()
     assert levels(stage, "workers") == ["error"]
     assert findings(stage)["queues"][0].found == "nobody serves celery (1 due)"
-    assert "heard of" in findings(stage)["liveness"][0].found
+    assert "not silent" in findings(stage)["liveness"][0].found
 
     other = stage.new_worker()
     served.serve(stage.runtime.connections, other, queues=["celery"], tasks=["stage.idle"])
@@ -403,7 +403,7 @@ def test_a_store_that_goes_away_while_it_is_looked_at_is_a_finding(locked: Stage
         proxy.refuse()
 
         (left,) = looking
-        assert (left.check, left.level, left.meaning) == ("store", Level.ERROR, "This could not be looked at.")
+        assert (left.check, left.level, left.meaning) == ("store", Level.ERROR, "This check failed.")
         sidejob.close()
 
 
