@@ -169,7 +169,7 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
             f"name that nothing else uses and {REMEDY}."
         )
     if exists("messages_queue_look_at_idx"):
-        raise Damaged(
+        raise SchemaError(
             f"Schema {schema!r} is of a version before the first release, and no upgrade leads on from there: let its "
             f"work end with that version, drop it (DROP SCHEMA {quoted(schema)} CASCADE), and {REMEDY}."
         )
