@@ -63,7 +63,7 @@ def terminate(
         job = job.refresh()
         if not done:
             below = " or below it" if recursive else ""
-            raise Failed(f"A run of job {job.id}{below} is in progress: what holds it ends first. Ask again then.")
+            raise Failed(f"A run of job {job.id}{below} is in progress. Wait until it ends, and ask again.")
     if as_json:
         output.json({"job": job.id, "status": job.status, "recursive": recursive})
         return

@@ -141,16 +141,16 @@ def _schema(store: Any) -> str:
 
 
 def _check_urls(store: Any, output: Output) -> None:
-    """Refuse to change a schema by a URL that leads to another database than the one of workers and clients."""
+    """Refuse to change a schema through a URL that leads to another database than that of workers and clients."""
     settings = store.settings
     if settings.direct_url is not None:
         unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
-            output.note(f"Whether sidejob_database_url leads to the same database was not seen: {unknown}")
+            output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")
 
 
 def _way_to(store: Any) -> tuple[str, str]:
-    """Return a store's URL, past a proxy that would not keep a session's locks, and the setting it comes from."""
+    """Return a store's URL, bypassing a proxy that does not keep a session's locks, and the name of its setting."""
     settings = store.settings
     if settings.direct_url is not None:
         return settings.direct_url, "sidejob_direct_url"

@@ -53,7 +53,7 @@ def drain(
 
 
 def _wait(pending: Callable[[], dict[str, Any]], output: Output, timeout: float | None) -> dict[str, Any]:
-    """Return what is left once nothing is, or when the time is up; tell of each change meanwhile."""
+    """Wait until nothing is left or the time is up, report each change, and return what is left."""
     deadline = time.monotonic() + (LONGEST_S if timeout is None else timeout)
     said = ""
     while True:
@@ -101,9 +101,9 @@ def _undone(left: dict[str, Any]) -> str:
         f"{printable(name)} ({counts['queued']} queued, {counts['running']} running)"
         for name, counts in left["queues"].items()
     ]
-    said = f"To be finished: {', '.join(queues)}."
+    said = f"Not finished: {', '.join(queues)}."
     if left["unserved"]:
-        said += f" No worker that is alive serves {', '.join(map(printable, left['unserved']))}: start one."
+        said += f" No live worker serves {', '.join(map(printable, left['unserved']))}: start one."
     return said
 
 
@@ -116,4 +116,4 @@ def _done(left: dict[str, Any]) -> str:
         )
         if left[what]
     ]  # fmt: skip
-    return f"No run is due or in progress. Left as they are: {', '.join(rest) or 'nothing'}."
+    return f"No run is due or in progress. Left: {', '.join(rest) or 'nothing'}."

@@ -158,11 +158,11 @@ def _channel(celery: Any) -> Iterator[Any]:
 
 
 def _told(released: Released) -> str:
-    lines = [f"Messages given back: {released.messages}. Workers that had held them: {released.consumers}."]
+    lines = [f"Messages given back: {released.messages}. Workers that held them: {released.consumers}."]
     if released.alive:
         names = ", ".join(map(printable, released.alive))
         lines.append(
-            f"{len(released.alive)} are alive and keep what they hold: {names}. Stop them, and do this again; one that "
+            f"{len(released.alive)} are alive and keep their messages: {names}. Stop them and run this again; one that "
             "was killed counts as alive for a few seconds more (consumer_timeout)."
         )
     if released.dead:

@@ -88,7 +88,7 @@ class Acknowledgements:
         deadline = monotonic() + within_s
         self._read(lambda connection: connection.can_read(timeout=max(0.0, deadline - monotonic())))
         if self._owed:
-            raise TimeoutError(f"{len(self._owed)} acknowledgements have had no answer for {within_s:g} s")
+            raise TimeoutError(f"{len(self._owed)} acknowledgements had no answer within {within_s:g} s")
 
     def close(self) -> None:
         """Close the connection; outstanding answers are lost."""
@@ -121,7 +121,7 @@ class Acknowledgements:
     def _check_open(self) -> None:
         """Raise if answers are outstanding on a connection that is gone: redis-py would silently open another."""
         if self._connection is None or self._connection._sock is None:
-            raise ConnectionError("it was given up in the middle of a command or an answer")
+            raise ConnectionError("the connection was left in the middle of a command or an answer")
 
     def _heard(self) -> bool:
         try:

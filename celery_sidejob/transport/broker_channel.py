@@ -345,7 +345,7 @@ class Channel(redis.Channel):
                 self._records.leave(consumer, begun=_tokens(begun.running(), consumer))
             except (*self.connection_errors, self.ResponseError) as error:
                 logger.warning(
-                    "What %s holds could not be given back, and will be recovered by others: %s", consumer, error
+                    "The messages of %s could not be given back; other workers will recover them: %s", consumer, error
                 )
         self._acknowledgements.close()
 
@@ -642,16 +642,16 @@ class Channel(redis.Channel):
         taken = [message for tag, message in held.items() if _parted(tag)[0] and tag not in ours]
         for message in taken:
             logger.warning(
-                "%s[%s] was taken from this worker, which was silent for too long, and goes to another: if it has "
+                "%s[%s] was taken from this worker, which was silent for too long, and goes to another one: if it has "
                 "begun here, it runs twice", message.headers.get("task"), message.headers.get("id"),
             )  # fmt: skip
         if taken:
-            raise ConnectionError(f"{len(taken)} messages were taken from this worker, which was taken for dead")
+            raise ConnectionError(f"{len(taken)} messages were taken from this worker, which was declared dead")
 
     def _refuse(self, one: Acknowledgement) -> None:
         delivery_tag = f"{one.consumer}#{one.token}"
         logger.warning(
-            "Cannot %s the message %s: %s was taken for dead or has lost its connection, and the message has gone to "
+            "Cannot %s the message %s: %s was declared dead or has lost its connection, and the message has gone to "
             "another consumer",
             one.verb, delivery_tag, one.consumer,
         )  # fmt: skip

@@ -1,6 +1,7 @@
-"""Connections on which a server that takes nothing for now is a connection that broke: whoever connects again may find
-another one, or finds it better. kombu hands on what such a server says as the error of a channel, with which Celery's
-workers end, and after which a publisher does not try again.
+"""Connections that break if their server accepts no writes: a new connection may find another server, or a healthy one.
+
+kombu reports such a server's answer as a channel error, which ends Celery's workers, and after which a publisher does not
+try again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ REFUSED = ("NOREPLICAS", "MISCONF")
 
 
 def breaking(kind: Any, *, before_closing: Callable[[Any], None] | None = None) -> Any:
-    """Return a class of connections like this one that break where the server takes nothing.
+    """Return a class of connections like this one that break if the server accepts no writes.
 
     `before_closing` is given the socket of a connection that is about to be closed by the process that opened it. The
     class is not kept: kombu makes `kind` for each channel, and that class knows its channel.
@@ -79,6 +80,6 @@ def connected(connection: Any) -> Any:
 def _raise_if_broken(error: ResponseError) -> None:
     said = str(error)
     if isinstance(error, ReadOnlyError) or any(word in said for word in DEMOTED):
-        raise RedisConnectionError(f"the server is a replica now, and takes nothing ({said})") from error
+        raise RedisConnectionError(f"the server is a replica now and accepts no writes ({said})") from error
     if any(word in said for word in REFUSED):
-        raise RedisConnectionError(f"the server takes nothing for now ({said})") from error
+        raise RedisConnectionError(f"the server accepts no writes for now ({said})") from error

@@ -136,6 +136,6 @@ class DeadList:
                 message["properties"].pop(name, None)
             message["headers"]
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise ValueError(f"{dead.id} is no message: {dead.reason}") from None
+            raise ValueError(f"{dead.id} is not a valid message: {dead.reason}") from None
         keys = [self._keys.dead, dead.list_key, self._keys.bell(dead.queue)]
         return bool(DELIVER_AGAIN.run(self._client, keys, [dead.text, dumps(message), BELL_MS]))

@@ -172,8 +172,8 @@ class Heart:
             self._registered.discard(consumer)  # until it fetches again
             if consumer in self._consumers:
                 logger.warning(
-                    "This consumer (%s) was silent for more than %g s and was taken for dead: others have its "
-                    "messages now, and what is under way here is done twice", consumer, self.timeout_s,
+                    "This consumer (%s) was silent for more than %g s and was declared dead: others have its "
+                    "messages now, and tasks in progress here run twice", consumer, self.timeout_s,
                 )  # fmt: skip
         return missing, dead
 
@@ -203,14 +203,14 @@ class Heart:
             except (RedisError, OSError) as error:
                 # Messages of silent consumers go to others, as they must: perhaps only our network is down.
                 if self._beats_well:
-                    logger.warning("The heart of this process cannot reach Redis, and goes on trying: %s", error)
+                    logger.warning("The heart of this process cannot reach Redis and keeps trying: %s", error)
                 self._beats_well = False
                 stop.wait(self.timeout_s / 10)
                 continue
             except Exception:  # others would recover all messages that we hold
                 logger.exception("The heart of this process has stumbled, and goes on")
             if not self._beats_well:
-                logger.info("The heart of this process reaches Redis again")
+                logger.info("The heart of this process can reach Redis again")
             self._beats_well = True
             stop.wait(self.timeout_s / BEATS)
         if self._stop is stop:  # otherwise another thread has started with the same connections

@@ -67,8 +67,8 @@ class Pulse:
             self._is_told = True
             where = traceback.StackSummary.extract((frame, frame.f_lineno) for frame in frames)
             logger.error(
-                "This consumer has stood still for more than %g s: others will have its messages. It stands at\n%s",
-                self._timeout_s, "".join(where.format()) or "a read of an answer of Redis",
+                "This consumer has been stuck for more than %g s: others will get its messages. It is stuck at\n%s",
+                self._timeout_s, "".join(where.format()) or "a read of Redis' answer",
             )  # fmt: skip
         return True
 

@@ -81,7 +81,7 @@ class Transport(redis.Transport):
             connection = super().establish_connection()
         except NoPermissionError as error:
             raise UnsuitableServerError(
-                f"{self.client.as_uri()} forbids its user too much ({error}). {RIGHTS}"
+                f"{self.client.as_uri()} does not give its user enough rights ({error}). {RIGHTS}"
             ) from error
         channel = connection._avail_channels[-1]
         try:
@@ -142,7 +142,7 @@ class Transport(redis.Transport):
         refused = [answer for answer in loaded if isinstance(answer, ResponseError)]
         if refused:
             raise UnsuitableServerError(
-                f"{self.client.as_uri()} does not run scripts ({refused[0]}), by which sidejob:// fetches. {RIGHTS}"
+                f"{self.client.as_uri()} runs no scripts ({refused[0]}), and sidejob:// needs them to fetch. {RIGHTS}"
             )
         version = (
             server.get("redis_version") if isinstance(server, dict) else None
@@ -154,20 +154,20 @@ class Transport(redis.Transport):
             )
         if isinstance(cluster, dict) and cluster.get("cluster_enabled"):
             raise UnsuitableServerError(
-                f"{self.client.as_uri()} is a node of a Redis Cluster, where the keys of one script would lie on "
+                f"{self.client.as_uri()} is a node of a Redis Cluster, where the keys of one script would be on "
                 "several nodes. Use a single Redis or Valkey with replicas."
             )
         if isinstance(replication, dict) and replication.get("role") == "slave":  # the next URL may be the master's
-            raise RedisConnectionError(f"{self.client.as_uri()} is a replica, which takes no messages.")
+            raise RedisConnectionError(f"{self.client.as_uri()} is a replica, which accepts no messages.")
         policy = memory.get("maxmemory_policy") if isinstance(memory, dict) else None
         if policy not in (None, "noeviction"):
             logger.warning(
-                "%s has the maxmemory-policy %s: when it is full it throws messages away. Set it to noeviction.",
+                "%s has the maxmemory-policy %s: it drops messages when it is full. Set it to noeviction.",
                 self.client.as_uri(), policy,
             )  # fmt: skip
         if isinstance(published, NoPermissionError):
             logger.warning(
-                "%s lets its user publish nothing (%s): no remote control, no events. %s",
+                "%s does not let its user publish (%s): no remote control, no events. %s",
                 self.client.as_uri(), published, RIGHTS,
             )  # fmt: skip
 
@@ -187,7 +187,7 @@ def _check_urls(client: Any) -> None:
         ours, plus, rest = scheme.partition("+")
         if plus and ours.startswith("sidejob") and rest != "socket":
             raise ValueError(
-                f"{scheme}:// is no broker of ours, for kombu takes it apart. Did you mean {INSTEAD.get(rest, ours)}://?"
+                f"{scheme}:// is not a broker of this package, because kombu splits it. Did you mean {INSTEAD.get(rest, ours)}://?"
             )
 
 
@@ -208,7 +208,7 @@ def _check_names(options: Iterable[str]) -> None:
     for name in options:
         meant = nearest(name, OPTIONS, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
         if meant is not None:
-            raise ValueError(f"{name} is no transport option. Did you mean {meant}?")
+            raise ValueError(f"{name} is not a transport option. Did you mean {meant}?")
 
 
 class TLSTransport(Transport):

@@ -362,11 +362,11 @@ def test_drain_waits_for_what_workers_do(watched: Watched, processes: Processes)
     drain = processes.start(
         [sys.executable, "-m", "celery", "-A", APP, "sidejob", "drain", "--timeout", "60"], env=watched.env
     )
-    drain.wait_for_log("To be finished: observed (1 queued, 1 running)")
+    drain.wait_for_log("Not finished: observed (1 queued, 1 running)")
     watched.record.note("go", job=held.id)
 
     assert drain.wait(30) == 0
-    assert "No run is due or in progress. Left as they are: 1 suspended jobs, 1 timers" in drain.log()
+    assert "No run is due or in progress. Left: 1 suspended jobs, 1 timers" in drain.log()
     assert [str(job.refresh().status) for job in (held, rested, later)] == ["completed", "suspended", "queued"]
     assert worker.alive
 

@@ -27,7 +27,7 @@ def retry_later(job: RunningJob) -> None:
 
 def test_an_empty_store_is_drained(stage: Stage) -> None:
     said = ask(stage.app, "drain")
-    assert (said.code, said.lines) == (0, ["No run is due or in progress. Left as they are: nothing."])
+    assert (said.code, said.lines) == (0, ["No run is due or in progress. Left: nothing."])
 
 
 def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
@@ -36,7 +36,7 @@ def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
 
     said = ask(stage.app, "drain", "--timeout", 0)
     assert said.code == 0
-    assert said.lines == ["No run is due or in progress. Left as they are: 1 suspended jobs, 1 timers."]
+    assert said.lines == ["No run is due or in progress. Left: 1 suspended jobs, 1 timers."]
     assert ask(stage.app, "drain", "--json").document == {
         "done": True, "queues": {}, "unserved": [], "later": 0, "later_from": None, "suspended": 1, "timers": 1,
         "results": 0,
@@ -52,9 +52,9 @@ def test_the_time_is_up(stage: Stage) -> None:
 
     said = ask(stage.app, "drain", "--timeout", 0.2)
     assert (said.code, said.lines) == (
-        1, ["The time is up. To be finished: a (1 queued, 1 running), b (1 queued, 0 running)."],
+        1, ["The time is up. Not finished: a (1 queued, 1 running), b (1 queued, 0 running)."],
     )  # fmt: skip
-    assert said.err == "To be finished: a (1 queued, 1 running), b (1 queued, 0 running).\n"
+    assert said.err == "Not finished: a (1 queued, 1 running), b (1 queued, 0 running).\n"
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["queues"] == {
         "a": {"queued": 1, "running": 1}, "b": {"queued": 1, "running": 0},
     }  # fmt: skip
@@ -69,7 +69,7 @@ def test_nobody_waits_for_what_is_due_much_later(stage: Stage) -> None:
 
     assert said.code == 0
     assert re.fullmatch(
-        r"No run is due or in progress\. Left as they are: 2 runs for later \(the first at 20\S+ \S+\)\.", said.lines[0]
+        r"No run is due or in progress\. Left: 2 runs for later \(the first at 20\S+ \S+\)\.", said.lines[0]
     )
     found = ask(stage.app, "drain", "--timeout", 0, "--json").document
     assert (found["done"], found["queues"], found["later"]) == (True, {}, 2)
@@ -116,7 +116,7 @@ def test_a_queue_that_nobody_serves_is_told_of(stage: Stage) -> None:
     stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")
     said = ask(stage.app, "drain", "--timeout", 0)
     assert said.lines[0].endswith(
-        "To be finished: a (1 queued, 0 running). No worker that is alive serves a: start one."
+        "Not finished: a (1 queued, 0 running). No live worker serves a: start one."
     )
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["unserved"] == ["a"]
 

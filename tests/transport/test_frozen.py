@@ -119,7 +119,7 @@ def test_others_take_over_from_a_worker_whose_loop_stands_still(
 
     other = Consuming(connect(consumer_timeout=1), "celery", prefetch=4)
     assert len(other.take(2, timeout=30)) == 2
-    worker.wait_for_log("stood still for more than 2 s")
+    worker.wait_for_log("been stuck for more than 2 s")
     assert "in stand_still" in worker.log(), "it says where"
     record.note("move")
     worker.wait_for_log("was taken from this worker")
@@ -146,7 +146,7 @@ def test_a_worker_that_waits_for_its_tasks_as_it_stops_does_not_stand_still(
     worker.send_signal(signal.SIGQUIT)
     worker.wait_for_log("Initiating Soft Shutdown")
     worker.wait(30)
-    assert "stood still" not in worker.log()
+    assert "been stuck" not in worker.log()
 
 
 @pytest.fixture

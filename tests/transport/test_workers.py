@@ -59,7 +59,7 @@ def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     wait_until(lambda: not list(server.scan_iter("_sidejob.held.*")), message="it to be acknowledged")
     other.drain(0.01)
     assert other.messages == []
-    assert "taken for dead" not in worker.log()
+    assert "declared dead" not in worker.log()
     assert "stood still" not in worker.log()
 
 
@@ -93,7 +93,7 @@ def test_a_frozen_worker_s_task_goes_to_another_and_stays_with_it(
     assert len(before) == 1
 
     zombie.cont()
-    zombie.wait_for_log("was taken for dead")
+    zombie.wait_for_log("was declared dead")
     zombie.wait_for_log("Cannot ack the message")
     assert server.hgetall(mine) == before
     send("note", ("next",))

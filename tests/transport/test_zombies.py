@@ -76,7 +76,7 @@ def test_a_worker_that_held_nothing_goes_on_as_if_nothing_were(
     mine = other.channel._consumer.encode()
     wait_until(lambda: server.zrange("_sidejob.consumers", 0, -1) == [mine], message="it to be recovered")
     worker.cont()
-    worker.wait_for_log("was taken for dead")
+    worker.wait_for_log("was declared dead")
     record.note("go")
     record.wait_for("ended")
     send("note", ("next",))
