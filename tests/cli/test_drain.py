@@ -115,9 +115,7 @@ def test_a_queue_that_nobody_serves_is_told_of(stage: Stage) -> None:
 
     stage.sql("UPDATE workers SET beat_at = now() - interval '1 min'")
     said = ask(stage.app, "drain", "--timeout", 0)
-    assert said.lines[0].endswith(
-        "Not finished: a (1 queued, 0 running). No live worker serves a: start one."
-    )
+    assert said.lines[0].endswith("Not finished: a (1 queued, 0 running). No live worker serves a: start one.")
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["unserved"] == ["a"]
 
 
