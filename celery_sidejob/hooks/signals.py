@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 
 from celery.utils.dispatch import Signal
 
@@ -40,6 +41,16 @@ SIGNALS: dict[type[events.Event], Signal] = {
 }
 """The signal of each event that has one."""
 
+TEXTS: dict[type[events.Event], str] = {
+    events.JobBuried: "Job %(job_id)d (%(task)s) was entered in the dead set: %(reason)s",
+    events.RunLost: "Run %(run_no)d of job %(job_id)d (%(task)s) was lost with its worker",
+    events.TaskBuried: "Task %(task_id)s (%(task)s) was entered in the dead set: %(reason)s",
+    events.TaskLost: "Task %(task_id)s (%(task)s) was lost with its worker",
+    events.TaskEndedWell:
+        "Task %(task_id)s (%(task)s) was called lost while its worker was silent; it has ended well",
+}  # fmt: skip
+"""The line of the log of each event that has one; its fields are also attributes of the record."""
+
 
 class SignalObserver:
     """Writes events to the log, counts them, and sends their signals."""
@@ -67,32 +78,14 @@ class SignalObserver:
 
 def _log(event: events.JobEvent | events.TaskEvent) -> None:
     """Write a line about an event. Celery has logged a failure as an error already: one error, one report."""
-    match event:
-        case events.JobMoved() if status_changes.isEnabledFor(logging.INFO):
-            facts = {"job_id": event.job_id, "task": event.task, "before": event.before, "after": str(event.after)}
-            of_run = {"run_no": event.run_no, "task_id": event.task_id}
-            run = {name: value for name, value in of_run.items() if value is not None}
-            status_changes.info(
-                "Job %d (%s): %s -> %s", event.job_id, event.task, event.before or "new", event.after,
-                extra={**facts, **run},
-            )  # fmt: skip
-        case events.JobBuried():
-            level = logging.ERROR if event.reason in ("lost", "shutdown lost") else logging.WARNING
-            logger.log(level, "Job %d (%s) was entered in the dead set: %s", event.job_id, event.task, event.reason)
-        case events.RunLost():
-            logger.warning("Run %d of job %d (%s) was lost with its worker", event.run_no, event.job_id, event.task)
-        case events.TaskBuried():
-            logger.log(
-                logging.ERROR if event.reason == "lost" else logging.WARNING,
-                "Task %s (%s) was entered in the dead set: %s", event.task_id, event.task, event.reason,
-                extra={"task_id": event.task_id, "task": event.task, "reason": event.reason},
-            )  # fmt: skip
-        case events.TaskLost():
-            logger.warning(
-                "Task %s (%s) was lost with its worker", event.task_id, event.task,
-                extra={"task_id": event.task_id, "task": event.task},
-            )  # fmt: skip
-        case events.TaskEndedWell():
-            logger.warning(
-                "Task %s (%s) was called lost while its worker was silent; it has ended well", event.task_id, event.task
-            )
+    if isinstance(event, events.JobMoved) and status_changes.isEnabledFor(logging.INFO):
+        facts = {name: value for name, value in asdict(event).items() if value is not None or name == "before"}
+        status_changes.info(
+            "Job %d (%s): %s -> %s", event.job_id, event.task, event.before or "new", event.after,
+            extra={**facts, "after": str(event.after)},
+        )  # fmt: skip
+    text = TEXTS.get(type(event))
+    if text is not None:
+        facts = asdict(event)
+        level = logging.ERROR if facts.get("reason") in ("lost", "shutdown lost") else logging.WARNING
+        logger.log(level, text, facts, extra=facts)
