@@ -60,7 +60,7 @@ def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     other.drain(0.01)
     assert other.messages == []
     assert "declared dead" not in worker.log()
-    assert "stood still" not in worker.log()
+    assert "been stuck" not in worker.log()
 
 
 def test_what_is_limited_holds_up_nothing_else(
