@@ -65,6 +65,7 @@ class Stage:
         """Close what is open."""
         self._looking.close()
         self.sidejob.close()
+        self.app.close()  # a pickled handle must not find it among the apps of this process
 
     # -- making and running jobs ---------------------------------------------------------------------------------
 
