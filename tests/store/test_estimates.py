@@ -90,7 +90,7 @@ def test_few_are_counted_however_large_their_table_is(stage: Stage, sampled: Non
 def test_a_person_is_told_what_is_an_estimate(full: Stage) -> None:
     said = ask(full.app, "stats").out
 
-    assert "~ is an estimate from a sample" in said
+    assert "~ marks an estimate from a sample" in said
     assert re.search(r"Dead set: ~\d\d,\d00", said)
     assert re.search(r"Timers: ~\d\d,\d00\.", said)
     assert "Results not sent: 0." in said
