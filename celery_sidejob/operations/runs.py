@@ -14,6 +14,7 @@ from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableE
 from ..model.status import Status
 from ..store import claims, jobs, packets
 from ..store.borrowed.borrowed import Borrowed, transaction_id
+from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
 from .after_commit import follow
@@ -80,17 +81,17 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
 
     def work(executor: Transaction) -> Sequence[Any]:
         return claims.claim(
-            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST + 1, again=again
+            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST + 1, how=how
         )
 
-    uncertain = again = False
+    uncertain, how = False, Try.AT_ONCE
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
             found = runtime.connections.transact("claim", work, single=True)
-            if found or again or not uncertain:
+            if found or how == (Try.AGAIN if uncertain else Try.LEAVING):
                 break
-            again = True
+            how = Try(how + 1)
         except StoreUnavailableError as error:
             uncertain = uncertain or isinstance(error, OutcomeUnknown)
             if time.monotonic() > deadline:
@@ -98,7 +99,7 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
             time.sleep(PAUSE_S)
     if not found:
         return None
-    # More asks may have come while the claim waited for its row: the job is queued then, and this run is in progress.
+    # Asks may have been left to a further run: the job is queued then, and this run is in progress.
     row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
     children = (
         sorted(found[1:], key=attrgetter("id")) if row.run_kind == "run" and len(found) <= LOOK_MOST + 1 else None
@@ -143,10 +144,8 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         check_fence(hold, jobs_locked.get(hold.job_id))
         applied = Applied(runtime, borrowed, unit.changes, noting=True, own=hold.job_id)
         applied.lock()
-        consume(borrowed, hold, unit)
+        _pass_fence(borrowed, hold, unit)
         applied.apply()
-        if not claims.fence(borrowed, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
-            raise lease_lost(hold)
         return transaction_id(borrowed), applied
 
     number, applied = borrowed.apply(work)
@@ -184,14 +183,26 @@ def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> A
         check_fence(hold, applied.touched.rows.get(hold.job_id))  # a zombie's job may have been deleted
         raise
     check_fence(hold, applied.touched.rows[hold.job_id])
-    consume(executor, hold, unit)
+    _pass_fence(executor, hold, unit)
     applied.apply()
-    if not claims.fence(executor, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id):
-        raise lease_lost(hold)
     return applied
+
+
+def _pass_fence(executor: Transaction, hold: Hold, unit: Unit) -> None:
+    consumed = claims.fence(
+        executor, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id, read=unit.read
+    )
+    if consumed is None:
+        raise lease_lost(hold)
+    _check_consumed(hold, unit, consumed)
 
 
 def consume(executor: Transaction, hold: Hold, unit: Unit) -> None:
     """Remove what a unit has read; raises InputsMovedError if another reader was quicker."""
-    if unit.read and packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no) != len(unit.read):
+    if unit.read:
+        _check_consumed(hold, unit, packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no))
+
+
+def _check_consumed(hold: Hold, unit: Unit, count: int) -> None:
+    if count != len(unit.read):
         raise InputsMovedError(f"Packets read by run {hold.run_no} of job {hold.job_id} were consumed elsewhere.")

@@ -37,7 +37,8 @@ spent AS (
     )
     + """
 SELECT asked.id, asked.status, armed.task_id, armed.for_run, x.options::text AS options
-FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id"""
+FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x.task_id = armed.task_id""",
+    frequent=True,
 )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Any
 
 from .jobs import HANDLE, ROW
 from .outbox.holds import HELD, LIVES
+from .packets import CONSUME, those
 from .statement import Reader, Statement, Transaction, first
 
 _RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
@@ -25,7 +27,8 @@ def _claim(changes: str, condition: str) -> Statement:
     """Return a statement that takes a run with the children of its snapshot, and the wakes of the same snapshot.
 
     `before` is the job as the snapshot has it. The UPDATE may have waited for its row and find more wakes there, of
-    ends of children that the snapshot does not show: those are left, and the job is queued as if asked during the run.
+    ends of children that the snapshot does not show. If it takes the run, it leaves those: the job is queued as if
+    asked during the run.
     """
     return Statement(
         f"""
@@ -65,6 +68,7 @@ _CLAIM = _claim(
     f"""j.status IN ('queued', 'terminating') AND j.unit_no IS NULL AND j.run_no = %(for_run)s::bigint - 1
     AND EXISTS (
       SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now())
+    AND (j.wakes = before.wakes OR %(leaves)s)
     AND {LIVES}""",
 )
 _CLAIM_AGAIN = _claim(
@@ -74,22 +78,33 @@ _CLAIM_AGAIN = _claim(
 )
 
 
+class Try(IntEnum):
+    """How a run is claimed, if it was not before."""
+
+    AT_ONCE = 0
+    """Not if the job was asked while the claim waited for its row: the next try sees that ask, and takes it."""
+    LEAVING = 1
+    """Leaving to a further run what came while this try waited."""
+    AGAIN = 2
+    """This very process has claimed the run, lost the answer, and done nothing since."""
+
+
 def claim(
-    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, again: bool = False
+    executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try
 ) -> Sequence[Any]:
     """Begin run `for_run` of the job for this worker; returns the job, then up to `most` children of one snapshot.
 
     Returns nothing if the delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest,
     nobody terminated it, and its parent was terminated with all below it before the transaction was committed that
-    made it a child. With `again` this very process has claimed the run, lost the answer, and done nothing since.
+    made it a child.
 
     Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
     message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
     The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
     """
     return executor.run(
-        _CLAIM_AGAIN if again else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id, pid=os.getpid(),
-        most=most,
+        _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id,
+        pid=os.getpid(), most=most, leaves=how == Try.LEAVING,
     )  # fmt: skip
 
 
@@ -102,15 +117,31 @@ def read_claimed(executor: Reader, job_id: int) -> Any | None:
     return first(executor.run(_READ_CLAIMED, id=job_id))
 
 
-_FENCE = Statement("""
-UPDATE {jobs} SET unit_no = unit_no + 1, losses = 0, started = true
-WHERE id = %(id)s AND run_no = %(run_no)s AND unit_no = %(unit_no)s AND worker_id = %(worker_id)s
-RETURNING status""")
+_FENCE = Statement(
+    f"""
+WITH consumed AS ({CONSUME}),
+fenced AS (
+  UPDATE {{jobs}} SET unit_no = unit_no + 1, losses = 0, started = true
+  WHERE id = %(id)s::bigint AND run_no = %(run_no)s::bigint AND unit_no = %(unit_no)s AND worker_id = %(worker_id)s
+  RETURNING id)
+SELECT (SELECT count(*) FROM consumed) AS consumed FROM fenced""",
+    frequent=True,
+)
 
 
-def fence(executor: Transaction, job_id: int, *, run_no: int, unit_no: int, worker_id: int) -> bool:
-    """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked."""
-    return bool(executor.run(_FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id))
+def fence(
+    executor: Transaction, job_id: int, *, run_no: int, unit_no: int, worker_id: int,
+    read: Sequence[tuple[int, int]] = (),
+) -> int | None:  # fmt: skip
+    """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked.
+
+    Removes the packets that the unit has `read`, and returns how many were still the run's to remove. None if the fence
+    is closed: then the transaction must be rolled back.
+    """
+    found = executor.run(
+        _FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, **those(read)
+    )  # fmt: skip
+    return int(found[0].consumed) if found else None
 
 
 def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on: str) -> Statement:

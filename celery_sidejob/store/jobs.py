@@ -112,10 +112,13 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
     return None
 
 
-_LOCK = Statement("""
+_LOCK = Statement(
+    """
 SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree,
   losses, max_losses
-FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""")
+FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""",
+    frequent=True,
+)
 
 
 def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
@@ -156,7 +159,7 @@ def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int
     return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
-_PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
+_PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])", frequent=True)
 
 
 def parents(executor: Reader, ids: Iterable[int]) -> dict[int, int | None]:

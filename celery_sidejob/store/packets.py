@@ -14,7 +14,8 @@ from typing import Any
 from ..model.changes import PortKey
 from .statement import Reader, Statement, Transaction, first
 
-_INSERT = Statement("""
+_INSERT = Statement(
+    """
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json)
     AS r(n int, port_id bigint, value text, context text, options text)),
@@ -22,7 +23,9 @@ written AS (
   INSERT INTO {packets} (port_id, value, context, options)
   SELECT r.port_id, r.value::json, r.context::json, r.options::json FROM r JOIN {ports} p ON p.id = r.port_id
   ORDER BY r.n)
-SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""")
+SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""",
+    frequent=True,
+)
 
 
 def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
@@ -53,13 +56,16 @@ CASE WHEN {0}.id IS NULL THEN o.default_value::text END AS default_value,
 CASE WHEN {0}.id IS NULL THEN o.channels END AS channels"""
 """Makes of an empty port a row without a packet: its `id` is None, and it tells the port's default and channels."""
 
-_READ_AHEAD = Statement(f"""
+_READ_AHEAD = Statement(
+    f"""
 SELECT o.id AS port_id, p.{_COLUMNS.format("p")}, {_IF_EMPTY.format("p")}
 FROM {{ports}} o LEFT JOIN LATERAL (
   SELECT p.* FROM {{packets}} p
   WHERE p.port_id = o.id AND NOT p.id = ANY(%(seen)s::bigint[]) AND ({_FREE} OR {_MINE})
   ORDER BY p.id LIMIT %(limit)s) p ON true
-WHERE {_PORT} ORDER BY p.id""")
+WHERE {_PORT} ORDER BY p.id""",
+    frequent=True,
+)
 
 
 def read_ahead(
@@ -97,23 +103,26 @@ def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limi
     )
 
 
-_CONSUME = Statement(f"""
-DELETE FROM {{packets}} p USING unnest(%(port_ids)s::bigint[], %(ids)s::bigint[]) AS r(port_id, id)
+CONSUME = f"""
+DELETE FROM {{packets}} p USING unnest(%(port_ids)s::bigint[], %(packet_ids)s::bigint[]) AS r(port_id, id)
 WHERE p.port_id = r.port_id AND p.id = r.id AND (
-  (p.taken_by = %(job_id)s AND p.taken_run = %(run_no)s)
+  (p.taken_by = %(id)s::bigint AND p.taken_run = %(run_no)s::bigint)
   OR {_FREE}
-    AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(job_id)s))
-RETURNING p.id""")
+    AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(id)s::bigint))
+RETURNING p.id"""
+"""Removes the packets that a unit has read, if they are still the run's to remove; returns a row for each."""
+
+_CONSUME = Statement(CONSUME, frequent=True)
 
 
 def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
     """Remove the packets a unit has read, (port id, packet id), and return how many were still the run's to remove."""
-    return len(
-        executor.run(
-            _CONSUME, port_ids=[port for port, _ in read], ids=[packet for _, packet in read], job_id=job_id,
-            run_no=run_no,
-        )
-    )  # fmt: skip
+    return len(executor.run(_CONSUME, **those(read), id=job_id, run_no=run_no))
+
+
+def those(read: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
+    """Return packets, (port id, packet id), as `CONSUME` takes them."""
+    return {"port_ids": [port for port, _ in read], "packet_ids": [packet for _, packet in read]}
 
 
 _RELEASE = Statement("""

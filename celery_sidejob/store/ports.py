@@ -32,10 +32,13 @@ def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
     return executor.run(_INSERT, rows=json.dumps(list(rows)))
 
 
-_OF_JOBS = Statement("""
+_OF_JOBS = Statement(
+    """
 SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels,
   (SELECT j.parent_id FROM {jobs} j WHERE j.id = p.job_id) AS parent_id
-FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""")
+FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""",
+    frequent=True,
+)
 
 
 def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:

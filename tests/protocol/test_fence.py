@@ -81,9 +81,10 @@ def unit_alone(stage: Stage, zombie: Hold) -> None:
     """The same unit was applied before: a copy of this run has committed it."""
     assert zombie.unit_no == UNITS
     stage.sql("DELETE FROM packets")
-    assert claims.fence(
+    passed = claims.fence(
         stage.runtime.connections, zombie.job_id, run_no=zombie.run_no, unit_no=UNITS, worker_id=zombie.worker_id
     )
+    assert passed is not None
 
 
 def deleted(stage: Stage, zombie: Hold) -> None:
@@ -334,11 +335,11 @@ def test_the_statement_of_a_unit_compares_each_mark(stage: Stage, hold: Hold, ma
     before = stage.everything()
     right = marks(hold)
 
-    assert claims.fence(store, hold.job_id, **{**right, mark: right[mark] + MARKS[mark]}) is False
-    assert claims.fence(store, hold.job_id + 1, **right) is False
+    assert claims.fence(store, hold.job_id, **{**right, mark: right[mark] + MARKS[mark]}) is None
+    assert claims.fence(store, hold.job_id + 1, **right) is None
     assert stage.everything() == before
-    assert claims.fence(store, hold.job_id, **right) is True
-    assert claims.fence(store, hold.job_id, **right) is False, "the same unit twice"
+    assert claims.fence(store, hold.job_id, **right) == 0
+    assert claims.fence(store, hold.job_id, **right) is None, "the same unit twice"
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from celery_sidejob import Job, NotAChildError, RunningJob
 from celery_sidejob.operations import runs
 from celery_sidejob.store import jobs
+from celery_sidejob.store.claims import Try
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
@@ -59,9 +61,13 @@ def test_a_childs_end_since_the_claim_is_not_seen_and_has_a_run_of_its_own(stage
     assert seen == ["queued", "completed"]
 
 
-def test_a_childs_end_that_a_claim_has_waited_for_is_not_seen_and_has_a_run_of_its_own(
-    stage: Stage, at: Arm, aside: Callable[..., Future[Any]]
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_childs_end_that_a_claim_has_waited_for_is_taken_by_the_next_try_or_left(
+    stage: Stage, at: Arm, aside: Callable[..., Future[Any]], monkeypatch: pytest.MonkeyPatch, tries: int
 ) -> None:
+    """What the last try has waited for is left, and has a further run."""
+    if tries == 1:
+        monkeypatch.setattr(runs, "Try", SimpleNamespace(AT_ONCE=Try.LEAVING, LEAVING=Try.LEAVING))
     seen: list[str] = []
     parent, child = family(stage, lambda job: seen.append(job.children["only"].status))
     parent.run()
@@ -76,12 +82,14 @@ def test_a_childs_end_that_a_claim_has_waited_for_is_not_seen_and_has_a_run_of_i
     at("end:before-commit", parent_is_claimed)
     stage.perform(of_child)
     hold = claiming[0].result(10)
-    assert stage.sql("SELECT status, wakes - wakes_taken FROM jobs WHERE id = %s", parent.id) == [("queued", 1)]
+    left = {1: ("queued", 1), 2: ("running", 0)}[tries]
+    assert stage.sql("SELECT status, wakes - wakes_taken FROM jobs WHERE id = %s", parent.id) == [left]
     assert hold.row.status == "running"
     assert stage.broken_rules() == []
     stage.perform(hold)
-    assert stage.run(parent) == "completed"
-    assert seen == ["running", "completed"]
+    stage.drain()
+    assert parent.refresh().status == "completed"
+    assert seen == {1: ["running", "completed"], 2: ["completed"]}[tries]
 
 
 def test_a_claim_whose_answer_was_lost_takes_what_came_until_it_is_made_again(stage: Stage, at: Arm) -> None:

@@ -463,7 +463,15 @@ def test_a_claim_reads_no_more_children_than_it_wants(
         (worker_id,) = skewed_store.execute(  # type: ignore[misc]
             "INSERT INTO workers (ident, revision) VALUES ('w', '0001') RETURNING id"
         ).fetchone()
-        parameters = {"id": job_id, "task": "task", "for_run": 1, "worker_id": worker_id, "pid": 1, "most": 501}
+        parameters = {
+            "id": job_id,
+            "task": "task",
+            "for_run": 1,
+            "worker_id": worker_id,
+            "pid": 1,
+            "most": 501,
+            "leaves": False,
+        }
         found = skewed_store.execute(
             "EXPLAIN (ANALYZE, FORMAT JSON) " + claims._CLAIM.render(SCHEMA), parameters, prepare=True
         ).fetchone()

@@ -76,11 +76,17 @@ class Exchange:
             return
         name = f"sidejob_{id(statement)}".encode()
         if runs == self._prepare_after:
-            self._runs[statement] = runs + 1
             self._pgconn.send_prepare(name, text)
             self._flush()
             self._answer()
+            self._runs[statement] = runs + 1  # it is not prepared where that failed
         self._pgconn.send_query_prepared(name, encoded, formats)
+
+    def command(self, text: str) -> None:
+        """Run what has no parameters and no rows, such as COMMIT; several commands are one message."""
+        self._pgconn.send_query(text.encode())
+        self._flush()
+        self._answer()
 
     def receive(self) -> list[Any]:
         """Wait for the answer to what was sent, and return its rows."""

@@ -121,7 +121,7 @@ class OwnExecutor(Transaction):
         """
         self._renew_plans()
         if not single:
-            self._cursor.execute(self._begin + _BOUNDED if bounded else self._begin, prepare=False)
+            self._command(self._begin + _BOUNDED if bounded else self._begin)
         try:
             if not single:
                 result = work(self)
@@ -131,12 +131,18 @@ class OwnExecutor(Transaction):
             raise StoreUnavailableError(str(lost)) from lost
         except BaseException:
             if not self.broken and not self.busy and not self.rests:
-                self._cursor.execute("ROLLBACK")
+                self._command("ROLLBACK")
             raise
         if single:
             return self._answered(name, lambda: work(self), f"during {name!r}")
-        self._answered(name, lambda: self._cursor.execute("COMMIT"), f"while {name!r} was being committed")
+        self._answered(name, lambda: self._command("COMMIT"), f"while {name!r} was being committed")
         return result
+
+    def _command(self, text: str) -> None:
+        if native.is_patched():
+            self._cursor.execute(text, prepare=False)
+        else:
+            self._exchanging().command(text)
 
     def _answered(self, name: str, commit: Callable[[], T], when: str) -> T:
         """Do what commits; raises OutcomeUnknown, which says `when`, if the connection breaks before the answer."""
