@@ -353,7 +353,7 @@ def test_rows_that_contradict_each_other(locked: Stage) -> None:
          "messages SET for_run = 1 WHERE locked_by IS NULL"),
         ("jobs SET status = 'failed' WHERE status = 'queued'", "a job at rest with a message", other,
          "jobs SET status = 'queued' WHERE status = 'failed'"),
-        ("messages SET locked_by = 9 WHERE locked_by IS NOT NULL",
+        (f"messages SET locked_by = {locked.worker_id + 1} WHERE locked_by IS NOT NULL",
          "a run in progress whose message another worker holds, or nobody", held,
          f"messages SET locked_by = {locked.worker_id} WHERE locked_by IS NOT NULL"),
     ):  # fmt: skip
