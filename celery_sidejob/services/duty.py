@@ -1,4 +1,4 @@
-"""What a service does in one turn: one duty after the other, and a duty that fails keeps no other from being done."""
+"""The work of a service in one turn: its duties, one after the other. A duty that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from ..store.errors import RowsLocked
 logger = logging.getLogger("celery_sidejob")
 
 Report = Counter[str]
-"""What was counted: {name of a `Count`: number}."""
+"""The numbers that duties counted: {name of a `Count`: number}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Something that duties count, declared once: `PollReport`, `poll`, `stats` and the metrics are made from it."""
+    """A number that duties count, declared once: `PollReport`, `poll`, `stats` and the metrics are made from it."""
 
     name: str
     meaning: str
-    """One sentence."""
+    """One sentence for people."""
     total: str | None = None
-    """Its name among the totals of `stats` and the metrics; None: no total is kept."""
+    """The name of its total in `stats` and the metrics; None: no total is kept."""
     kind: type[int] = int
-    """bool: a report says whether it happened, and not how often."""
+    """bool: a report says only whether it happened, not how often."""
     is_work: bool = True
-    """Whether it counts work done; a report without such a count is false."""
+    """Whether it counts work done; a report in which no such count is set is false."""
 
 
 class Duty(ABC):
-    """One thing that a service does: in each of its turns, or as often as `interval_s` says."""
+    """One thing that a service does, in each turn or every `interval_s` seconds."""
 
     interval_s = 0.0
     counts: Sequence[Count] = ()
-    """What people are shown of its reports, which may have more, for tests."""
+    """The counts shown to people; a report may hold more, for tests."""
 
     def __init__(self) -> None:
         self.due_at = float("-inf")
-        """When it is to be done next, by the monotonic clock."""
+        """When the duty is next due, by the monotonic clock."""
 
     @property
     def name(self) -> str:
-        """What it is called in logs."""
+        """The name of the duty in logs."""
         return type(self).__name__
 
     def is_due(self) -> bool:
-        """Tell whether it is to be done in this turn."""
+        """Tell whether the duty is due in this turn."""
         return time.monotonic() >= self.due_at
 
     def run_once(self, report: Report | None = None) -> Report:
-        """Do it now, and count what that was in `report`, a new one by default; what precedes an error is counted."""
+        """Do the duty now and add its counts to `report`, by default a new one. Work before an error counts."""
         self.due_at = time.monotonic() + self.interval_s
         report = Counter() if report is None else report
         self._do(report)
@@ -65,20 +65,19 @@ class Duty(ABC):
 
 
 class Duties:
-    """Does its duties in their order. The next turn begins behind a duty that has cut two turns short."""
+    """Does its duties in their order. If a duty cuts two turns short, the next turn begins with the duty after it."""
 
     def __init__(self, *duties: Duty) -> None:
         self._duties = duties
         self._first = 0
         self._cutting: set[int] = set()
-        """Those that have cut a turn short since the last whole one."""
+        """The duties that have cut a turn short since the last complete turn."""
 
     def do(self, report: Report) -> None:
-        """Do all that are due, count in `report` what that was, then raise the first error; others are logged.
+        """Do all duties that are due and count their work in `report`; raise the first error, log the others.
 
-        A store that is away ends the turn, and is the error that is raised: each further duty might wait for it as
-        long. But an error that looks so may be of one statement alone, which must not keep those behind it from being
-        ever done.
+        An unavailable store ends the turn, and its error is the one raised: each further duty might wait as long for
+        the store. But sometimes only one statement fails in this way. The duties behind it must still get their turn.
         """
         failures: list[tuple[Duty, Exception]] = []
         count, first = len(self._duties), self._first

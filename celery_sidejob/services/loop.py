@@ -17,33 +17,33 @@ logger = logging.getLogger("celery_sidejob")
 
 
 LONGEST_PAUSE_S = 2.0
-"""Between two tries of a service that fails."""
+"""Seconds between two tries of a service that fails."""
 
 
 class Service(Protocol):
-    """Something that is to be done again and again."""
+    """Work that is to be repeated."""
 
     name: str
 
     def run_once(self) -> Any:
-        """Do the work that is due and report it."""
+        """Do the work that is due, and report it."""
         ...
 
     def wait_s(self) -> float:
-        """Return how long to wait before the next time."""
+        """Return the seconds to wait before the next turn."""
         ...
 
     def close(self) -> None:
-        """Let go of everything at the loop's end."""
+        """Release everything at the loop's end."""
         ...
 
 
 class Loop:
-    """Runs one service in a thread of its own; what it raises is logged and does not end the loop.
+    """Runs one service in a thread of its own; an error of the service is logged and does not end the loop.
 
-    Where gevent has replaced threads, the thread is a greenlet among those of the bodies, and may use what they use:
-    connections to the broker and to the result backend, and what users connect to our signals. Only an `unpatched`
-    loop has a real thread there, for what must go on while a body computes; its service may use the store alone.
+    Where gevent has replaced threads, the thread is a greenlet beside those of the bodies. It may use what they use:
+    connections to the broker and to the result backend, and users' receivers of our signals. Only an `unpatched` loop
+    has a real thread there, for work that must go on while a body computes. Its service may use only the store.
     """
 
     def __init__(self, service: Service, *, unpatched: bool = False) -> None:
@@ -62,7 +62,7 @@ class Loop:
         self._thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Finish the present turn and end."""
+        """Finish the current turn and end."""
         self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -89,7 +89,7 @@ class Loop:
 
 
 class _Stop(Protocol):
-    """What `threading.Event` and `native.Event` have in common."""
+    """The methods that `threading.Event` and `native.Event` share."""
 
     def is_set(self) -> bool: ...
 
@@ -99,13 +99,14 @@ class _Stop(Protocol):
 
 
 # A process forked in the middle of a turn would inherit the locks that the turn holds (of an import, of a cached
-# property) from a thread which it does not have, and would wait for them for ever. So a fork waits for the turns in
-# progress, for a bounded time: a turn that waits for a silent store must not hold up the pool.
+# property). The thread that holds them does not exist in the new process, which would wait for them for ever. A fork
+# therefore waits for the turns in progress. The wait is bounded: a turn that waits for a silent store must not hold up
+# the pool.
 FORK_WAIT_S = 1.0
 
 
 class Turn:
-    """What a thread of ours does between two moments at which this process may fork: `with turn:`."""
+    """The work of one of our threads between two moments at which this process may fork: `with turn:`."""
 
     def __init__(self, lock: Any = None) -> None:
         self._lock = threading.RLock() if lock is None else lock
@@ -118,11 +119,11 @@ class Turn:
         self._lock.release()
 
     def is_over_within(self, timeout_s: float) -> bool:
-        """Wait for its end, and let none begin until `go_on`; False if it does not end in time."""
+        """Wait for the turn's end, and let no other begin until `go_on`; False if it does not end in time."""
         return bool(self._lock.acquire(timeout=timeout_s))
 
     def go_on(self) -> None:
-        """Let the next begin."""
+        """Let the next turn begin."""
         self._lock.release()
 
 

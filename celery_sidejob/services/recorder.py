@@ -1,7 +1,7 @@
-"""Stores what a worker's process has counted, when it has become quiet, and which queues and tasks the worker serves.
+"""Stores the counts of a worker's process once it is quiet, and which queues and tasks the worker serves.
 
-A busy process stores by itself, between two transactions (`store/measured.py`). This is for what came last before it
-had nothing to do, while its connection is still open; an idle process stores nothing.
+A busy process stores its counts by itself, between two transactions (`store/measured.py`). The recorder stores the last
+counts before the process became idle, while its connection is still open. An idle process stores nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 1.0
 QUIET_S = 2.0
-"""Shorter than an idle connection is kept, so that none is opened for this."""
+"""Shorter than an idle connection is kept, to avoid opening one for this."""
 
 Served = tuple[int, Sequence[str], Sequence[str]]
 
 AGAIN_S = 600.0
-"""How often a worker says again what it serves: its clock may have gone wrong since."""
+"""Seconds after which a worker repeats what it serves: its clock may have gone wrong since."""
 
 
 class Recorder:
-    """Records for one process of a worker; `served` is what its parent serves: (worker id, queues, tasks), or None."""
+    """Records for one process of a worker. `served` returns (worker id, queues, tasks) of its parent, or None."""
 
     name = "recorder"
 
@@ -39,22 +39,22 @@ class Recorder:
         connections.measures.begin()
 
     def run_once(self) -> bool:
-        """Store what there is, if nothing has been counted for a moment; tells whether anything was stored."""
+        """Store the counts if nothing has been counted for a moment; tell whether anything was stored."""
         self._note_what_is_served()
         if self._connections.measures.quiet_s < QUIET_S:
             return False
         return self._connections.record()
 
     def wait_s(self) -> float:
-        """Return how long to wait."""
+        """Return the seconds to wait."""
         return LOOK_S
 
     def close(self) -> None:
-        """Store what is left: the process ends."""
+        """Store the remaining counts: the process ends."""
         self._connections.record()
 
     def _note_what_is_served(self) -> None:
-        """Write down which queues and tasks this worker serves, whenever that has changed, or its identity has."""
+        """Store which queues and tasks this worker serves, whenever they or its identity have changed."""
         found = self._served()
         recent = time.monotonic() - self._noted_at < AGAIN_S
         if found is None or (found == self._noted and recent):

@@ -1,4 +1,4 @@
-"""One job that cannot be seen to keeps no others from it: it is left alone for a while."""
+"""A job that fails in the sweeper must not stop the others: it is set aside for a while."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SET_ASIDE_S = 5.0
 
 
 class SetAside:
-    """Which jobs are left alone just now, and what could not be done for them."""
+    """The jobs that are set aside just now, and the work that failed for each."""
 
     def __init__(self) -> None:
         self._until: dict[tuple[str, int], float] = {}
 
     @contextmanager
     def by_itself(self, what: str, job_id: int) -> Iterator[bool]:
-        """Do something for one job; an error that is its own is logged, and it is left alone for a while.
+        """Do some work for one job; an error of the job's own is logged, and that work is set aside for a while.
 
-        Yields whether it is to be done now. A store that is away is no job's own error: the turn ends.
+        Yields whether the work is to be done now. An unavailable store is not the job's own error: it ends the turn.
         """
         now = time.monotonic()
         if self._until.get((what, job_id), now) > now:

@@ -8,18 +8,18 @@ _flag: mmap.mmap | None = None
 
 
 def share() -> None:
-    """Make the byte; called by the worker's parent before its pool forks."""
+    """Make the byte; the worker's parent calls this before its pool forks."""
     global _flag
     if _flag is None:
         _flag = mmap.mmap(-1, 1)
 
 
 def announce() -> None:
-    """Say that the worker stops. Safe inside a signal handler."""
+    """Set the byte: the worker stops. Safe inside a signal handler."""
     if _flag is not None:
         _flag[0] = 1
 
 
 def worker_is_stopping() -> bool:
-    """Tell whether the worker has begun to stop; a spawned process of a pool cannot know and says no."""
+    """Tell whether the worker has begun to stop; a spawned pool process cannot know and says no."""
     return _flag is not None and _flag[0] == 1

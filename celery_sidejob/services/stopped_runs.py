@@ -1,4 +1,4 @@
-"""Ending an asking from the worker's parent: its run was stopped by a time limit, or it was revoked."""
+"""Ends an asking from the worker's parent: its run was stopped by a time limit, or the asking was revoked."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Stop:
 
 
 def end_from_outside(heartbeat: Heartbeat, key: Key, task: str, stop: Stop) -> None:
-    """Have a worker end a run as failed; a run that was not claimed yet is claimed for that."""
+    """Have a worker end a run as failed; a run not claimed yet is claimed first."""
     end_run(heartbeat.runtime, key, task, stop, worker_id=heartbeat.worker_id)
 
 
 def end_run(runtime: Runtime, key: Key, task: str, stop: Stop, *, worker_id: int) -> bool:
-    """End a run that this worker holds, or may claim, as failed.
+    """End, as failed, a run that this worker holds or may claim.
 
-    False if it ended by itself, or runs elsewhere, or its job is of another `task`. Whatever units it committed stay;
-    what its process still tries to commit is refused.
+    False if it ended by itself, runs elsewhere, or its job is of another `task`. Units that it committed stay. Whatever
+    its process still tries to commit is refused.
     """
     job_id, run_no = key
     hold = runs.claim(runtime, job_id, task=task, for_run=run_no, worker_id=worker_id)

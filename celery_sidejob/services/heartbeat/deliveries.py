@@ -1,4 +1,4 @@
-"""What runs in this worker: which deliveries it was given, which process runs each, and which are over."""
+"""The deliveries of this worker: which it was given, which process runs each, and which are over."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from ...model import native
 Key = tuple[int, int]
 """(job id, run number)"""
 K = TypeVar("K", bound=tuple[Any, int])
-"""What a run is told by: of a job, or of an ordinary task (task id, generation)."""
+"""The key of a run: (job id, run number), or for an ordinary task (task id, generation)."""
 
 GRACE_S = 5.0
-"""How long a run that is over here may still be held in the store, before it is rescued."""
+"""Seconds for which the store may still hold a run that is over here; after that the run is rescued."""
 LEFT_S = 3600.0
-"""How long a store that did not answer may take to lock a run which then was not begun."""
+"""Seconds within which a silent store may still apply the lock of a run that was then not begun."""
 
 
 ENDED = "ended"
-"""The worker stops the run's process and ends the run itself: a time limit struck, or the asking was revoked."""
+"""The worker stops the run's process and ends the run itself: a time limit was reached, or the asking was revoked."""
 RELEASED = "released"
-"""The worker stops the run's process because it stops itself."""
+"""The worker stops the run's process because the worker itself is stopping."""
 
 
 @dataclass(eq=False, slots=True)
 class Delivery(Generic[K]):
-    """One delivery to this worker. There may be several of one run: all but one find it claimed and end at once."""
+    """One delivery to this worker. One run may have several: all but one find the run claimed and end at once."""
 
     key: K
     lease_s: float | None = None
@@ -37,38 +37,38 @@ class Delivery(Generic[K]):
     over_at: float | None = None
     plan: str | None = None
     idle: bool = False
-    """It runs nothing: it was a copy, or its store did not answer."""
+    """The delivery runs nothing: it was a copy, or its store did not answer."""
     received_at: float = field(default_factory=time.monotonic)
     request: Callable[[], object] | None = None
-    """Returns the request itself while there is one: Celery drops some without a word."""
+    """Return the request, or None if it is gone: Celery drops some requests without telling anyone."""
     locks_late: bool = False
-    """Its run may begin without a lock: until it has one, this worker vouches for its message."""
+    """The run may begin without a lock. Until it has its lock, this worker vouches for its message."""
     vouched_at: float | None = None
-    """When the store was told last that it waits here."""
+    """When the store was last told that the delivery waits here."""
 
 
 class Deliveries(Generic[K]):
-    """The parent's knowledge of its runs, filled by the hooks of each request; safe to use from any thread."""
+    """The runs known to the worker's parent, filled in by the hooks of each request; safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = native.lock()
         self._deliveries: dict[K, list[Delivery[K]]] = {}
         self._dropped: frozenset[K] = frozenset()
-        """What this worker had last time it was declared dead."""
+        """The runs that this worker had when it was last declared dead."""
         self._left: dict[tuple[K, int], float] = {}
-        """Runs that processes did not begin, as the store did not answer, and since when: it may lock them yet."""
+        """Runs not begun because the store did not answer, and since when: the store may still apply their locks."""
         self._missed: set[K] = set()
-        """Those of them whose message nobody has any more."""
+        """The runs among them whose message no longer exists anywhere."""
 
     def received(self, key: K, lease_s: float | None = None, *, request: object = None) -> Delivery[K]:
-        """A delivery was received; its run may begin at any time, and with `lease_s` renews its own lease."""
+        """Note a delivery. Its run may begin at any time; with `lease_s` the run renews its own lease."""
         delivery = Delivery(key, lease_s, request=None if request is None else weakref.ref(request))
         with self._lock:
             self._deliveries.setdefault(key, []).append(delivery)
         return delivery
 
     def accepted(self, delivery: Delivery[K], pid: int | None) -> None:
-        """A process of the pool begins with the delivery, which may have been thought lost with the connection."""
+        """Note that a pool process begins the delivery, even one that was forgotten when the connection broke."""
         with self._lock:
             delivery.pid = pid
             of_run = self._deliveries.setdefault(delivery.key, [])
@@ -76,32 +76,32 @@ class Deliveries(Generic[K]):
                 of_run.append(delivery)
 
     def over(self, delivery: Delivery[K]) -> None:
-        """The delivery is over, whatever came of it."""
+        """Note that the delivery is over, whatever its outcome."""
         with self._lock:
             delivery.over_at = time.monotonic()
             if not delivery.idle:
                 self._left.pop(_place(delivery), None)
 
     def idle(self, delivery: Delivery[K]) -> None:
-        """The delivery runs nothing."""
+        """Note that the delivery runs nothing."""
         with self._lock:
             delivery.idle = True
 
     def left(self, delivery: Delivery[K], *, again: bool) -> None:
-        """The delivery began no run, as the store did not answer; `again`: its message is nowhere any more."""
+        """Note that the delivery began no run as the store did not answer; `again`: its message no longer exists."""
         with self._lock:
             self._left[_place(delivery)] = time.monotonic()
             if again:
                 self._missed.add(delivery.key)
 
     def is_left(self, key: K, pid: int) -> bool:
-        """Tell whether a process that is said to hold a run has not begun it, nor since: the lock came too late."""
+        """Tell whether a process that holds a run in the store never began it: the lock was applied too late."""
         with self._lock:
             may_run = any(delivery.pid == pid and not delivery.idle for delivery in self._deliveries.get(key, ()))
             return (key, pid) in self._left and not may_run
 
     def missed(self) -> list[K]:
-        """Return the runs whose message was forgotten here, each once."""
+        """Return the runs whose message was dropped here, each once."""
         if not self._missed:
             return []
         with self._lock:
@@ -109,29 +109,29 @@ class Deliveries(Generic[K]):
         return sorted(missed)
 
     def stopped(self, key: K) -> None:
-        """The worker has stopped the run: all its deliveries are over."""
+        """Note that the worker has stopped the run: all its deliveries are over."""
         with self._lock:
             for delivery in self._deliveries.get(key, ()):
                 delivery.over_at = time.monotonic()
 
     def planned(self, key: K, plan: str) -> None:
-        """The worker is about to stop the run's process, with `ENDED` or `RELEASED` in mind."""
+        """Note that the worker is about to stop the run's process, and why: `ENDED` or `RELEASED`."""
         with self._lock:
             for delivery in self._deliveries.get(key, ()):
                 delivery.plan = plan
 
     def plan_of(self, key: K) -> str | None:
-        """Return why the worker stops the run's process; None if it does not, so that its death is a loss."""
+        """Return why the worker stops the run's process; None if it does not, so that the death is a loss."""
         with self._lock:
             return next((delivery.plan for delivery in self._deliveries.get(key, ()) if delivery.plan), None)
 
     def busy(self) -> set[int]:
-        """Return the processes that have a delivery which is not over, as far as is known here."""
+        """Return the processes that have a delivery which, as far as this worker knows, is not over."""
         with self._lock:
             return {delivery.pid for delivery in self._all() if delivery.pid and delivery.over_at is None}
 
     def of_process(self, pid: int) -> list[K]:
-        """Return the runs, and forget the deliveries, that a process which has died had been given."""
+        """Return the runs of a process that has died, and forget their deliveries."""
         with self._lock:
             gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
             self._forget(gone)
@@ -140,7 +140,7 @@ class Deliveries(Generic[K]):
         return [delivery.key for delivery in gone]
 
     def unlocked(self, pid: int | None = None) -> list[K]:
-        """Return the runs that may have begun without a lock, here or in one process, and that are not ended here."""
+        """Return the runs, of `pid` or all, that may have begun without a lock and are not ended here."""
         with self._lock:
             found = [
                 delivery
@@ -152,7 +152,7 @@ class Deliveries(Generic[K]):
     def waiting(self, *, for_s: float, every_s: float) -> list[K]:
         """Return the runs whose delivery waits here for a process or a lock, and note that they are vouched for now.
 
-        Those that have waited for `for_s` seconds, and were not returned in the last `every_s`.
+        A run is returned if it has waited for `for_s` seconds and was not returned in the last `every_s`.
         """
         now = time.monotonic()
         with self._lock:
@@ -170,7 +170,7 @@ class Deliveries(Generic[K]):
         return sorted({delivery.key for delivery in found})
 
     def disconnected(self) -> None:
-        """Forget what waits: the worker drops it with its connection, and the broker gives it to somebody again."""
+        """Forget waiting deliveries: the worker drops them with its connection, and the broker delivers them again."""
         with self._lock:
             self._forget([one for one in self._all() if one.pid is None and one.over_at is None])
 
@@ -184,7 +184,7 @@ class Deliveries(Generic[K]):
             }
 
     def knows(self, key: K) -> bool:
-        """Tell whether the run may still be under way here, or has only just ended."""
+        """Tell whether the run may still be in progress here, or has only just ended."""
         with self._lock:
             return any(
                 delivery.over_at is None or time.monotonic() - delivery.over_at < GRACE_S
@@ -192,20 +192,20 @@ class Deliveries(Generic[K]):
             )
 
     def is_over(self, key: K) -> bool:
-        """Tell whether a run of this worker is over: it was stopped, or the worker was declared dead meanwhile."""
+        """Tell whether a run of this worker is over: it was stopped, or the worker has since been declared dead."""
         with self._lock:
             found = self._deliveries.get(key, ())
             return key in self._dropped or bool(found and all(delivery.over_at is not None for delivery in found))
 
     def sweep(self) -> None:
-        """Forget deliveries that are over for longer than `GRACE_S`."""
+        """Forget deliveries that have been over for longer than `GRACE_S`."""
         now = time.monotonic()
         with self._lock:
             self._forget([old for old in self._all() if old.over_at is not None and now - old.over_at >= GRACE_S])
             self._left = {place: since for place, since in self._left.items() if now - since < LEFT_S}
 
     def clear(self) -> list[K]:
-        """Forget everything, and return what was not over: this worker was declared dead, its runs are refused."""
+        """Forget everything and return the runs not over: this worker was declared dead, so its runs are refused."""
         with self._lock:
             left = [delivery.key for delivery in self._all() if delivery.over_at is None]
             self._dropped = frozenset(left)
@@ -225,5 +225,5 @@ class Deliveries(Generic[K]):
 
 
 def _place(delivery: Delivery[K]) -> tuple[K, int]:
-    """Return which run a delivery was of, and which process had it."""
+    """Return the run of a delivery and the process that had it."""
     return delivery.key, delivery.pid or 0

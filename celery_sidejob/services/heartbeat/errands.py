@@ -1,4 +1,4 @@
-"""What a worker's event loop wants done in the store: it must not wait for that itself, nor may the heartbeat."""
+"""Work in the store that a worker's event loop asks for. Neither the event loop nor the heartbeat may wait for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WAIT_S = 0.1
 
 
 class Errands:
-    """Does one thing after the other: ending a revoked run waits for whoever has its job locked."""
+    """Does one errand after the other: ending a revoked run waits for any transaction that has its job locked."""
 
     def __init__(self, name: str = "errands") -> None:
         self.name = name
@@ -23,16 +23,16 @@ class Errands:
         self._one_at_a_time = threading.Lock()
 
     def soon(self, errand: Callable[[], None]) -> None:
-        """Have `errand` done at the next turn; from any thread, and safe in a signal handler."""
+        """Queue `errand` for the next turn; callable from any thread and from a signal handler."""
         self._waiting.append(errand)
 
     @property
     def waiting(self) -> bool:
-        """Whether something is wanted or being done."""
+        """Whether an errand is queued or in progress."""
         return bool(self._waiting)
 
     def run_once(self) -> int:
-        """Do what is wanted, and return how much that was; while the store is away it stays wanted."""
+        """Do the queued errands and return their number; while the store is unavailable they stay queued."""
         done = 0
         with self._one_at_a_time:
             while self._waiting:
@@ -42,7 +42,7 @@ class Errands:
                     raise
                 except Exception:
                     logger.exception(
-                        "Something could not be done in time; what the store still knows of is made up for later"
+                        "Something could not be done in time; the sweeper makes up for it where the store has a trace"
                     )
                 self._waiting.popleft()
                 done += 1
@@ -53,8 +53,8 @@ class Errands:
         return WAIT_S
 
     def close(self) -> None:
-        """Do what is still wanted: the worker leaves, and what it then holds is run again."""
+        """Do the errands that are left: the worker stops, and the runs it then still holds run again."""
         try:
             self.run_once()
         except StoreUnavailableError as error:
-            logger.warning("Could not end what was revoked or took too long; it runs again: %s", error)
+            logger.warning("Could not end runs that were revoked or took too long; they run again: %s", error)

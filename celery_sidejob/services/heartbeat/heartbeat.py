@@ -1,8 +1,8 @@
-"""The life of a worker: its identity, its beat, its liveness lock, and its duties for what it holds.
+"""The life of a worker: its identity, its heartbeat, its liveness lock, and its duties for the runs it holds.
 
-A native thread with a connection of its own, because a hub's timers die on reconnect and green threads starve. It
-beats every `sidejob_heartbeat_interval`; it watches the processes of its pool every quarter of a second, because
-Celery itself takes five seconds to notice that one was killed.
+The heartbeat is a native thread with a connection of its own, because a hub's timers die on reconnect and green threads
+starve. It beats every `sidejob_heartbeat_interval`. It watches the processes of its pool every quarter of a second,
+because Celery itself takes five seconds to notice that one was killed.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from .worker import Worker
 logger = logging.getLogger("celery_sidejob")
 
 WATCH_S = 0.25
-"""How often the processes of the pool are looked at."""
+"""Seconds between two looks at the processes of the pool."""
 
 
 class Heartbeat(Worker):
-    """Keeps one worker alive in the store, and has what it holds and does not run rescued."""
+    """Keeps one worker alive in the store, and rescues runs that it holds but does not execute."""
 
     def __init__(
         self, runtime: Runtime, processes: PoolProcesses | None = None, file: HeartbeatFile | None = None, *,
         is_busy: Callable[[], bool] = lambda: True, check: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`check` raises what keeps a worker from serving the store: a schema that does not fit, for one."""
+        """`check` raises if the worker must not serve the store, for example because the schema does not fit."""
         super().__init__(runtime, is_busy)
         self.name = runtime.store.called("heartbeat")
         self._check = check
         self.has_processes = processes is not None
-        """Whether bodies run in processes of a pool, and not in this one."""
+        """Whether bodies run in processes of a pool, not in this one."""
         self._processes = processes or PoolProcesses()
         self._file = file
         self._settings = runtime.settings
@@ -71,38 +71,38 @@ class Heartbeat(Worker):
     # -- identity ------------------------------------------------------------------------------------------------
 
     def register(self) -> int:
-        """Enter this process under a new identity, with its liveness lock where the connection allows one."""
+        """Register this process under a new identity, with its liveness lock where the connection allows one."""
         self._check()
         if self.runtime.stores.several:
-            self.runtime.stores.name_of(self.runtime.store)  # workers and messages say it
+            self.runtime.stores.name_of(self.runtime.store)  # named now, because workers and messages carry the name
         with unavailable_during("register"):
             executor = self.executor()
             worker_id = workers.register(executor, workers.new_ident())
             self._lock.take(worker_id, executor)
-        # Not before: what broke off above is begun anew. An identity of which nobody knows is found by its silence.
+        # Set only now, so that a failed step above is begun again. An unused identity is found by its silence.
         self._beat_at = time.monotonic()
         self.worker_id = worker_id
         return worker_id
 
     @property
     def may_claim(self) -> bool:
-        """Whether this worker has beaten within its lease, by its own clock."""
+        """Whether this worker's last beat, by its own clock, is younger than its lease."""
         return time.monotonic() - self._beat_at < self._settings.lease
 
     @property
     def lock_lost_at(self) -> float:
-        """When this worker's own liveness lock fell last, by the monotonic clock."""
+        """When this worker last lost its liveness lock, by the monotonic clock."""
         return self._lock.lost_at
 
     def sweep_is_due(self) -> bool:
-        """Tell, once, that nobody seems to sweep the schema; asked by the service that then does."""
+        """Tell, once, that no worker seems to sweep the schema; the service that asks then sweeps."""
         if time.monotonic() < self._sweep_at:
             return False
         self._sweep_at = float("inf")  # until a beat says so again
         return True
 
     def leave(self) -> int:
-        """Give back everything this worker holds, without counting a loss, and declare it gone."""
+        """Give back everything that this worker holds, not counted as losses, and declare the worker gone."""
         released = 0
         if not self.worker_id:
             return released
@@ -110,27 +110,27 @@ class Heartbeat(Worker):
             for row in holds.held_by(self.runtime.connections, JOBS, self.worker_id):
                 released += recovery.release(self.runtime, row.job_id, run_no=row.run_no, worker_id=self.worker_id)
             released += self.tasks.leave()
-            self._leaves = True  # the loop may be in the midst of a beat, which then finds no row
+            self._leaves = True  # the loop may be in the middle of a beat, which then finds no row
             workers.drop_sweeper_lease(self.runtime.connections, self.worker_id)
             workers.leave(self.runtime.connections, self.worker_id)
         except StoreUnavailableError as error:
-            logger.warning("Could not give back what this worker held; it is found by its silence: %s", error)
+            logger.warning("Could not give back what this worker held; other workers notice its silence: %s", error)
         return released
 
     # -- one look ------------------------------------------------------------------------------------------------
 
     def run_once(self) -> Report:
-        """Beat if it is time, and rescue what is held and not run, by pool processes that died or at all.
+        """Beat if it is time, and rescue runs held but not executed, after the death of a process or without one.
 
-        Reports `beaten`, the `orphans` rescued from processes that died, and what else was `rescued`.
+        Reports `beaten`, the `orphans` rescued from processes that died, and the number of other runs `rescued`.
         """
         if self._file is not None:
-            self._file.touch()  # first: what follows raises while there is no store
+            self._file.touch()  # first, because the steps below raise while the store is unavailable
         if not self.worker_id:
-            self.register()  # the store was away when the worker started
-        if not self.errands.waiting:  # they end runs, whose plans must be known until then
+            self.register()  # the store was unavailable when the worker started
+        if not self.errands.waiting:  # errands end runs, and need the plans of those runs until then
             self.runs.sweep()
-        died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # tells of each only once
+        died = self._processes.died(self.runs.busy() | self.tasks.runs.busy())  # reports each death only once
         self._orphans.died.update(died)
         self.tasks.died.update(died)
         report = Report()
@@ -138,14 +138,14 @@ class Heartbeat(Worker):
         return report
 
     def wait_s(self) -> float:
-        """Return how long to wait; a liveness lock that drops ends the wait."""
+        """Return the seconds to wait; the loss of the liveness lock ends the wait."""
         if not self._lock.held:
             return WATCH_S
         self._lock.dropped_within(WATCH_S)
         return 0.0
 
     def close(self) -> None:
-        """Close both connections; the lock falls with its own."""
+        """Close both connections; closing its own frees the lock."""
         self._lock.close()
         self.disconnect()
         if self._file is not None:
@@ -155,18 +155,18 @@ class Heartbeat(Worker):
 
     @property
     def beat_is_due(self) -> bool:
-        """Whether it is time to beat, or the liveness lock fell."""
+        """Whether it is time to beat, or the liveness lock was lost."""
         return self._lock.lost or time.monotonic() - self._beat_at >= self._settings.heartbeat_interval
 
     def beat(self) -> None:
-        """Beat, and take the liveness lock again if it fell."""
+        """Beat, and take the liveness lock again if it was lost."""
         if self._is_alive() and self._lock.is_due:
-            # Before the lock was lost its absence was no proof, now it is announced anew: the beat clears a suspicion.
+            # A free lock was no proof until now. The lock is announced anew, and the beat clears any suspicion.
             self._lock.take(self.worker_id, self.executor())
             self._is_alive()
 
     def _is_alive(self) -> bool:
-        """Beat; False if this worker was declared dead meanwhile, and has begun anew."""
+        """Beat; False if this worker had been declared dead, and has begun anew."""
         beat = workers.beat(self.executor(), self.worker_id, schema=self._settings.schema)
         if beat is None:
             self._declared_dead()
@@ -176,7 +176,7 @@ class Heartbeat(Worker):
         return True
 
     def _declared_dead(self) -> None:
-        """Drop everything and begin anew: what still runs here will be refused by its fence."""
+        """Drop everything and begin anew: runs still in progress here will be refused by their fences."""
         if self._leaves:
             return
         logger.warning("Worker %d was declared dead while it was silent; its runs begin elsewhere.", self.worker_id)
@@ -184,21 +184,21 @@ class Heartbeat(Worker):
         tasks = self.tasks.runs.clear()
         self.register()
         for key in received:
-            # Those not begun yet will be refused too, as they carry the old identity: they are rung again.
+            # Runs not begun yet will be refused too, because they carry the old identity: they are published again.
             checks.hasten(self.runtime.connections, JOBS, [key])
         if tasks:
             checks.hasten(self.runtime.connections, TASKS, tasks)
 
 
 class Beat(Duty):
-    """Beats, as often as `sidejob_heartbeat_interval` says; one that failed is tried again at once."""
+    """Beats every `sidejob_heartbeat_interval`; a failed beat is tried again at once."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         super().__init__()
         self._heartbeat = heartbeat
 
     def is_due(self) -> bool:
-        """Tell whether it is time."""
+        """Tell whether it is time to beat."""
         return self._heartbeat.beat_is_due
 
     def _do(self, report: Report) -> None:

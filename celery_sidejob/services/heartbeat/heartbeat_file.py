@@ -1,4 +1,4 @@
-"""The file by which something outside, such as a probe of Kubernetes, sees that a worker's heartbeat goes on."""
+"""The file by which an outside observer, such as a Kubernetes probe, sees that a worker's heartbeat is running."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger("celery_sidejob")
 
 
 class HeartbeatFile:
-    """Touches `sidejob_heartbeat_file` while the heartbeat's loop goes round, whether or not the store answers.
+    """Touches `sidejob_heartbeat_file` while the heartbeat's loop runs, whether or not the store answers.
 
-    So the file grows old when the heartbeat has stopped, and not when the store is down: a worker that waits for its
-    store is not helped by being killed. A worker that is killed leaves it, and it grows old.
+    The file grows old when the heartbeat has stopped, but not when the store is down: killing a worker that waits for
+    its store does not help. A worker that is killed leaves the file behind, and the file grows old.
     """
 
     def __init__(self, path: str, *, every_s: float) -> None:
@@ -27,9 +27,9 @@ class HeartbeatFile:
         self._failing = False
 
     def clear(self) -> None:
-        """Remove what an earlier worker has left; SettingsError if the file could not be made.
+        """Remove the file of an earlier worker; SettingsError if the file cannot be written.
 
-        Without that error the worker would work, and its probe have it killed again and again.
+        Without that error the worker would run, and its probe would have it killed again and again.
         """
         try:
             self._path.touch()
@@ -41,13 +41,13 @@ class HeartbeatFile:
             ) from error
 
     def touch(self) -> None:
-        """Make the file new if it is time; never raises."""
+        """Touch the file if it is time; never raises."""
         now = time.monotonic()
         if now - self._touched_at < self._every_s:
             return
         try:
             try:
-                os.utime(self._path)  # needs no space on the disk
+                os.utime(self._path)  # touching needs no disk space
             except FileNotFoundError:
                 self._path.touch()
         except OSError as error:
@@ -58,6 +58,6 @@ class HeartbeatFile:
             self._touched_at, self._failing = now, False
 
     def remove(self) -> None:
-        """Remove it: this worker has stopped."""
+        """Remove the file: this worker has stopped."""
         with suppress(OSError):
             self._path.unlink()

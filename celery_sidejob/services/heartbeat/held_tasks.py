@@ -1,4 +1,4 @@
-"""What a worker holds of ordinary durable tasks and does not run, or no longer: it runs again, or is buried."""
+"""Ordinary durable tasks that a worker holds but does not run, or no longer runs: they run again, or are buried."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from .deliveries import ENDED, GRACE_S, RELEASED, Deliveries
 from .worker import Worker, WorkerDuty
 
 PAGE = 1000
-"""How many messages one look has sent again."""
+"""Messages sent again per look."""
 
 
 class HeldTasks(WorkerDuty):
-    """Takes the runs of processes that died, but for those that the parent stopped and ends itself.
+    """Gives back the runs of processes that died, except those that the parent stopped and ends itself.
 
-    Once per lease it takes what is held and not run, and at once it has messages sent again that were forgotten here
-    while the store was away.
+    Once per lease it also gives back tasks that are held but not run. At once it has messages sent again that were
+    dropped here while the store was unavailable.
     """
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
         self.runs: Deliveries[Key] = Deliveries()
         self.died: set[int] = set()
-        """Processes that died and whose runs are not all taken yet."""
+        """Processes that died and whose runs are not all given back yet."""
         self._missed: set[Key] = set()
         self._reconciled_at = time.monotonic()
 
     def fail(self, key: Key, death: Death, *, address: Address = NOWHERE, content: Content | None = None) -> None:
-        """Bury a task of which this worker's parent process is the judge, whether its run had begun or not."""
+        """Bury a task whose fate this worker's parent process decides, whether or not its run had begun."""
         burials.fail(
             self._runtime, key, death, by="worker", worker_id=self._worker.worker_id, address=address, content=content
         )
 
     def revoke(self, key: Key) -> None:
-        """Have a task buried that this worker knows to be revoked, by whoever sweeps: who waits is told once."""
+        """Have the sweeper bury a task known here to be revoked: whoever waits for its result is told once."""
         revocation.revoke(self._runtime, [key[0]])
 
     def leave(self) -> int:
-        """Give back all that is held: this worker stops."""
+        """Give back every task held: this worker stops."""
         self._send_unlocked_again(self.runs.unlocked())
         return self._give_back((row, False) for row in self._held())
 
@@ -64,9 +64,9 @@ class HeldTasks(WorkerDuty):
         held = [row for row in self._held() if row.pid in self.died]
         taken = self._take(held)
         if taken < len([row for row in held if self.runs.plan_of((row.task_id, row.generation)) != ENDED]):
-            return taken  # somebody has one of the rows locked just now: tried again at the next look
-        # What had begun without a lock has left no trace, and its message may be acknowledged: sent again now, it
-        # locks at once. So this death is not counted, further ones are.
+            return taken  # another transaction has one of the rows locked: tried again at the next look
+        # Runs that began without a lock left no trace, and their messages may be acknowledged. Sent again now, they
+        # lock at once. This death is therefore not counted; later ones are.
         self._send_unlocked_again([key for pid in self.died for key in self.runs.unlocked(pid)])
         for pid in self.died:
             self.runs.of_process(pid)
@@ -89,7 +89,7 @@ class HeldTasks(WorkerDuty):
         return self._give_back((row, plan != RELEASED) for row, plan in plans if plan != ENDED)
 
     def _give_back(self, rows: Iterable[tuple[Any, bool]]) -> int:
-        """Give rows back, each as a loss or not. What was locked too late, for nobody, is none: it was not begun."""
+        """Give rows back, each as a loss or not. A run locked too late was never begun, so it is not a loss."""
         fates: dict[tuple[bool, bool], list[str]] = {}
         for row, loss in rows:
             begun = not self.runs.is_left((row.task_id, row.generation), row.pid)
@@ -100,7 +100,7 @@ class HeldTasks(WorkerDuty):
         )
 
     def _take_strays(self) -> int:
-        """Take what this worker holds and has not been running for a while."""
+        """Give back tasks that this worker holds and has not been running for a while."""
         self._reconciled_at = time.monotonic()
         self.runs.sweep()
         rows = [row for row in self._held(GRACE_S) if row.old]

@@ -1,8 +1,8 @@
-"""A worker's liveness lock: a session's advisory lock, which falls with the process that holds its connection.
+"""A worker's liveness lock: an advisory lock of a session, which is freed when the process holding its connection dies.
 
-Others learn by it within seconds that a worker is dead. It means something only on a session that is the worker's
-alone, in the store's own database: behind a proxy that hands out sessions it would be left with a session that is
-anybody's, and say that a dead worker lives. So there it is not taken, and silence alone tells.
+By this lock other workers learn within seconds that a worker is dead. The lock needs a session of the worker's own in
+the store's database. A pooling proxy would leave it on a session that others use, and a dead worker would seem alive.
+Behind such a proxy the lock is not taken, and only silence shows that a worker is dead.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ from ...store.connection.own_executor import OwnExecutor
 logger = logging.getLogger("celery_sidejob")
 
 AGAIN_S = 5.0
-"""How long to wait after a try that failed: the server may be away, or not yet know that the last holder is gone."""
+"""Seconds to wait after a failed try: the server may be down, or may not yet know that the last holder is gone."""
 
 
 class LivenessLock:
     """Takes and watches the lock of one worker."""
 
     def __init__(self, settings: Settings, setting: str = "sidejob_database_url") -> None:
-        """`setting` is where the store's URL comes from."""
+        """`setting` names the setting that holds the store's URL."""
         self._settings = settings
         self._setting = setting
         self._executor: OwnExecutor | None = None
         self._again_at = float("-inf")
         self.lost = False
-        """Whether its connection was dropped: it is free now."""
+        """Whether the connection was dropped: the lock is free now."""
         self.lost_at = float("-inf")
-        """When that happened last: other workers' locks have probably fallen too."""
+        """When the lock was last lost: other workers' locks have probably been freed too."""
 
     @property
     def held(self) -> bool:
-        """Whether it was taken and has not been lost, as far as is known."""
+        """Whether the lock was taken and, as far as is known, not lost."""
         return self._executor is not None and not self.lost
 
     @property
     def is_due(self) -> bool:
-        """Whether it is not held and it is time to try to take it."""
+        """Whether the lock is not held and it is time to try to take it."""
         return not self.held and time.monotonic() >= self._again_at
 
     def take(self, worker_id: int, beating: OwnExecutor) -> bool:
-        """Take it for this identity, and tell the others by `beating` whether its absence means anything."""
+        """Take the lock for this identity; `beating` tells the others whether a free lock is proof of death."""
         self.close()
         reason = self._take(worker_id, beating)
         if reason is not None:
@@ -58,7 +58,7 @@ class LivenessLock:
         return reason is None
 
     def dropped_within(self, timeout_s: float) -> bool:
-        """Wait, and tell whether its connection is gone; only while it is held."""
+        """Wait, and tell whether the lock's connection is gone; call it only while the lock is held."""
         if self._executor is not None:
             self.lost = self._executor.dropped_within(timeout_s)
             if self.lost:
@@ -66,18 +66,18 @@ class LivenessLock:
         return self.lost
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self.lost = False
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.close()
 
     def _take(self, worker_id: int, beating: OwnExecutor) -> str | None:
-        """Take it; returns why not."""
+        """Take the lock; return None, or the reason why it was not taken."""
         settings = self._settings
         url, schema = settings.direct_url or settings.require_database_url(), settings.schema
         setting = "sidejob_direct_url" if settings.direct_url else self._setting
-        self._again_at = float("inf")  # where it makes no sense it stays so
+        self._again_at = float("inf")  # stays so where the lock makes no sense
         try:
             self._executor = Opener(url, schema, prepare=False, setting=setting).connect()
         except StoreUnavailableError as error:
@@ -89,7 +89,7 @@ class LivenessLock:
             return f"{setting} leads through a pooling proxy; {wanted}"
         if not workers.take_lock(self._executor, worker_id, schema):
             self._again_at = time.monotonic() + AGAIN_S
-            return "somebody holds it just now; it is tried again"
+            return "another session holds it just now; it is tried again"
         if not workers.lock_is_seen(beating, worker_id, schema):
             return f"{setting} leads to another database than {self._setting}, where nobody would see it"
         self._again_at = float("-inf")

@@ -13,7 +13,7 @@ from .worker import Worker, WorkerDuty
 
 
 class Orphans(WorkerDuty):
-    """Rescues what a process was running or was about to claim; then whatever is held and not run is looked for."""
+    """Rescues the runs of dead processes, claimed or about to be; then has other runs held but not run looked for."""
 
     def __init__(self, worker: Worker, strays: Strays) -> None:
         super().__init__(worker)
@@ -37,14 +37,14 @@ class Orphans(WorkerDuty):
                 report["orphans"] += self._rescue(row)
                 continue
             with self._worker.aside.by_itself("rescue", row.job_id) as may:
-                if may:  # the worker stops the process, because it stops itself
+                if may:  # the worker stops the process because it is stopping itself
                     report["orphans"] += recovery.release(
                         self._runtime, row.job_id, run_no=row.run_no, worker_id=worker_id
                     )
         if report["orphans"] - rescued_before < len(plans):
-            return  # somebody has one of the jobs locked just now: tried again at the next look
+            return  # another transaction has one of the jobs locked: tried again at the next look
         self.died.discard(pid)
         for key in runs.of_process(pid):
-            # If it died before its claim, its message, acknowledged already, is rung again.
+            # If it died before its claim, its acknowledged message is published again.
             checks.hasten(self._connections, JOBS, [key])
         self._strays.due_at = float("-inf")

@@ -1,4 +1,4 @@
-"""Rescues runs whose body should have renewed their lease by itself, and ends their process."""
+"""Rescues runs whose body should have renewed its own lease and did not, and ends their processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("celery_sidejob")
 
 
 class Overdue(WorkerDuty):
-    """Looks at the runs that renew their own lease, where there are such."""
+    """Looks at the runs that renew their own lease, if there are any."""
 
     def _do(self, report: Report) -> None:
         runs = self._worker.runs

@@ -1,7 +1,7 @@
-"""What a worker has fetched and cannot begin yet: it vouches for the messages, for as long as it lives.
+"""Messages that a worker has fetched and cannot begin yet: the worker vouches for them as long as it lives.
 
-RabbitMQ shows nobody a message that a worker has prefetched, Redis does not say who has it, and it may wait behind a
-long run for hours. Were it called missing, copies of it would pile up in the queue.
+RabbitMQ hides prefetched messages, and Redis does not say who has one. A message may wait for hours behind a long run.
+If it were called missing, its copies would pile up in the queue.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .deliveries import Deliveries
 from .worker import Worker, WorkerDuty
 
 SOON_S = 2.0
-"""How long a delivery has waited, at most, when it is vouched for first."""
+"""Seconds that a delivery has waited, at most, when the worker first vouches for it."""
 
 
 class Prefetched(WorkerDuty):
-    """Moves the sweeper's next check of the messages that wait here, rows of this kind, to a lease from now.
+    """Postpones the sweeper's next check of the messages of one kind that wait here, to a lease from now.
 
-    So a worker that dies, or is silent for its lease, vouches for nothing any more. Neither does one in which nothing
-    has been running for a lease (`is_busy`): what waits there is not behind anything, the pool has lost it.
+    A worker that dies, or is silent for its lease, therefore stops vouching. A worker in which nothing has been running
+    for a lease (`is_busy`) stops too: its messages do not wait behind a run, the pool has lost them.
     """
 
     def __init__(self, worker: Worker, runs: Deliveries[Any], kind: Kind) -> None:

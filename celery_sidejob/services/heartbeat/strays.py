@@ -12,7 +12,7 @@ from .worker import Worker, WorkerDuty
 
 
 class Strays(WorkerDuty):
-    """Looks for them once per lease, and after the death of a process."""
+    """Looks for such runs once per lease, and after the death of a process."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__(worker)
@@ -20,7 +20,7 @@ class Strays(WorkerDuty):
         self.due_at = time.monotonic() + self.interval_s
 
     def is_due(self) -> bool:
-        """Tell whether it is time, and nothing that this worker stopped is still to be ended."""
+        """Tell whether it is time; not while a run that this worker stopped is still to be ended."""
         return not self._worker.errands.waiting and super().is_due()
 
     def _do(self, report: Report) -> None:
@@ -28,5 +28,5 @@ class Strays(WorkerDuty):
             if row.old and not self._worker.runs.knows((row.job_id, row.run_no)):
                 taken = self._rescue(row)
                 report["rescued"] += taken
-                if not taken:  # locked just now, or ended after all
+                if not taken:  # its job is locked just now, or it has ended after all
                     self.due_at = float("-inf")

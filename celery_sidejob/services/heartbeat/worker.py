@@ -1,4 +1,4 @@
-"""What the duties of one heartbeat share."""
+"""The state that the duties of one heartbeat share."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from .errands import Errands
 
 
 class Worker:
-    """A worker in one store: its identity there, the connection that its thread uses, and what runs in it.
+    """A worker in one store: its identity there, the connection of its thread, and the runs in progress in it.
 
-    `is_busy`: whether anything runs here, of whatever kind.
+    `is_busy` tells whether anything runs here, of any kind.
     """
 
     def __init__(self, runtime: Runtime, is_busy: Callable[[], bool] = lambda: True) -> None:
         self.runtime = runtime
         self.worker_id = 0
-        """Under which it is entered in the store; 0: not yet."""
+        """The worker's id in the store; 0: not registered yet."""
         self.is_busy = is_busy
         self.runs: Deliveries[Key] = Deliveries()
         self.errands = Errands(runtime.store.called("errands"))
-        # Connections to the broker belong to greenlets, where there are such; so do those of our signals' receivers.
+        # Under gevent, connections to the broker belong to greenlets, and so do those of the receivers of our signals.
         self.own = replace(runtime, after_commit=self.errands.soon) if native.is_patched() else runtime
-        """The runtime for what this worker's thread does."""
+        """The runtime for the work of this worker's thread."""
         self.aside = SetAside()
         self._executor: OwnExecutor | None = None
 
     def executor(self) -> OwnExecutor:
-        """Return this worker's own connection: all that its thread does in the store goes over it."""
+        """Return this worker's own connection, which its thread uses for all its work in the store."""
         if self._executor is not None and (self._executor.broken or self._executor.dropped_within(0)):
             self.disconnect()
         if self._executor is None:
@@ -60,12 +60,12 @@ class WorkerDuty(Duty):
         self._connections = worker.runtime.connections
 
     def run_once(self, report: Report | None = None) -> Report:
-        """Do it now, and count what that was."""
+        """Do the duty now and count its work."""
         with self._connections.talking(over=self._worker.executor()):
             return super().run_once(report)
 
     def _rescue(self, row: Any) -> bool:
-        """Rescue a run that this worker holds; False if its job is locked just now, or it has ended after all."""
+        """Rescue a run that this worker holds; False if its job is locked just now, or the run has ended after all."""
         taken = False
         with self._worker.aside.by_itself("rescue", row.job_id) as may:
             taken = may and recovery.rescue(

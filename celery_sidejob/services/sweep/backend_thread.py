@@ -1,4 +1,4 @@
-"""The sweeper's thread for the result backend: a backend that is silent holds up its callers for minutes."""
+"""The sweeper's thread for the result backend: a silent backend would block the sweeper for minutes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ logger = logging.getLogger("celery_sidejob")
 
 
 class BackendThread:
-    """Does one thing at a time that calls the backend; without `apart` in the sweeper's own thread."""
+    """Does one call of the backend at a time; without `apart`, in the sweeper's own thread."""
 
     def __init__(self, *, apart: bool) -> None:
         self._apart = apart
@@ -23,11 +23,11 @@ class BackendThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the last thing is not done yet."""
+        """Whether the last call is still in progress."""
         return self._speaking is not None and self._speaking.is_alive()
 
     def do(self, work: Callable[[], Any]) -> bool:
-        """Have it done; False if the last thing is not done yet."""
+        """Start `work`; False if the last call is still in progress."""
         if not self._apart:
             work()
             return True

@@ -1,8 +1,8 @@
-"""What waits in the broker and is therefore not missing, however long the backlog is.
+"""Tells messages that wait in the broker, however long the backlog is, from messages that are missing.
 
-A copy of a message is harmless, but copies of a backlog are a second one. Before a message that was not heard of counts
-as missing, the broker is looked into, outside any transaction: in Redis for each message
-(`hooks/broker/redis_look.py`), in RabbitMQ, which shows no messages, by counting. If the broker cannot answer, only the
+One copy of a message is harmless, but copies of a whole backlog double it. Before a silent message counts as missing,
+the sweeper looks into the broker, outside any transaction. In Redis it looks for each message
+(`hooks/broker/redis_look.py`). RabbitMQ shows no messages, and they are counted. If the broker cannot answer, only the
 time since the publication decides.
 """
 
@@ -22,14 +22,14 @@ from ...store.statement import Transaction
 
 FRONT_S = 300.0
 REST_S = 3600.0
-"""When a message that waits is checked again, at the latest: one of those that are served next, and any other."""
+"""Seconds until a waiting message is checked again, at the latest: one near the front of its queue, and any other."""
 UNREAD_S = 5.0
 BORDER = 50
-"""How many of those that were read last say when their part of the queue was published: the earliest of them does."""
+"""How many of the messages read last show when their part of the queue was published: the earliest decides."""
 
 
 class Backlog:
-    """Tells what waits from what is missing; each queue is looked into once in a turn of the sweeper."""
+    """Tells waiting messages from missing ones; looks into each queue once in a turn of the sweeper."""
 
     def __init__(self, runtime: Runtime, may_go_on: Callable[[], bool]) -> None:
         self._runtime = runtime
@@ -40,16 +40,16 @@ class Backlog:
         self._whole: dict[str, bool] = {}
 
     def begin_turn(self) -> None:
-        """Forget what was seen last time."""
+        """Forget the results of the last turn."""
         self._counted = False
         self._look = self._runtime.broker.look()
         self._borders.clear()
         self._whole.clear()
 
     def pass_over_counted(self) -> bool:
-        """Put off the check of messages in whose queues as many are ready as are overdue; tells whether there are such.
+        """Postpone the check of overdue messages in queues with at least as many messages ready; tell whether any were.
 
-        One that is lost while others wait is called missing once it is overtaken.
+        A message that is lost while others wait is called missing once later messages have overtaken it.
         """
         if self._counted or not self._runtime.broker.knows_queues:
             return False
@@ -70,10 +70,10 @@ class Backlog:
         return bool(passed_over)
 
     def is_whole(self, queue: str) -> bool:
-        """Tell whether a queue of RabbitMQ has nearly all that it should have: then it was not emptied.
+        """Tell whether a queue of RabbitMQ has nearly all the messages that it should have: then it was not emptied.
 
-        A tenth may be missing, as workers may just be fetching it. What is lost all the same is found missing later,
-        as ever.
+        A tenth may be missing, because workers may be fetching just now. A message lost all the same is found missing
+        later, by the usual checks.
         """
         if queue not in self._whole:
             ready = self._runtime.broker.ready_messages(queue)
@@ -84,11 +84,11 @@ class Backlog:
         return self._whole[queue]
 
     def look_for_all(self, kind: Kind, after: Any) -> bool:
-        """Have rows with keys above `after` published again that the broker should have, and does not.
+        """Publish again the rows with keys above `after` whose messages should be in the broker and are not.
 
-        False if that is to be done once more: the broker does not answer, or another sweeps.
+        False if this must be repeated: the broker does not answer, or another worker sweeps.
         """
-        self.begin_turn()  # what was seen before says nothing of what is read now
+        self.begin_turn()  # earlier looks say nothing about the rows read now
         seen_at = None
         while page := checks.in_broker(self._runtime.connections, kind, after=after):
             after, seen_at = page[-1].key, seen_at or page[0].read_at
@@ -101,7 +101,7 @@ class Backlog:
         return True
 
     def without_what_waits(self, rows: Sequence[Any], kind: Kind = TASKS) -> list[str] | None:
-        """Return the task ids of rows that are due for something, and put off the check of those that the broker has.
+        """Return the task ids of due rows whose messages are not in the broker; postpone the check of the others.
 
         None if the broker does not answer just now: then nothing could be published either.
         """
@@ -125,9 +125,9 @@ class Backlog:
         return [row.task_id for row in rows if row.task_id not in sight.there | behind | sight.unread]
 
     def _border(self, queue: str, last: Sequence[str]) -> datetime | None:
-        """Return what was published before the rest of a queue; None if the store has nothing of what was read.
+        """Return a time after which the rest of a queue was published; None if no row of the messages read is found.
 
-        The earliest of several: one whose publication was marked late, or that was published twice, says too much.
+        The earliest of several times counts: a message marked late, or published twice, has a time that is too late.
         """
         if queue not in self._borders:
             known = checks.published_at(self._runtime.connections, last)

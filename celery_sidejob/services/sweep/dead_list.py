@@ -1,4 +1,4 @@
-"""Dooms ordinary durable tasks that the broker's transport has given up; of jobs that means nothing."""
+"""Dooms ordinary durable tasks that the transport has given up; the dead-list entry of a job has no effect."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ logger = logging.getLogger("celery_sidejob")
 
 
 class DeadList(TaskDuty):
-    """Reads the transport's dead list to its end; tasks that are not durable are left there for a person to decide.
+    """Reads the transport's dead list to its end; leaves tasks that are not durable there for a person to decide.
 
-    Dying before an entry is removed leaves it, and the next sweeper finds the row doomed, or in the dead set.
+    If the process dies before an entry is removed, the entry stays. The next sweeper then finds the row doomed, or in
+    the dead set.
     """
 
     def __init__(self, sweep: Sweep) -> None:
@@ -37,7 +38,7 @@ class DeadList(TaskDuty):
             self._place = place.past([one.text for one in page if one.text not in seen_to])
 
     def _poison(self, buried: Buried) -> bool:
-        """Doom the row of a message, if it is in this store; tells whether it is, or was."""
+        """Doom the row of a message if this store has it; tell whether it has, or had."""
         stores = self._runtime.stores
         if buried.key is None or (stores.several and buried.store not in (None, stores.name_of(self._runtime.store))):
             return False
@@ -45,7 +46,7 @@ class DeadList(TaskDuty):
             return burials.poison(self._runtime, buried.key)
         except StoreUnavailableError:
             raise
-        except Exception:  # the entries behind it must not wait for it
+        except Exception:  # the entries behind it must not wait
             log_trouble(
                 logger,
                 buried.key,

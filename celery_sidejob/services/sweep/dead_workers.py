@@ -1,4 +1,4 @@
-"""Finds workers that died, and rescues the runs that they held, one job per transaction."""
+"""Finds workers that died, and rescues the runs they held, one job per transaction."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .sweep import SweepDuty
 
 RESCUED = Count("rescued", "Lost runs rescued.")
 TROUBLE_S = 10.0
-"""After the store was away a free lock means nothing for so long: its owners may still be on their way back."""
+"""Seconds after an outage of the store in which a free lock means nothing: its owner may still be reconnecting."""
 
 
 class DeadWorkers(SweepDuty):
-    """Suspects, declares dead, rescues: each a step of its own, and irrevocable only after two observations."""
+    """Suspects, declares dead, rescues: each is a step of its own, and only two observations make it irrevocable."""
 
     counts = (
         Count(
@@ -45,7 +45,7 @@ class DeadWorkers(SweepDuty):
                 if by is not None:
                     suspected = workers.suspect(self._connections, row.id, by=by, seen=row.beat_at)
                     self._sweep.suspects |= suspected
-            elif not dead and not trouble:  # or its beat may just be on its way back too
+            elif not dead and not trouble:  # during trouble its beat may be delayed too
                 self._sweep.suspects |= row.suspect_by == "lock"
                 dead = workers.declare_dead(
                     self._connections, row.id, lock_grace_s=settings.lock_grace, silence_s=silence_s
@@ -54,7 +54,7 @@ class DeadWorkers(SweepDuty):
             report["suspected"] += suspected and not dead
             if dead:
                 gone = True
-                # A worker that left by itself gave back what it held, but for jobs somebody had locked at that moment.
+                # A worker that left by itself gave back all it held, except jobs that were locked at that moment.
                 self._rescue_all(row.id, report, loss=row.suspect_at is not None)
         if gone:
             workers.forget_dead(self._connections)

@@ -1,6 +1,6 @@
-"""Publishes messages of jobs, and continuations, that are due: not published yet, or not heard of since.
+"""Publishes messages of jobs, and continuations, that are due: not published yet, or silent since.
 
-Fair by queue, the oldest first. A copy in the broker is harmless: the claim drops it.
+It takes the oldest rows first and is fair between queues. A copy in the broker is harmless: the claim drops it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("celery_sidejob")
 PAGE = 200
 """Messages of one queue checked in one step."""
 PAGES = 20
-"""Steps of one turn, after which the other duties come first again."""
+"""Steps of one turn; then the other duties come first again."""
 
 PUBLISHED = Count("published", "Messages given to the broker.")
 MISSING = Count("missing", "Messages published again because nobody had claimed their run.", total="messages_missing")
@@ -34,7 +34,7 @@ UNPUBLISHED = Count("unpublished", "Messages the broker did not take; they are t
 
 
 class Doorbells(SweepDuty):
-    """Publishes some pages of them."""
+    """Publishes some pages of due rows."""
 
     counts = (PUBLISHED, MISSING, UNPUBLISHED)
 
@@ -47,7 +47,7 @@ class Doorbells(SweepDuty):
         return self._runtime.broker.ready
 
     def _do(self, report: Report) -> None:
-        if self._reserved:  # by a turn that failed
+        if self._reserved:  # a turn that failed left its reservation
             publishing.give_up(self._connections, self._reserved, wait_s=0.0)
         for _ in range(PAGES):
             if not self._sweep.may_go_on() or not self._publish_page(report):
@@ -77,7 +77,7 @@ class Doorbells(SweepDuty):
         self._reserved = []
         report["unpublished"] += len(rows) - sent
         if sent < len(rows) and not self._runtime.broker.ready:
-            # The broker is away: these rows need not wait for the end of their reservation.
+            # The broker is unavailable: these rows need not wait for the end of their reservation.
             publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=SET_ASIDE_S)
             return False
         # Otherwise these rows cannot be published: they wait for the end of their reservation, or are buried.
@@ -89,7 +89,7 @@ class Doorbells(SweepDuty):
 
 
 def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:
-    """Read continuations; what nobody can read is refused, what a newer version wrote waits for a newer sweeper."""
+    """Read continuations. Refuse unreadable ones; leave those of a newer format to a newer sweeper."""
     found, newer = [], 0
     for row in rows:
         if not row.publication:

@@ -1,9 +1,9 @@
-"""Publishes or buries ordinary durable tasks that are due: not published, not heard of, lost, revoked or expired.
+"""Publishes or buries ordinary durable tasks that are due: not published, silent, lost, revoked or expired.
 
-What no run has begun, and what does not wait in the broker (`backlog.py`), is published again, the same bytes; what
-died under way follows its task's `on_lost`. A copy in the broker is harmless, because only one delivery of a generation
-gets the row. Bounded pages, fair by queue; each row is judged by itself, so that one which cannot be published or
-buried stops nothing.
+A message that no run has begun and that does not wait in the broker (`backlog.py`) is published again, byte for byte. A
+run that died follows its task's `on_lost`. A copy in the broker is harmless, because only one delivery of a generation
+gets the row. Pages are bounded and fair by queue. Each row is judged by itself: a row that cannot be published or
+buried stops no other.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PER_QUEUE = 250
 PAGE = 1000
 """Rows checked in one step, of one queue and in all, without their bodies."""
 TURN_S = 0.5
-"""After which the sweeper's other duties come first again."""
+"""Seconds of one turn; then the sweeper's other duties come first again."""
 BODIES = 200
-"""How many messages are in memory at a time."""
+"""Messages in memory at a time."""
 CHECK_AGAIN_S = 5.0
-"""How long what a broker or a backend did not take is left alone."""
+"""Seconds for which a message is left alone that the broker or the backend did not take."""
 
 LOST = (
     "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen. "
@@ -51,7 +51,7 @@ DOOMS = frozenset({"lost", "expired", "revoked"})
 
 
 class DueTasks(TaskDuty):
-    """Checks pages of them for a while; what is buried apart may come too late for the report."""
+    """Judges pages of due rows for a while; burials in the backend's thread may come too late for the report."""
 
     counts = (
         PUBLISHED, MISSING, UNPUBLISHED,
@@ -64,7 +64,7 @@ class DueTasks(TaskDuty):
             pass
 
     def _check_a_page(self, report: Report) -> bool:
-        """Judge a page of rows that are due; False if there is no further one to be checked now."""
+        """Judge a page of due rows; False if no further row can be checked now."""
         found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
         if found and self._sweep.backlog.pass_over_counted():
             found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
@@ -76,7 +76,7 @@ class DueTasks(TaskDuty):
         return all(self._judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
 
     def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
-        """Strike, publish or bury rows that do not wait, in this order; False if nothing can be published just now."""
+        """Strike, publish or bury the rows, in this order; False if nothing can be published just now."""
 
         def reserve(executor: Transaction) -> Sequence[Any]:
             return publishing.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
@@ -96,15 +96,15 @@ class DueTasks(TaskDuty):
         sent = dispatch(self._runtime, messages, refused=refused)
         report["published"] += sent
         report["unpublished"] += len(messages) - sent
-        if refused:  # if the backend is busy, they come again, and are refused again
+        if refused:  # if the backend is busy, the rows come again and are refused again
             self._sweep.backend.do(lambda: self._sweep.unsendable.bury(refused, report))
         if self._runtime.broker.ready:
-            return True  # what was passed over waits for the end of its reservation
+            return True  # unpublished rows wait for the end of their reservation
         publishing.give_up(self._connections, [row.task_id for row in rows], wait_s=CHECK_AGAIN_S)
         return False
 
     def _bury(self, rows: Sequence[Any], report: Report) -> None:
-        """Tell the backend of each, then move it to the dead set: a death in between only tells once more."""
+        """Tell the backend about each row, then move it to the dead set: a death in between only tells it once more."""
         for row, address in zip(rows, deduplication.addresses_of(self._runtime, rows), strict=True):
             try:
                 report["tasks_buried"] += self._bury_one(row, address)
@@ -116,11 +116,11 @@ class DueTasks(TaskDuty):
     def _bury_one(self, row: Any, address: Address) -> bool:
         key = (row.task_id, row.generation)
         if row.fate == "revoked" and not deduplication.revoke(self._runtime, key, address):
-            return False  # the copy that counts may be in a store that does not answer, and is not revoked there
+            return False  # the copy that counts may be in a silent store, where it is not revoked
         if deduplication.gives_way(self._runtime, key, address):
             return False
         if row.fate == "expired" and address.unconfirmed and self._runtime.stores.any_left_alone:
-            return False  # a copy may have run to its end in a store that does not answer: there is time to ask it
+            return False  # a copy may have run to its end in a silent store: there is time to ask it
         error = _error_of(row)
         message = Message.of_row(row)
         verdict = self._runtime.results.tell_of_doom(message, row.fate, error, place=self._runtime.store.place)

@@ -25,14 +25,14 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     Doorbells,
     LostTasks,
     TasksOfEmptiedBroker,
-    DeadList,  # before what it dooms would be missing, and be published again
+    DeadList,  # before the tasks it dooms would count as missing and be published again
     DueTasks,
     UnsentResults,
     Prune,
 )
 
 COUNTS = {count.name: count for duty in DUTIES for count in duty.counts}
-"""All that a sweep tells people of, by name."""
+"""All counts that a sweep shows to people, by name."""
 
 TOTALS = {count.total: count for count in COUNTS.values() if count.total is not None}
-"""What of it is added up for good, by the name of its total."""
+"""The counts that are added up for good, by the name of their total."""

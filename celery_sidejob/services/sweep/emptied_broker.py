@@ -1,4 +1,4 @@
-"""Notices that the broker was emptied, and has the messages of jobs that it lost published again, the oldest first."""
+"""Notices that the broker was emptied, and has the lost messages of jobs published again, the oldest first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .sweep import Sweep, SweepDuty
 
 
 class EmptiedBroker(SweepDuty):
-    """Looks for our marker in the broker; without it, for all that was ever published there.
+    """Looks for our marker in the broker; without the marker, looks for all messages ever published there.
 
-    A broker that has not seen a sweeper yet seems to be emptied too, and may have all of it.
+    A broker that no sweeper has seen yet also seems emptied, and may have all its messages.
     """
 
     interval_s = 3.0
@@ -18,10 +18,10 @@ class EmptiedBroker(SweepDuty):
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        self._emptied = False  # the broker tells only once
+        self._emptied = False  # kept here, because the broker tells only once
 
     def is_due(self) -> bool:
-        """Tell whether it is time for a look at the marker, or the last look at all is still to be finished."""
+        """Tell whether it is time to look for the marker, or the last look for all messages is unfinished."""
         return self._runtime.broker.ready and (self._emptied or super().is_due())
 
     def _do(self, report: Report) -> None:

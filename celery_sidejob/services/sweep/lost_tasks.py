@@ -1,4 +1,4 @@
-"""Takes ordinary durable tasks from workers that died; what becomes of them is what each task's `on_lost` says."""
+"""Takes ordinary durable tasks from workers that died; each task's `on_lost` decides what becomes of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .sweep import TaskDuty
 
 
 class LostTasks(TaskDuty):
-    """Takes all that a dead worker holds."""
+    """Takes all tasks that a dead worker holds."""
 
     counts = (Count("tasks_taken", "Ordinary durable tasks taken from workers that died."),)
 

@@ -1,8 +1,8 @@
-"""Removes what has been finished for longer than the settings keep it, for a moment at a time.
+"""Removes jobs and entries that were finished longer ago than the settings keep them, for a moment at a time.
 
-A pass goes over the dead set, the notes on copies, the registry and all jobs. It is interrupted after each slice of
-time, for a worker alone has to sweep as well, and goes on with the sweeper's next turn. If the process dies, its
-successor begins a pass of its own.
+A pass goes over the dead set, the notes on copies, the registry and all jobs. It pauses after each slice of time,
+because a single worker must also sweep, and continues in the sweeper's next turn. If the process dies, its successor
+begins a pass of its own.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from ..duty import Report
 from .sweep import Sweep, SweepDuty
 
 SLICE_S = 0.25
-"""How long one turn of a worker's sweeper prunes."""
+"""Seconds that a worker's sweeper prunes in one turn."""
 LONG_SLICE_S = 5.0
-"""The same of a sweeper that is nobody's service: it makes one turn, and a pass of its own."""
+"""The same for a sweep by hand, which makes one turn with a pass of its own."""
 FRUITLESS_S = 5.0
-"""How long after a slice that removed nothing the pass goes on."""
+"""Seconds after which the pass continues if a slice removed nothing."""
 LATER_S = 3600.0
-"""When a large tree is looked at again that could not be deleted."""
+"""Seconds after which a large tree that could not be deleted is tried again."""
 PAGE = 1000
 ROOTS = 200
-"""Jobs that are deleted together, each with all below it."""
+"""Jobs deleted together, each with all below it."""
 
 DONE = frozenset({Status.COMPLETED, Status.TERMINATED})
-"""What `sidejob_retention` removes. Failed jobs are in the dead set: a person decides, or `sidejob_dead_retention`."""
+"""Statuses that `sidejob_retention` removes. Failed jobs are in the dead set: `sidejob_dead_retention`, or a person."""
 
 
 class Prune(SweepDuty):
-    """Goes on with the pass until its slice of time is over.
+    """Continues the pass until its slice of time is over.
 
     It reports `pruned_jobs`, `pruned_entries` of the dead set, and `pruned_parts` of trees too large to go at once.
     """
@@ -51,7 +51,7 @@ class Prune(SweepDuty):
 
     def _do(self, report: Report) -> None:
         deadline = time.monotonic() + self.slice_s
-        steps, self._steps = self._steps or self._pass(), None  # a pass in which something fails is over
+        steps, self._steps = self._steps or self._pass(), None  # a pass in which a step fails is over
         fruitless = True
         for removed in steps:
             report.update(removed)
@@ -77,7 +77,7 @@ class Prune(SweepDuty):
         yield from self._jobs(settings.retention.total_seconds() if settings.retention is not None else None)
 
     def _dead_jobs(self, age_s: float) -> Iterator[Report]:
-        """Remove entries together with their jobs: a failed job without an entry would be found by nobody."""
+        """Remove entries together with their jobs: nobody would find a failed job that has no entry."""
         after: int | None = 0
         while after is not None:
             found, after = dead.old_roots(self._connections, after=after, age_s=age_s, limit=PAGE)
@@ -86,7 +86,7 @@ class Prune(SweepDuty):
             yield Report()
 
     def _dead_tasks(self, age_s: float) -> Iterator[Report]:
-        """Remove entries of ordinary tasks, which have nothing but that; a page of the dead set at a time."""
+        """Remove entries of ordinary tasks, which have no other rows; a page of the dead set at a time."""
         after: int | None = 0
         while after is not None:
 

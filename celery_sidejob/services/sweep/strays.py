@@ -1,4 +1,4 @@
-"""Rescues runs of which no worker is known: without this they would be held for ever."""
+"""Rescues runs whose worker is unknown: without this they would be held for ever."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = 200
 
 
 class Strays(SweepDuty):
-    """Rescues a page of them, once per lease."""
+    """Rescues a page of such runs, once per lease."""
 
     counts = (RESCUED,)
 

@@ -1,4 +1,4 @@
-"""What the duties of one sweeper share."""
+"""The state that the duties of one sweeper share."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .unsendable import Unsendable
 
 
 class Sweep:
-    """One store, the worker that sweeps it (None for a sweep by hand), and what its duties know of each other.
+    """One store, the worker that sweeps it (None for a sweep by hand), and the state that its duties share.
 
-    `may_go_on` tells in the middle of a long turn whether this worker is still the sweeper.
+    In the middle of a long turn, `may_go_on` tells whether this worker is still the sweeper.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class Sweep:
         self.backend = BackendThread(apart=worker is not None)
         self.unsendable = Unsendable(runtime, worker)
         self.trouble_at = float("-inf")
-        """When the store was away last."""
+        """When the store was last unavailable."""
         self.suspects = False
         """Whether a worker may be dead: then the next turn comes sooner."""
         self.tasks_emptied = False
-        """Whether the broker was emptied and its tasks are still to be looked for."""
+        """Whether the broker was emptied and the search for its tasks is not done yet."""
 
 
 class SweepDuty(Duty):

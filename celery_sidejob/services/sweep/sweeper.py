@@ -1,8 +1,8 @@
-"""Looks for what is due, missing or lost in the store, and sets it going again.
+"""Looks in the store for work that is due, missing or lost, and sets it going again.
 
-One sweeper at a time per schema, by a leased row; several would only be wasteful. Its duties read a page of candidates
-without locks, then act on one job per transaction. No row lock is held during a network call, one bad row is set
-aside, and no step depends on the size of a queue.
+One sweeper at a time per schema holds a leased row; several would only waste work. Its duties read a page of candidates
+without locks, then act on one job per transaction. No row lock is held during a network call. A bad row is set aside,
+and no step depends on the size of a queue.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .sweep import Sweep
 
 TICK_S = 0.5
 WATCH_S = 0.1
-"""How often a worker that does not sweep looks whether its own beat has found that it should."""
+"""Seconds between two looks of a worker that does not sweep: its beat may have found that it should."""
 LEASE_S = 2.0
-"""For how long a sweeper that is not heard of keeps the others from sweeping; one whose lock is free does not."""
+"""Seconds for which a silent sweeper keeps the others from sweeping; one whose lock is free does not."""
 RENEW_S = 0.75
 
 _Counted: Any = make_dataclass(
@@ -36,20 +36,20 @@ _Counted: Any = make_dataclass(
 
 
 class PollReport(_Counted):  # type: ignore[misc] # its attributes are what the duties count
-    """What one sweep found and did; false if nothing, and a suspicion alone is nothing."""
+    """The work that one sweep found and did; false if there was none, and a suspicion alone is none."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, count.name) for count in COUNTS.values() if count.is_work)
 
     def __iadd__(self, other: PollReport) -> PollReport:
-        """Count what another sweep found and did as well."""
+        """Add the counts of another sweep."""
         for count in COUNTS.values():
             setattr(self, count.name, count.kind(getattr(self, count.name) + getattr(other, count.name)))
         return self
 
 
 class Sweeper:
-    """Sweeps one schema, by itself or, as the service of a worker, while no other worker does."""
+    """Sweeps one schema, by hand or, as the service of a worker, while no other worker does."""
 
     def __init__(self, runtime: Runtime, worker: Heartbeat | None = None) -> None:
         self.name = runtime.store.called("sweeper")
@@ -61,7 +61,7 @@ class Sweeper:
         self._renewed_at = float("-inf")
 
     def run_once(self) -> PollReport | None:
-        """Sweep once, if this worker is the schema's sweeper; None if another one is."""
+        """Sweep once if this worker is the schema's sweeper; None if another one is."""
         try:
             return self._do_all() if self._may_sweep() else None
         except StoreUnavailableError as error:
@@ -70,16 +70,16 @@ class Sweeper:
             raise
 
     def wait_s(self) -> float:
-        """Return how long to wait: shorter while somebody is suspected, longer while another sweeps."""
+        """Return the seconds to wait: fewer while a worker is suspected, more while another sweeps."""
         if not self._sweeps:
             return WATCH_S
         return 0.1 if self._sweep.suspects else TICK_S
 
     def close(self) -> None:
-        """Nothing is held between turns; the lease is given up by the worker's leaving."""
+        """Nothing is held between turns; the worker gives up the lease when it leaves."""
 
     def _may_sweep(self) -> bool:
-        """Hold the lease, renewing it in time also in the middle of a long turn; False while another holds it."""
+        """Hold the lease, and renew it in time even in the middle of a long turn; False while another holds it."""
         if self._worker is None:
             return True
         if not self._sweeps and not self._worker.sweep_is_due():
@@ -101,7 +101,7 @@ class Sweeper:
         self._sweep.backlog.begin_turn()
         try:
             self._duties.do(report)
-        finally:  # what a turn did before it failed, it did
+        finally:  # the work before a failure was done
             found = PollReport(**{count.name: count.kind(report[count.name]) for count in COUNTS.values()})
             totals = {total: int(getattr(found, count.name)) for total, count in TOTALS.items()}
             self._runtime.observer.tell(Swept(totals))

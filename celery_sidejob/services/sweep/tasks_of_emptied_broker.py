@@ -8,7 +8,7 @@ from .sweep import TaskDuty
 
 
 class TasksOfEmptiedBroker(TaskDuty):
-    """Looks for all that no run holds, once `EmptiedBroker` has found the broker emptied, or new."""
+    """Looks for all tasks that no run holds, once `EmptiedBroker` has found the broker emptied, or new."""
 
     def is_due(self) -> bool:
         """Tell whether the broker was emptied, and answers."""

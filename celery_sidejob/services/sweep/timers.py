@@ -1,4 +1,4 @@
-"""Has jobs asked by their timers that are due."""
+"""Asks jobs to run whose timers are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = 200
 
 
 class Timers(SweepDuty):
-    """Matures a page of them."""
+    """Fires a page of timers."""
 
     counts = (Count("timers", "Jobs asked by timers that were due."),)
 

@@ -1,4 +1,4 @@
-"""Moves messages that no queue will ever take to the dead set: they would be tried for ever, and run never."""
+"""Moves messages that no queue will ever take to the dead set: they would be tried for ever and never run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REASON = "unsendable"
 
 
 class Unsendable:
-    """Buries messages of one store, each by itself: one that cannot be buried keeps no other from it.
+    """Buries messages of one store, each by itself: one that cannot be buried does not stop the others.
 
     With a `worker` it claims runs under that worker's identity.
     """
@@ -35,7 +35,7 @@ class Unsendable:
         self._worker = worker
 
     def bury(self, refused: Refused, report: Report) -> None:
-        """Bury what was refused, and count the durable tasks among it."""
+        """Bury the refused messages, and count the durable tasks among them."""
         if not refused:
             return
         for message, error in refused:
@@ -57,7 +57,7 @@ class Unsendable:
         return self._bury_task(message, error)
 
     def _bury_task(self, message: Message, error: str) -> bool:
-        """Tell the backend, then bury; dying in between only tells it once more."""
+        """Tell the backend, then bury; a death in between only tells the backend once more."""
         key = (message.task_id, message.generation)
         (address,) = deduplication.addresses_of(self._runtime, [message])
         if deduplication.gives_way(self._runtime, key, address):
@@ -68,7 +68,7 @@ class Unsendable:
         return burials.fail(self._runtime, key, Death(REASON, error), by="sweeper", worker_id=None, address=address)
 
     def _fail_job(self, bell: Doorbell, error: str) -> bool:
-        """Claim the run that nobody can be told of, and end it as failed; dying in between leaves a lost run."""
+        """Claim the run whose message cannot be sent, and end it as failed; a death in between leaves a lost run."""
         kind, _, text = storable(error).partition(": ")
         stop = Stop(kind, text, REASON)
         with self._lent_identity() as worker_id:
@@ -76,7 +76,7 @@ class Unsendable:
             return end_run(self._runtime, key, bell.task, stop, worker_id=worker_id)
 
     def _lent_identity(self) -> AbstractContextManager[int]:
-        """Return an identity under which a run can be claimed: the worker's, or one for this moment."""
+        """Return an identity that can claim a run: the worker's, or a temporary one."""
         if self._worker is not None:
             return nullcontext(self._worker.worker_id)
         return workers.as_worker(self._runtime.connections)

@@ -1,4 +1,4 @@
-"""Brings results to the backend that the process which ended the asking could not."""
+"""Brings results to the backend that the process ending the asking could not store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ logger = logging.getLogger("celery_sidejob")
 
 PAGE = 200
 RESULT_GRACE_S = 5.0
-"""How long the process that ended an asking has to store its result itself."""
+"""Seconds that the process ending an asking has to store its result itself."""
 
 
 class UnsentResults(SweepDuty):
-    """Stores a page of them; what is stored apart may come too late for the report."""
+    """Stores a page of results; those of the backend's thread may come too late for the report."""
 
     interval_s = RESULT_GRACE_S / 2
     counts = (Count("results", "Results brought to the result backend."),)
@@ -35,7 +35,7 @@ class UnsentResults(SweepDuty):
         if backend.is_busy:
             return
         rows = askings.unsent(self._connections, older_than_s=RESULT_GRACE_S, limit=PAGE, since=self._since)
-        # The next page next time: what a backend never takes keeps nobody else's result back.
+        # The next page comes next time: a result that the backend never takes must not hold up the others.
         last = rows[-1].closed_at if len(rows) == PAGE else None
         self._since = last if last != self._since else None
         if rows:

@@ -1,4 +1,4 @@
-"""Has published again what was in a queue that is gone; the publish declares the queue."""
+"""Publishes again the messages of a queue that is gone; publishing declares the queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .sweep import SweepDuty
 
 
 class VanishedQueues(SweepDuty):
-    """Asks the broker for each queue in which messages of jobs should be, where it can be asked."""
+    """Asks the broker, where it can answer, for each queue that should have messages of jobs."""
 
     interval_s = 3.0
 
