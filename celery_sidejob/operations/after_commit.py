@@ -1,4 +1,4 @@
-"""What follows a commit: events are told, messages published, results stored."""
+"""The work that follows a commit: events are told, messages published, results stored."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from .runtime import Runtime
 logger = logging.getLogger("celery_sidejob")
 
 MARK_S = FIRST_CHECK_S / 2
-"""How long the mark of a published message may be put off: the sweeper checks a fresh row only later than that."""
+"""Seconds for which the mark of a published message may wait: the sweeper checks a fresh row only later than that."""
 
 
 @dataclass(slots=True)
 class AfterCommit:
-    """What follows a commit, collected while the transaction is open.
+    """The work that follows a commit, collected while the transaction is open.
 
-    If the process dies before it is carried out, nothing is lost: doorbells, continuations, outcomes and noted asks are
-    rows, which the sweeper finds. Only the events are then not told.
+    If the process dies before the work is done, only the events are lost. Doorbells, continuations, outcomes and noted
+    asks are rows, which the sweeper finds.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -43,26 +43,26 @@ class AfterCommit:
     noted: list[int] = field(default_factory=list)
 
     def created(self, new: NewJob, row: Any) -> None:
-        """Tell of a job that was inserted, and have its doorbell rung unless its first run waits for its time."""
+        """Note a new job: its event, and its doorbell unless the first run is due later."""
         self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
         if row.for_run is not None:
             self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
 
     def moved(self, job: Any, before: str, after: str, run_no: int | None = None, task_id: str | None = None) -> None:
-        """Tell that a job moved, if it did."""
+        """Note the event of a job's move, if it moved."""
         if before != after:
             self.events.append(JobMoved(job.id, job.task, before, after, run_no, task_id))
 
     def ring(self, job: Any, armed: Any) -> None:
-        """Have the doorbell of a job's message rung that was just armed: (task_id, for_run, options)."""
+        """Have the doorbell rung of a job's message that was just armed: (task_id, for_run, options)."""
         self.doorbells.append(Doorbell.of(job.id, job, armed, armed.options))
 
 
 def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
-    """Carry out what follows a commit, where the runtime has that done."""
+    """Do the work that follows a commit, at once or in the thread that the runtime names."""
 
     def carry_out() -> None:
-        # Moves come first: a receiver that is told of a burial has been told of the failure.
+        # Moves come first: a receiver hears of the failure before it hears of the burial.
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)
         dispatch(
@@ -75,7 +75,7 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
 
 
 def tell(runtime: Runtime, *events: Event) -> None:
-    """Tell what was committed, where nothing else follows."""
+    """Tell committed events where nothing else follows the commit."""
     if events:
         follow(runtime, AfterCommit(events=list(events)))
 
@@ -84,10 +84,11 @@ def dispatch(
     runtime: Runtime, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
     refused: Refused | None = None, marks_later: bool = False,
 ) -> int:  # fmt: skip
-    """Publish, mark what the broker has, and return how many those were; `refused` is given what no queue takes.
+    """Publish, mark the messages that the broker has, and return their number.
 
-    Dying before the mark only means that the sweeper publishes once more; the claim drops the copy. With `marks_later`
-    the doorbells of a second are marked by one statement; most of their runs have begun by then.
+    Messages that no queue takes are added to `refused`. If the process dies before the mark, the sweeper publishes once
+    more, and the claim drops the copy. With `marks_later` one statement marks the doorbells of a second; most of their
+    runs have begun by then.
     """
     waiting: list[Publication] = [*continuations, *doorbells]
     if not waiting:
@@ -113,7 +114,7 @@ def dispatch(
 
 
 def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
-    """Bring outcomes to the result backend, mark those it has, and return how many those were."""
+    """Bring outcomes to the result backend, mark those that it has, and return their number."""
     stored = [outcome.task_id for outcome in outcomes if runtime.results.deliver(outcome)]
     if stored:
         try:

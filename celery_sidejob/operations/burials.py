@@ -1,6 +1,6 @@
-"""The end of a durable task that has not ended well: its row moves to the dead set, from which a person may revive it.
+"""Durable tasks that have not ended well: their rows move to the dead set, from which a person may revive them.
 
-Or it is forgotten, where it had ended well after all.
+A row whose task ended well after all is removed instead.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ def fail(  # noqa: PLR0913 - which row, why, and by whom
     runtime: Runtime, key: Key, death: Death, *, by: str, worker_id: int | None, patient: bool = False,
     unknown: bool = False, address: Address = NOWHERE, content: Content | None = None,
 ) -> bool:  # fmt: skip
-    """Move a row to the dead set, and tell of it once; False if it was somebody else's by then, or is there already.
+    """Move a row to the dead set, and tell of it once; False if it is no longer the caller's.
 
-    False as well if the message has a copy that counts, as far as its `address` tells, or if the row has another
-    `content` than the delivery by which it is judged. `unknown`: an earlier try may have moved it already.
+    False if the row is in the dead set already, and also False if `address` leads to a copy that counts instead, or if
+    the row has another `content` than the delivery on which the judgement rests. `unknown`: an earlier try may have
+    moved the row already.
     """
     traceback = None if death.traceback is None else storable(death.traceback)
     death = replace(death, error=storable(death.error), traceback=traceback)
@@ -57,7 +58,7 @@ def fail(  # noqa: PLR0913 - which row, why, and by whom
         except OutcomeUnknown:
             unknown = True
             raise
-        if found is None and unknown:  # the first try may have done it, and nobody was told
+        if found is None and unknown:  # the first try may have moved it, and its answer was lost
             row = burials.buried(runtime.connections, key)
             return None if row is None else (row.id, row.task)
         return found
@@ -72,7 +73,7 @@ def fail(  # noqa: PLR0913 - which row, why, and by whom
 
 
 def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None) -> bool:
-    """Tell whether the row is still there, and counts before any copy of it in another store."""
+    """Tell whether the row still exists and counts before any copy of it in another store."""
     row = tasks.read(runtime.connections, key[0])
     if row is None or row.generation != key[1]:
         return False
@@ -80,7 +81,7 @@ def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None)
 
 
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
-    """Move what follows an asking to the dead set, and tell of it once; False if it is gone."""
+    """Move a continuation to the dead set, and tell of it once; False if it is gone."""
     shown = storable(error)
 
     def work(executor: Transaction) -> int | None:
@@ -99,9 +100,9 @@ def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: s
 
 
 def poison(runtime: Runtime, key: Key) -> bool:
-    """Doom the row of a message that the broker's transport has given up; False if this store knows nothing of it.
+    """Doom the row of a message that the transport has given up; False if this store has no such row.
 
-    The sweeper tells of the doom and buries it, as of any other. A row that a run holds lives on.
+    The sweeper reports the doom and buries the row, like any other. A row that a run holds is left alone.
     """
     found = runtime.connections.transact("durable-poison", lambda executor: burials.poison(executor, key), single=True)
     if found.doomed:
@@ -110,18 +111,18 @@ def poison(runtime: Runtime, key: Key) -> bool:
 
 
 def entry_id_of(label: str | None, number: int) -> int | str:
-    """Return how an entry of the dead set is called: its number, behind the label of its store where that has one."""
+    """Return the name of an entry of the dead set: its number, after the label of its store if the store has one."""
     return number if label is None else f"{label}:{number}"
 
 
 def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
-    """Remove a row that no run holds: its run had ended well after all, or was one without a lock, of this content."""
+    """Remove a row that no run holds: its run ended well after all, or ran this content without a lock."""
     kept = None if content is None else as_kept(runtime, key, content)
     return runtime.connections.transact("durable-end", lambda executor: tasks.forget(executor, key, kept), single=True)
 
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
-    """Take entries out of the dead set and publish their messages again, in new generations; returns how many."""
+    """Take entries out of the dead set and publish their messages again, in new generations; returns their number."""
 
     check_interval_s = runtime.settings.lost_after
 
@@ -139,7 +140,7 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:
-    """Return why an entry that there is did not leave the dead set."""
+    """Return the error for an entry that exists and did not leave the dead set."""
     return IllegalMoveError(
         f"Entry {entry_id} of the dead set cannot be retried: a task {task_id} waits or runs already, or somebody "
         "has just retried it."

@@ -1,4 +1,4 @@
-"""Whether a delivery is of its row: the same task, the same body. Anybody who reaches the broker can name a row."""
+"""Tells whether a delivery matches its row (the same task and body): anyone who reaches the broker can name a row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ logger = logging.getLogger("celery_sidejob")
 
 
 def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
-    """Return what a delivery runs in the form of its row, whose body may be compressed: then that is read for it."""
+    """Return the content of a delivery in the form of its row; a compressed row's body is read for this."""
     if content.unpack is None:
         return content
     row = tasks.content_of(runtime.connections, key, whole=True)
@@ -21,13 +21,13 @@ def as_kept(runtime: Runtime, key: Key, content: Content) -> Content:
         try:
             if digest_of(content.unpack(bytes(row.body))) == digest:
                 digest = row.digest
-        except Exception as error:  # it is compressed otherwise, or not at all
+        except Exception as error:  # it is compressed in another way, or not at all
             logger.debug("The row of task %s is not compressed as a delivery says: %r", key[0], error)
     return Content(content.task, digest)
 
 
 def is_forged(runtime: Runtime, key: Key, content: Content) -> bool:
-    """Tell, and log, whether a delivery that is not run has the id of what waits or runs, and is something else."""
+    """Tell, and log, whether a delivery that is not run names a row that waits or runs, with another content."""
     row = tasks.content_of(runtime.connections, key)
     if row is None or (row.task, row.digest) == as_kept(runtime, key, content)[:2]:
         return False

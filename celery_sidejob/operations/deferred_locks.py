@@ -1,12 +1,13 @@
-"""Locks of durable tasks that are written late: a run begins in memory, and is locked if it still runs at a flush.
+"""Deferred locks of durable tasks: a run begins in memory, and is locked if it still runs at the next flush.
 
-For tasks that may be repeated (`locks_late`), and only for what is plainly the first delivery of a message. One thread
-of each process, there while there is something to write, locks what still runs after `EVERY_S` and removes what has
-ended by then, a statement for all of each. What is not plainly first locks at once, as everybody else does, so of two
-deliveries one gets the row; the other finds that out at its flush, and does not count.
+Only tasks that may be repeated (`locks_late`) defer their locks, and only for a delivery that is plainly the first of
+its message. In each process one thread, which lives while there is something to write, locks the runs older than
+`EVERY_S` and removes the rows of those that have ended, with one statement for each group. A delivery that is not
+plainly the first locks at once. Of two deliveries, therefore, one gets the row. The other finds that out at its flush,
+and does not count.
 
-A process that dies before its flush leaves rows that nobody holds: they are published again, as copies, which lock at
-once. `tests/protocol_model/late_locks.py` walks all interleavings, and shows what comes of simpler rules.
+If a process dies before its flush, its rows are held by no run. They are published again as copies, which lock at once.
+`tests/protocol_model/late_locks.py` walks all interleavings, and shows the faults of simpler rules.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from .task_run_end import end_task_runs
 logger = logging.getLogger("celery_sidejob")
 
 EVERY_S = 0.02
-"""How often this process writes, and how long a run may go on without a lock, but for one flush more."""
+"""Seconds between two flushes; a run goes without a lock for at most this long and one flush more."""
 BEHIND_S = 0.25
-"""After how long an unanswered flush keeps further runs from beginning without a lock."""
+"""Seconds after which an unanswered flush keeps further runs from beginning without a lock."""
 RETRY_S = 0.2
 AT_REST_S = 0.2
-"""How long the thread goes on looking while there is nothing to write: to wake it would cost each run more."""
+"""Seconds for which the idle thread keeps looking for work: waking it would cost each run more."""
 LINGER_S = 5.0
-"""How long it then waits to be woken, before it ends."""
+"""Seconds for which it then waits to be woken, before it ends."""
 POLL_S = 0.002
 PAGE = 1000
 NAME = "late locks"
 
 
 class LateLocks:
-    """What one process has still to lock or to remove in one store."""
+    """The runs of one process whose rows it has still to lock or to remove in one store."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -60,7 +61,7 @@ class LateLocks:
         write_behind.register(self)
 
     def forget(self) -> None:
-        """After a fork: what there is is the parent's."""
+        """After a fork: all pending work belongs to the parent."""
         self._lock = native.lock()
         self._runs: dict[Key, LateLock] = {}
         self._thread: threading.Thread | native.Thread | None = None
@@ -74,7 +75,7 @@ class LateLocks:
     # -- what runs ask -------------------------------------------------------------------------------------------
 
     def begin(self, run: Run, *, max_losses: int) -> bool:
-        """Let a run begin whose lock is written later; False if it has to lock now, as earlier ones are not written."""
+        """Let a run begin whose lock is written later; False if it must lock now, as earlier locks are not written."""
         now = time.monotonic()
         with self._lock:
             since = self._writing_since
@@ -87,17 +88,17 @@ class LateLocks:
         return True
 
     def has(self, key: Key) -> bool:
-        """Tell whether this process runs such a task, or has not removed it yet: it needs no copy."""
+        """Tell whether this process runs the task, or has not removed its row yet: then the task needs no copy."""
         return key in self._runs
 
     def is_written(self, run: Run) -> bool:
-        """Tell whether it is known already who has the row."""
+        """Tell whether it is already known which run has the row."""
         return self._of(run).state in (HELD, REFUSED)
 
     def end(self, run: Run) -> None:
-        """Have the row of a run removed that has ended well, with nothing that follows it.
+        """Have the row of a run removed that ended well and that nothing follows.
 
-        Dying before the next flush only means that it is found again, and repeated.
+        If the process dies before the next flush, the row is found again, and the run is repeated.
         """
         with self._lock:
             late = self._of(run)
@@ -110,7 +111,7 @@ class LateLocks:
             thread.start()
 
     def drop(self, run: Run) -> None:
-        """Write nothing more of a run that is over, unless its row is to be removed."""
+        """Write nothing more for a run that is over, unless its row is still to be removed."""
         with self._lock:
             late = self._of(run)
             if late.state == WRITING:
@@ -119,9 +120,9 @@ class LateLocks:
                 self._forget(late)
 
     def take(self, run: Run) -> bool:
-        """Have the lock now; False if another run has the row, or it is gone or doomed: then this one does not count.
+        """Lock the row now; False if another run has the row, or it is gone or doomed: then this run does not count.
 
-        Raises StoreUnavailableError if the store does not answer; then it is written later.
+        Raises StoreUnavailableError if the store does not answer; then the lock is written later.
         """
         late = self._of(run)
         while True:
@@ -137,16 +138,16 @@ class LateLocks:
                     self._write_locks([late])
                     break
             finally:
-                if ours:  # whatever strikes: it would be being written for ever
+                if ours:  # whatever interrupts: else its state would stay WRITING for ever
                     with self._lock:
                         self._go_on_with([late])
-            time.sleep(POLL_S)  # and not on a lock, with which greenlets would wait for the flush
+            time.sleep(POLL_S)  # not on a lock, for which all greenlets would wait
         return late.state == HELD
 
     # -- writing -------------------------------------------------------------------------------------------------
 
     def write_now(self) -> None:
-        """Write all there is, or say why not: this process ends, or its worker gives back what it holds."""
+        """Write all pending locks and ends, or log why not: this process ends, or its worker gives back its runs."""
         deadline = time.monotonic() + self._runtime.stores.wait_s
         while self._writing_since is not None and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -157,7 +158,7 @@ class LateLocks:
             logger.warning("What has run without a lock is found by the sweeper, and runs again: %s", error)
 
     def _write(self, *, older_than_s: float) -> bool:
-        """Lock what has run for so long and remove what has ended; False if there was nothing."""
+        """Lock runs older than this and remove the rows of ended ones; False if there were none."""
         now = time.monotonic()
         with self._lock:
             known = self._runs.values()
@@ -181,7 +182,7 @@ class LateLocks:
         return True
 
     def _write_apart(self, write: Callable[[Sequence[LateLock]], None], lates: Sequence[LateLock]) -> None:
-        """Write these, each by itself if they cannot be written together; the sweeper finds what cannot be at all."""
+        """Write these runs, one by one if they fail together; the sweeper finds those that cannot be written."""
         try:
             write(lates)
         except (StoreUnavailableError, SchemaError):
@@ -199,7 +200,7 @@ class LateLocks:
         return all(late.state in (HELD, REFUSED) for late in self._runs.values())
 
     def _go_on_with(self, written: Sequence[LateLock]) -> None:
-        """See to what became of runs while there was written of them, and to what could not be written."""
+        """Apply ends that arrived while locks were being written, and return unwritten runs to the queue."""
         for late in written:
             then, late.then = late.then, None
             if then == ENDED:
@@ -231,7 +232,7 @@ class LateLocks:
                 gone = self._transact("durable-late-end", remove, of_worker)
                 for late in of_worker:
                     if late.run.key[0] in gone or late.run.is_revoked:
-                        late.then = OVER  # at once: whoever tries the rest again does not find it
+                        late.then = OVER  # at once: a retry of the others no longer finds its row
                 self._take_back([late for late in of_worker if late.then != OVER])
             except OutcomeUnknown:
                 for late in of_worker:
@@ -239,7 +240,7 @@ class LateLocks:
                 raise
 
     def _take_back(self, left: Sequence[LateLock]) -> None:
-        """Take out of the dead set what was revoked or expired before its run had a lock, and has ended well."""
+        """Take runs out of the dead set that were revoked or expired before they had a lock, and have ended well."""
         if not left:
             return
         taken = self._transact("durable-late-end", latecomers.take_back_late, left)
@@ -256,7 +257,7 @@ class LateLocks:
     def _transact(
         self, name: str, write: Callable[[Transaction, list[Late]], set[str]], lates: Sequence[LateLock]
     ) -> set[str]:
-        """Write what belongs together, and return the ids of which it was written."""
+        """Write runs that belong together, and return the ids of those written."""
 
         def work(executor: Transaction) -> set[str]:
             now = time.monotonic()
@@ -271,7 +272,7 @@ class LateLocks:
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _thread_wanted(self) -> threading.Thread | native.Thread | None:
-        """Wake the thread, or return a new one to be started. With gevent a real one: bodies may keep all greenlets."""
+        """Wake the thread, or return a new one to start. Under gevent it is real: bodies may block all greenlets."""
         if self._thread is None:
             name = self._runtime.store.called("sidejob-late-locks")
             if native.is_patched():
@@ -285,7 +286,7 @@ class LateLocks:
         return None
 
     def _run(self) -> None:
-        """Write every `EVERY_S`; rest when there is nothing, and end when nothing comes."""
+        """Write every `EVERY_S`; rest when there is nothing to write, and end when nothing comes."""
         fails, wrote_at = 0, time.monotonic()
         self._thread_id = native.thread_id()
         while True:
@@ -305,7 +306,7 @@ class LateLocks:
                 wrote_at = time.monotonic()
 
     def _rest(self) -> bool:
-        """Wait to be woken; False if nobody did, and this thread is no longer the one that writes."""
+        """Wait to be woken; False if nothing wakes this thread and it is no longer the one that writes."""
         with self._lock:
             if not self._is_idle():
                 return True
@@ -322,7 +323,7 @@ class LateLocks:
         return False
 
     def _over_own(self) -> AbstractContextManager[None]:
-        """With gevent the thread has a connection of its own; those of greenlets are none for it."""
+        """Under gevent the thread has a connection of its own; it cannot use those of greenlets."""
         if not native.is_patched() or native.thread_id() != self._thread_id:
             return nullcontext()
         if self._executor is None or self._executor.broken:
@@ -335,7 +336,7 @@ class LateLocks:
 
 
 def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
-    """Yield those of each identity that their worker had, sorted, so that two processes do not wait for each other."""
+    """Yield the runs of each worker identity, sorted, so that two processes never wait for each other."""
     for worker_id in {late.run.worker_id for late in lates}:
         yield sorted((late for late in lates if late.run.worker_id == worker_id), key=_by_key)
 
@@ -350,18 +351,18 @@ def _by_key(late: LateLock) -> Key:
 
 
 def of(runtime: Runtime) -> LateLocks:
-    """Return those of this process in a store."""
+    """Return the deferred locks of this process in a store."""
     return runtime.connections.write_behind(NAME, lambda: LateLocks(runtime))
 
 
 def is_here(runtime: Runtime, key: Key) -> bool:
-    """Tell whether this process runs a task without a lock, or has not removed it yet."""
+    """Tell whether this process runs a task without a lock, or has not removed its row yet."""
     found = runtime.connections.if_write_behind(NAME)
     return isinstance(found, LateLocks) and found.has(key)
 
 
 def write_now(runtime: Runtime) -> None:
-    """Write what this process has not written yet."""
+    """Write the pending locks and ends of this process."""
     found = runtime.connections.if_write_behind(NAME)
     if found is not None:
         found.write_now()

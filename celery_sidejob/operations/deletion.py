@@ -1,6 +1,7 @@
 """Deleting jobs. Asking and terminating are changes like any other (`unit_of_work`).
 
-A job is only deleted with all that is below it. A tree that is too large for one transaction goes from below, in parts.
+A job is only deleted with everything below it. A tree too large for one transaction is deleted in parts, from the
+bottom up.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from ..store.statement import Transaction
 from .runtime import Runtime
 
 TOGETHER = 5000
-"""Jobs that the pruner deletes in one transaction, at most: so many take half a second."""
+"""Jobs that the pruner deletes in one transaction, at most: deleting this many takes half a second."""
 PART = 500
-"""Jobs that one transaction takes from a larger tree."""
+"""Jobs of a larger tree that one transaction deletes."""
 
 
 def delete(runtime: Runtime, job_id: int) -> bool:
     """Delete a job and everything below it if all are terminated; otherwise change nothing and return False.
 
-    Terminated jobs are in no run and have no message, so a delete that succeeds has no live run; later deliveries
-    and zombies find no row.
+    Terminated jobs are in no run and have no message, so no live run is deleted. Later deliveries and zombies find no
+    row.
     """
 
     def work(executor: Transaction) -> bool:
@@ -49,11 +50,11 @@ def delete(runtime: Runtime, job_id: int) -> bool:
 def delete_finished(
     runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None
 ) -> int | None:
-    """Delete those of the jobs that rest in `statuses` with all below them, all in one transaction; returns how many.
+    """Delete those of the jobs that rest in `statuses`, with all below them, in one transaction; returns their number.
 
-    A job stays if anything is still to happen to it or below it, if somebody has locked a part of its tree just now,
-    or if that changes meanwhile. A result that the backend does not have yet is still to come: a chord or an errback
-    may wait for it. Returns None, and changes nothing, where the trees have more than `most` jobs.
+    A job stays if anything is still due for it or below it, if a part of its tree is locked just now, or if that
+    changes meanwhile. A result that the backend does not have yet is still due: a chord or an errback may wait for it.
+    Returns None, and changes nothing, if the trees have more than `most` jobs.
     """
 
     def work(executor: Transaction) -> int | None:
@@ -80,26 +81,26 @@ def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int
 
 
 class LargeTree:
-    """A tree that is deleted from below, in parts, and is not begun unless all of it rests in `statuses`.
+    """A tree that is deleted in parts, from the bottom up; deletion begins only if all of it rests in `statuses`.
 
-    Its root goes last. While a run of that is asked for, or somebody locks it, nothing more is deleted.
+    Its root goes last. While a run of the root is asked for, or the root is locked, nothing more is deleted.
     """
 
     def __init__(self, runtime: Runtime, root: int, statuses: Set[str]) -> None:
         self._runtime = runtime
         self._root = root
         self._statuses = statuses
-        self._left = array("q")  # each job after all that are above it
+        self._left = array("q")  # each job after all its ancestors
 
     def read(self) -> bool:
-        """Read which jobs there are; False if one of them is not finished."""
+        """Read the jobs of the tree; False if one of them is not finished."""
         found = trees.levels(self._runtime.connections, self._root, self._statuses)
         if found is not None:
             self._left = array("q", found)
         return found is not None
 
     def delete_part(self) -> bool:
-        """Delete the next part; False if nothing more is to be deleted, or can be."""
+        """Delete the next part; False if nothing more can or need be deleted."""
         part = self._left[-PART:].tolist()
 
         def work(executor: Transaction) -> bool:

@@ -1,4 +1,4 @@
-"""The end of a run of a durable task: its row is removed together with the keeping of what follows, or goes on."""
+"""The end of a durable task's run: its row goes on as another message, or is removed as its follow-ups are kept."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from .task_run_end import end_task_runs
 logger = logging.getLogger("celery_sidejob")
 
 LATE_END_PATIENCE_S = 3600.0
-"""How long a process goes on with ends that were given up."""
+"""Seconds for which a process keeps trying ends that were given up."""
 LATE_END_S = 0.5
-"""How long after it was given up an end is tried again."""
+"""Seconds after which an end that was given up is tried again."""
 
 
 def go_on(runtime: Runtime, run: Run, message: Message) -> None:
-    """Turn the row of a run into that of the message by which it goes on, and publish that when it is due.
+    """Turn the row of a run into the row of its next message, and publish that message when it is due.
 
-    A store that is away is tried for a lease: Celery takes a retry that cannot be sent for a failure. Raises
-    LeaseLostError if the row was taken from this run.
+    Tries for a lease if the store is unavailable, because Celery takes a retry that cannot be sent for a failure.
+    Raises LeaseLostError if the row was taken from this run.
     """
     have_lock(runtime, run)
     is_unknown = False
@@ -71,11 +71,11 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
 
 
 def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
-    """Tell whether a run counts, before its outcome is reported to anybody: not if its row was taken from it.
+    """Tell whether a run counts, before its outcome is reported: it does not if its row was taken from it.
 
-    A run that was called lost and has ended well counts if no other run has begun since. From here on none begins: a
-    process that dies before `end` leaves a row that is buried as lost. A store that is away is tried for a lease; then
-    the run is taken to count, as nobody knows better.
+    A run that was called lost and ended well counts if no other run has begun since. From here on none begins: if the
+    process dies before `end`, the row is buried as lost. Tries for a lease if the store is unavailable; then the run is
+    taken to count, because nothing is known against it.
     """
     if run.is_revoked:
         return False
@@ -99,20 +99,20 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
     try:
         return patiently(runtime, once)
     except StoreUnavailableError as error:
-        logger.warning("Whether the run of task %s counts is not known, and it is taken to: %s", run.key[0], error)
+        logger.warning("It is not known whether the run of task %s counts; it is taken to count: %s", run.key[0], error)
         run.has_waited = True
         return True
 
 
 def end(runtime: Runtime, run: Run) -> None:
-    """Remove the row of a run that ended well, and keep what follows it, in one commit; then publish that.
+    """Remove the row of a run that ended well and keep its follow-ups, in one commit; then publish them.
 
-    A run that was called lost meanwhile, because its worker was silent, takes itself back: it leaves the dead set, or
-    does not run again. Raises LeaseLostError if another run has the row or had it since: then nothing that follows
-    this one is published.
+    A run that was called lost because its worker was silent takes itself back: it leaves the dead set, or does not run
+    again. Raises LeaseLostError if another run has the row or has had it since: then no follow-up of this one is
+    published.
 
-    A store that is away is tried for a lease, then StoreUnavailableError is raised, and this process goes on trying
-    beside its other work. By then the worker may have called the run lost, as it does if this process dies.
+    Tries for a lease if the store is unavailable. Then StoreUnavailableError is raised, and this process keeps trying
+    beside its other work. By then the worker may have called the run lost, as happens if this process dies.
     """
     try:
         _end(runtime, run, lambda once: patiently(runtime, once) if not run.has_waited else once())
@@ -122,7 +122,7 @@ def end(runtime: Runtime, run: Run) -> None:
 
 
 def end_late(runtime: Runtime, run: Run) -> None:
-    """Have the row of such a run removed soon: it has ended well, and nothing follows it."""
+    """Have the row of a run without a lock removed soon: it ended well, and nothing follows it."""
     deferred_locks.of(runtime).end(run)
 
 
@@ -142,7 +142,7 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
     claimed: ClaimedElsewhereError | None = None
     for run in runs:
         if run.has_ended:
-            continue  # of several one has found the store away again
+            continue  # another end has just found the store unavailable again
         try:
             _end(runtime, run, lambda once: once())
         except LeaseLostError as error:
@@ -152,7 +152,7 @@ def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
             continue
         except StoreUnavailableError:
             raise
-        except Exception:  # it must not keep the others from their ends; the worker finds what it holds
+        except Exception:  # it must not keep the others from their ends; the worker finds the runs it still holds
             logger.exception("The end of task %s cannot be written", run.key[0])
         run.has_ended = True
     if claimed is not None:
@@ -196,7 +196,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
             raise
 
     reach("durable-end:before")
-    # What a run without a lock was refused may be held by another one of the same worker.
+    # If a run without a lock was refused, another run of the same worker may hold the row.
     if not has_lock(runtime, run) or not try_(lambda: once(remove)):
         if not run.is_revoked and try_(lambda: once(take_back)):
             tell(runtime, TaskEndedWell(run.key[0], run.task))

@@ -1,4 +1,4 @@
-"""The lock of a run of a durable task: who has the row, from the run's beginning until it ends, or is taken from it."""
+"""The lock of a durable task's run: the run has the row from its beginning until its end, or until the row is taken."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ logger = logging.getLogger("celery_sidejob")
 def begin(  # noqa: PLR0913 - the lock's own columns
     runtime: Runtime, run: Run, address: Address = NOWHERE, *, pid: int, on_lost: str, max_losses: int, is_here: bool
 ) -> bool:
-    """Lock the row; False for what is not to run: a copy, or forged.
+    """Lock the row; False if the delivery must not run: it is a copy, or forged.
 
-    `is_here`: this process runs the task already, so that a lock of its own is that run's and not a lost answer.
+    `is_here`: this process already runs the task. A lock of its own then belongs to that run, and is no lost answer.
     """
 
     def work(executor: Transaction) -> bool:
@@ -48,35 +48,35 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     try:
         begun = once()
     except NoAnswer:
-        raise  # it would say nothing to a second one either
+        raise  # a second try would get no answer either
     except OutcomeUnknown:
         begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
     return begun and _counts(runtime, run, address)
 
 
 def begin_late(runtime: Runtime, run: Run, *, max_losses: int) -> bool:
-    """Let a run begin whose lock is written later; False if it has to lock now."""
+    """Let a run begin whose lock is written later; False if it must lock now."""
     return deferred_locks.of(runtime).begin(run, max_losses=max_losses)
 
 
 def have_lock(runtime: Runtime, run: Run) -> None:
-    """Have such a run locked now, before it ends in any other way; LeaseLostError if the row is not to be had.
+    """Lock a run that began without a lock, before it ends in any other way; LeaseLostError if it cannot have the row.
 
-    A store that is away is tried for a lease. Of any other run there is nothing to be done.
+    Tries for a lease if the store is unavailable. For any other run it does nothing.
     """
     if not has_lock(runtime, run):
         raise lease_lost(run)
 
 
 def has_lock(runtime: Runtime, run: Run) -> bool:
-    """Do the same, and tell whether it is locked; False once it was refused."""
+    """Do the same, and tell whether the run is locked; False once it was refused."""
     return run.late is None or patiently(runtime, lambda: deferred_locks.of(runtime).take(run))
 
 
 def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: str, max_losses: int) -> bool:
-    """Keep a message that came without a row, locked for its run; False if it has one, or another delivery made one.
+    """Keep a message that came without a row, locked for its run; False if it has a row, or another delivery made one.
 
-    Its publisher had no extension, or no store that answered; in that case one of them may have it after all.
+    Its publisher had no extension, or no store that answered; in that case a store may have its row after all.
     """
     address = Address(call=message.call if runtime.stores.several else None, unconfirmed=True)
     noted = deduplication.is_to_be_noted(address)
@@ -97,7 +97,7 @@ def adopt(runtime: Runtime, run: Run, message: Message, *, pid: int, on_lost: st
 
 
 def check_hold() -> bool:
-    """Raise LeaseLostError if the durable task whose body runs here was taken from this run; False outside of one."""
+    """Raise LeaseLostError if the row was taken from the durable task whose body runs here; False outside of one."""
     run = current()
     if run is None or run == "inline" or run.moved:
         return run is not None
@@ -121,15 +121,15 @@ def put_back(runtime: Runtime, run: Run) -> None:
 
 
 def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
-    """Take runs that were cut off from the worker they ran in, this one: they run again, or go to the dead set.
+    """Take back runs that this worker holds and no longer executes: they run again, or go to the dead set.
 
-    Those that were not `begun`, only locked, run again.
+    Runs that were only locked, not `begun`, run again.
     """
     return _lose(runtime, holds.give_back(task_ids, worker_id=worker_id, loss=loss, begun=begun))
 
 
 def take_from_the_dead(runtime: Runtime) -> int:
-    """Take a page of runs from workers that were declared dead; returns how many."""
+    """Take a page of runs from workers that were declared dead; returns their number."""
     return _lose(runtime, holds.take_from_the_dead())
 
 
@@ -145,7 +145,7 @@ def _is_mine(runtime: Runtime, run: Run, *, pid: int, is_here: bool) -> bool:
 
 
 def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
-    """Tell whether the copy that was just locked is the one to run; removes it if it is not."""
+    """Tell whether the copy that was just locked is the one to run; remove it if it is not."""
     if deduplication.gives_way(runtime, run.key, address, worker_id=run.worker_id):
         return False
     deduplication.note(runtime, run.key, address)
@@ -153,7 +153,7 @@ def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
 
 
 def _lose(runtime: Runtime, end: TaskEnd) -> int:
-    """Take runs from whoever held them, and tell of those that were lost."""
+    """Take runs from their holders, and tell of those that were lost."""
     taken = runtime.connections.transact(
         "durable-lose", lambda executor: end_task_runs(executor, end), single=True, within_s=patience_s(runtime)
     )

@@ -1,7 +1,7 @@
-"""A run of an ordinary durable task: what its process knows of it, and whether its row is still its own.
+"""A run of an ordinary durable task, as its process knows it, and whether the run still has its row.
 
-The order is lock (`durable_locks.py`), body, result, then removal together with the rows of what follows it
-(`durable_ends.py`). `docs/durable.md` has what a death in each gap gives.
+The order is lock (`durable_locks.py`), body, result, then removal together with keeping the follow-ups
+(`durable_ends.py`). `docs/durable.md` says what a death in each gap leads to.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..model.errors import LeaseLostError, StoreUnavailableError
 from .runtime import Runtime
 
 WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
-"""How it stands with a lock that is written later: see `LateLock`."""
+"""The states of a lock that is written later: see `LateLock`."""
 
 
 class Claim(Protocol):
-    """The right to publish the body of a chord, which the result backend gives to one at a time, for a while."""
+    """The right to publish the body of a chord. The result backend gives it to one process at a time, for a while."""
 
     messages: Sequence[Message]
-    """The body, among what follows the run that has it."""
+    """The chord's body, among the follow-ups of the run that holds the right."""
 
     def hold(self) -> bool:
-        """Have it for a while more; False if somebody else has had it, and the body is known.
+        """Extend the right; False if another process has had it in the meantime, and the body is known.
 
-        Raises ClaimedElsewhereError while that is open.
+        Raises ClaimedElsewhereError while that is undecided.
         """
         ...
 
     def settle(self) -> None:
-        """Have the backend forget the chord, whose body is kept; never raises. Who dies before leaves it to expire."""
+        """Have the backend forget the chord, whose body is kept; never raises. If we die before, it expires."""
         ...
 
 
 class ClaimedElsewhereError(StoreUnavailableError):
-    """Somebody else is about to publish the body of a chord, or has died with that: this has to be tried again."""
+    """Another process is about to publish the body of a chord, or died before it did: this has to be tried again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,36 +52,36 @@ class Run:
     runtime: Runtime
     """The runtime of the store that has the row."""
     content: Content
-    """What it runs."""
+    """The task and body that the run executes."""
     in_body: bool = False
     body_is_over: bool = False
     moved: bool = False
-    """The row goes on as another message: a retry, or what replaces this task."""
+    """The row goes on as another message: a retry, or the task that replaces this one."""
     is_lost: bool = False
-    """It does not count: its body has left and the row was given back, or the row was taken from it."""
+    """The run does not count: its body was left and the row given back, or the row was taken from the run."""
     is_revoked: bool = False
-    """Somebody has terminated it, and its worker has buried it; its body, in a thread, goes on."""
+    """The run was terminated, and its worker has buried it; its body, in a thread, goes on."""
     result_is_stored: bool = False
     follows: list[Message] = field(default_factory=list)
     """Callbacks, the rest of a chain and the body of a chord, kept by the commit that removes this run's row."""
     claim: Claim | None = None
-    """What is to be held for that commit, if it has the body of a chord."""
+    """The right to hold until that commit, if the run publishes the body of a chord."""
     has_waited: bool = False
-    """Its end has waited for an absent store for as long as an end may."""
+    """The end has waited for an unavailable store as long as an end may."""
     end_is_unknown: bool = False
     """An end whose answer was lost may have removed the row."""
     has_ended: bool = False
-    """Its end, which was given up once, was written later."""
+    """The end, which was given up once, was written later."""
     traceback: str | None = None
     late: LateLock | None = None
-    """How it stands with its lock, where that is written later."""
+    """The state of the lock, where it is written later."""
     stopping: Callable[[], bool] = lambda: False
     """Whether the worker wants to stop, or has ended this run."""
 
 
 @dataclass(eq=False, slots=True)
 class LateLock:
-    """How it stands with the lock of one run."""
+    """The state of one run's lock."""
 
     run: Run
     max_losses: int
@@ -90,20 +90,21 @@ class LateLock:
     """Not written yet; being written; held; refused, as another one has the row or it is gone or doomed; the run has
     ended well, and its row is to be removed; over: nothing is to be written any more."""
     then: str | None = None
-    """What became of the run while its lock was being written: ended, or over."""
+    """The run's state, ended or over, if that was decided while its lock was being written."""
     is_unknown: bool = False
     """An end whose answer was lost may have been applied."""
 
 
 _BODY: ContextVar[Run | Literal["inline"] | None] = ContextVar("celery_sidejob_durable", default=None)
-"""Of which run the body is that runs here; "inline": one of no run."""
+"""The run whose body runs here; "inline" for a body without a run."""
 
 
 @contextmanager
 def in_body(run: Run | None) -> Iterator[None]:
     """Make the block the body of a run, also for threads that are given the context.
 
-    None: that of a task called as a function or eagerly, which has no row. Within the body of a run it is part of that.
+    None: the body of a task called as a function or eagerly, which has no row. Within the body of a run it belongs to
+    that run.
     """
     token = _BODY.set(run or _BODY.get() or "inline")
     try:
@@ -113,12 +114,12 @@ def in_body(run: Run | None) -> Iterator[None]:
 
 
 def current() -> Run | Literal["inline"] | None:
-    """Return the run whose body runs here; "inline" in a body of no run, None outside of bodies."""
+    """Return the run whose body runs here; "inline" in a body without a run, None outside of bodies."""
     return _BODY.get()
 
 
 def is_to_stop() -> bool:
-    """Tell whether the durable task whose body runs here should come to its end; False outside of one."""
+    """Tell whether the durable task whose body runs here should end soon; False outside of one."""
     run = _BODY.get()
     return isinstance(run, Run) and run.stopping()
 

@@ -1,4 +1,4 @@
-"""The end that a run makes itself, or its worker for it: its last unit, the end, the parent's wake, in one commit."""
+"""The end that a run, or its worker, makes: its last unit, the end and the parent's wake, in one commit."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .unit_of_work import Applied
 
 
 def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from_outside: bool = False) -> str:
-    """End a run, and return its job's status: apply its last unit (None when it raised), the end, the parent's wake.
+    """End a run and return its job's status: apply its last unit (None if the run raised), the end, the parent's wake.
 
-    With `from_outside` the worker ends a run whose process it has stopped, whatever units it committed before.
-    Raises LeaseLostError if the run was no longer current: then nothing of this was applied.
+    With `from_outside` the worker ends a run whose process it has stopped, whatever units the run committed before.
+    Raises LeaseLostError if the run was no longer current: then nothing was applied.
     """
 
     if unit is not None and not from_outside and (ended := _end_quietly(runtime, hold, unit, ending)) is not None:
@@ -36,7 +36,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
 
     def work(executor: Transaction) -> tuple[Applied, str]:
         nonlocal known
-        parents, known = known or jobs.parents(executor, [hold.job_id]), None  # if it moved, it is read again
+        parents, known = known or jobs.parents(executor, [hold.job_id]), None  # after Moved they are read again
         return _end(runtime, executor, hold, unit, ending, from_outside, parents)
 
     done = repeat_until_known(runtime, hold, "end", work, ends=True)
@@ -49,7 +49,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
 
 
 def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> str | None:
-    """End a run that leaves nothing to be applied, in one statement that needs no lock before it.
+    """End a run that has nothing to apply, in one statement that needs no lock before it.
 
     None if there is something to apply after all: the ordinary end then judges it under the lock.
     """
@@ -74,7 +74,7 @@ def _end_quietly(runtime: Runtime, hold: Hold, unit: Unit, ending: Ending) -> st
 
 
 def _ended_before(runtime: Runtime, hold: Hold) -> str:
-    """Return what a run has become whose end was applied, but whose answer was lost: the sweeper does what follows."""
+    """Return the status after an end whose answer was lost: the sweeper does the follow-up work."""
     row = claims.outcome(runtime.connections, hold.job_id)
     return str(row.status if row is not None else Status.TERMINATED)
 
@@ -101,7 +101,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
         consume(executor, hold, unit)
     applied.apply()
     if ending.outcome == Status.FAILED:
-        applied.wakes.apply_due(hold.job_id)  # what is noted and committed by now came before the failure
+        applied.wakes.apply_due(hold.job_id)  # asks noted and committed by now came before the failure
     row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
     if row is None:
         raise lease_lost(hold)
@@ -114,7 +114,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
 
 
 def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> bool:
-    """Have the children of a job that was terminated recursively terminated too, also those that came since."""
+    """Terminate the children of a recursively terminated job too, including children that came since."""
     row = claims.read_claimed(executor, hold.job_id)
     if row is None or not row.terminate_tree:
         return False
@@ -125,7 +125,7 @@ def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> bool
 
 
 def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit: AfterCommit) -> None:
-    """Tell the outcome, then what the job is now: failed, then queued, if it was asked for meanwhile."""
+    """Tell the outcome, then the job's new status: failed, then queued, if the job was asked again meanwhile."""
     if status == Status.TERMINATING:
         steps: list[str] = []
     elif status == ending.outcome or ending.how == RunEnd.RETRIED:
@@ -138,7 +138,7 @@ def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit:
 
 
 def error_json(kind: str, message: str, module: str, traceback: str | None = None) -> str:
-    """Return how an error is kept in rows."""
+    """Return an error in the form in which rows keep it."""
     shown = storable(message)
     return json.dumps({"v": FORMAT, "type": kind, "module": module, "message": shown, "traceback": traceback})
 

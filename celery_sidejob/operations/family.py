@@ -1,4 +1,4 @@
-"""New jobs, their parents and their further names, as the changes of one transaction make them."""
+"""New jobs, their parents and their aliases, as the changes of one transaction make them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .runtime import Runtime
 
 
 class Family:
-    """The jobs that a transaction makes and those whose parents or aliases it changes. `own`: the run's own job."""
+    """The jobs that a transaction makes and the jobs whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
         self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,

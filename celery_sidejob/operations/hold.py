@@ -1,6 +1,6 @@
-"""A run's hold on its job, and what proves it: a step is applied if the run is still the job's current one.
+"""A run's hold on its job, and its proof: a step is applied only if the run is still the job's current one.
 
-Every step may be repeated after a lost answer, so what was applied already is recognised.
+Every step may be repeated after a lost answer, so a step that was applied already is recognised.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .runtime import Runtime
 T = TypeVar("T")
 
 PAUSE_S = 0.2
-"""Between two tries to reach a store that went away."""
+"""Seconds between two tries to reach an unavailable store."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Hold:
     row: Any = field(kw_only=True)
     """The job and its asking as they were claimed."""
     children: Sequence[Any] | None = None
-    """The job's children as the claim saw them; None where they are very many, and for a shutdown."""
+    """The job's children as the claim saw them; None if there are very many, and for a shutdown."""
 
 
 def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
@@ -47,9 +47,9 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
     ends: bool = False,
     single: bool = False,
 ) -> T | None:
-    """Run a fenced transaction until it is known to be applied; None if it was, and its answer was lost.
+    """Repeat a fenced transaction until it is known to be applied; None if it was, but its answer was lost.
 
-    With `single` it is one statement.
+    With `single` the transaction is one statement.
     """
     deadline = time.monotonic() + runtime.settings.lease
     refused: LeaseLostError | None = None
@@ -58,7 +58,7 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
         try:
             return runtime.connections.transact(name, work, single=single)
         except LeaseLostError as error:
-            # The first commit may have gone on behind the broken connection, and be what the fence has found now.
+            # The first commit may have continued behind the broken connection, and the fence may have found it now.
             if not uncertain:
                 raise
             refused = error
@@ -80,7 +80,7 @@ def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
 
 
 def _is_applied(hold: Hold, row: Any, *, ends: bool) -> bool:
-    """Tell by the job's row whether the unit, or the end, was applied; LeaseLostError if the run is not current."""
+    """Tell from the job's row whether the unit, or the end, was applied; LeaseLostError if the run is not current."""
     if row is None:
         raise lease_lost(hold)
     if ends and row.ended_run == hold.run_no:
@@ -91,7 +91,7 @@ def _is_applied(hold: Hold, row: Any, *, ends: bool) -> bool:
 
 
 def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:
-    """Raise LeaseLostError unless the locked row of the job is still held so; `any_unit`: whatever it committed."""
+    """Raise LeaseLostError unless the hold still has the job's locked row; `any_unit`: whatever units it committed."""
     if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
         raise lease_lost(hold)
     if row.unit_no != hold.unit_no and not any_unit:

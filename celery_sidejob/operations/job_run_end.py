@@ -1,8 +1,8 @@
-"""The one place where a run of a job ends, whoever ends it: the run itself, the worker that stopped it, or a rescue.
+"""The one place where a run of a job ends, whether the run, the worker that stopped it, or a rescue ends it.
 
-Code that belongs to every end goes into `end_job_run`: it knows the run, how it ended and the job's new status, in the
-transaction that ends it. A termination ends no run: it asks for a shutdown, which is a run and ends here. A deletion
-ends no run either: only jobs at rest are deleted.
+Code that belongs to every end goes into `end_job_run`. It knows the run, how it ended and the job's new status, in the
+transaction that ends the run. A termination ends no run: it asks for a shutdown, which is a run and ends here. A
+deletion ends no run either: only jobs at rest are deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .runs import Unit
 from .runtime import Runtime
 
 TAKEN = (RunEnd.LOST, RunEnd.GIVEN_BACK)
-"""Ends that the run did not decide: it was taken from its worker."""
+"""Ends that the run did not decide: the run was taken from its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,15 @@ class Ending:
     retry_in_s: float = 0.0
     reason: str = "failed"
     asked: Sequence[Change] = ()
-    """What is applied of the unit of a run that raised: the termination of its own job."""
+    """The part that is applied of the unit of a run that raised: the termination of its own job."""
     gives_up: Status | None = None
     """The status in which the job rests because this run was one loss too many."""
     moved: bool = False
-    """Another reader had packets that this run had read: the next run takes its packets before it uses them."""
+    """Another reader took packets that this run had read: the next run takes its packets before it uses them."""
 
     @property
     def outcome(self) -> Status | None:
-        """The status in which the job would rest; None if it is to run again."""
+        """The status in which the job would rest; None if it runs again."""
         if self.how in TAKEN:
             return self.gives_up
         return Status.FAILED if self.how == RunEnd.RETRIED else Status(self.how)
@@ -59,7 +59,7 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
     runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending,
     after_commit: AfterCommit, *, by_worker: bool = False, quiet: bool = False,
 ) -> Any | None:  # fmt: skip
-    """End a run; leave the asking, the message and the dead set as the job's new status requires.
+    """End a run; update the asking, the message and the dead set as the job's new status requires.
 
     `unit` is the run's last unit, applied already; None if the run's unit was discarded. `by_worker`: the worker ends
     its own run, whatever units that run committed. `quiet`: see `claims.end`. Returns the job's new row; None if the
@@ -134,7 +134,7 @@ def _follow_closing(
 def _arm_next_run(
     runtime: Runtime, executor: Transaction, hold: Hold, row: Any, ending: Ending, after_commit: AfterCommit
 ) -> None:
-    """Turn the run's message into the next run's; the sweeper publishes that of a retry when its backoff is over."""
+    """Turn the run's message into the next run's; after a retry the sweeper publishes it when its backoff is over."""
     is_queued = row.status == Status.QUEUED
     task_id = None
     if is_queued and (row.task_id or ending.outcome == Status.TERMINATED):

@@ -1,1 +1,1 @@
-"""Failover stores: where a store is away durable tasks go to the next one, and of two copies one runs."""
+"""Failover stores: durable tasks go to the next store when one is unavailable, and of two copies only one runs."""

@@ -1,16 +1,17 @@
-"""Which of two copies of a durable task's message counts, where two stores have one each.
+"""Deduplication: which of two copies of a durable task's message counts, if two stores have one each.
 
-Both are there when a publisher gave its message to a store, heard nothing, and gave it to the next one too. The second
-notes that; the first cannot know. Who has locked a copy for a run, or would bury it, asks the other stores:
+Two copies exist if a publisher gave its message to a store, got no answer, and then gave it to the next store too. The
+second store notes this; the first cannot know. A process that has locked a copy for a run, or is about to bury it, asks
+the other stores:
 
-- the first's copy, which only a sweeper can have published, gives way if the second has noted one: it settles there
-  that this other one runs, come what may;
-- the second's copy removes the first, if nobody runs or buries that; if somebody does or has, it gives way itself,
-  unless it was settled that it runs.
+- The first store's copy, which only a sweeper can have published, gives way if the second store has noted a copy. It
+  settles there that the second copy runs, whatever happens next.
+- The second store's copy removes the first, unless that one is held by a run or being buried. If it is, or was, the
+  second copy gives way itself, unless it was settled that the second copy runs.
 
-Settling and giving way meet in one row of the second store, so that never both copies give way. A store that does not
+Settling and giving way meet in one row of the second store: the copies can never both give way. A store that does not
 answer cannot be asked: then the copy here is taken for the one that counts. `tests/protocol_model/copies.py` walks all
-interleavings, and shows what comes of simpler rules.
+interleavings, and shows the faults of simpler rules.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger("celery_sidejob")
 
 
 def of_rows(runtime: Runtime, rows: Sequence[Any]) -> list[Message]:
-    """Make the messages of rows that are to be published again, with what is known of their copies."""
+    """Make the messages of rows that are to be published again, with the known facts about their copies."""
     messages = [Message.of_row(row) for row in rows]
     if not runtime.stores.several or not messages:
         return messages
@@ -49,9 +50,9 @@ def of_rows(runtime: Runtime, rows: Sequence[Any]) -> list[Message]:
 
 
 def addresses_of(runtime: Runtime, rows: Sequence[Any]) -> list[Address]:
-    """Tell of rows what is known of their copies: (task_id, generation, publication).
+    """Return the known facts about the copies of rows: (task_id, generation, publication).
 
-    Who has been published by its publisher, and who by a sweeper, nobody knows any more.
+    Whether the publisher or a sweeper published a row is no longer known.
     """
     if not runtime.stores.several or not rows:
         return [Address() for _ in rows]
@@ -65,10 +66,10 @@ def addresses_of(runtime: Runtime, rows: Sequence[Any]) -> list[Address]:
 
 
 def gives_way(runtime: Runtime, key: Key, address: Address, *, worker_id: int | None = None) -> bool:
-    """Remove the copy of a message that is here, if another store has the one that counts; tells whether it did.
+    """Remove this store's copy of a message if another store has the one that counts; tell whether it was removed.
 
-    The copy must be locked by `worker_id`, or about to be buried: who only looks would settle what it cannot hold to.
-    Dying in between leaves it, and whoever comes next asks anew.
+    The copy must be locked by `worker_id`, or about to be buried: asking settles which copy runs, so the caller must be
+    able to act on the answer. A death in between leaves the copy, and the next caller asks again.
     """
     if address.call is None:
         return False
@@ -79,9 +80,9 @@ def gives_way(runtime: Runtime, key: Key, address: Address, *, worker_id: int | 
 
 
 def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
-    """Have copies in other stores revoked like the one here, which may give way to them; False if one is silent.
+    """Have copies in other stores revoked like this one, which may give way to them; False if a store is silent.
 
-    Who revoked it may have reached this store alone. Dying in between leaves a revoked copy here, to be seen to anew.
+    The revoker may have reached only this store. A death in between leaves a revoked copy here, which is handled again.
     """
     if address.call is None:
         return True
@@ -100,15 +101,15 @@ def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
 
 
 def is_to_be_noted(address: Address) -> bool:
-    """Tell whether it is noted that a copy was begun or buried: its publisher may be about to give another away.
+    """Tell whether to note that a copy was begun or buried: its publisher may be about to give away another.
 
-    Not one that has waited here for its eta: by then its publisher has long done what it does.
+    Not for a copy that has waited here for its eta: by then its publisher is long done.
     """
     return address.call is not None and address.unconfirmed and not address.call.startswith(WAITS)
 
 
 def note(runtime: Runtime, key: Key, address: Address) -> None:
-    """Note that the copy here was begun, where a store that may have another did not answer."""
+    """Note that the copy here was begun, if a store that may have another copy did not answer."""
     if address.call is not None and address.unconfirmed and runtime.stores.any_left_alone:
         copy = (key[0], address.call)
         _transact(runtime, lambda executor: duplicates.note(executor, [copy], kept_s=duplicates.RECENT_S))
@@ -118,7 +119,7 @@ def note(runtime: Runtime, key: Key, address: Address) -> None:
 
 
 def _is_noted_elsewhere(runtime: Runtime, key: Key, address: Address, copy: Copy, worker_id: int | None) -> bool:
-    """No publisher knows of the copy here: has one given it to another store as well?"""
+    """Drop the copy here if another store has noted a copy: a publisher may not know of the one here."""
     if not address.unconfirmed:
         return False
     asked = (store for store in runtime.stores.others(runtime.store) if _name(runtime, store) not in address.tried)
@@ -134,7 +135,7 @@ def _is_noted_elsewhere(runtime: Runtime, key: Key, address: Address, copy: Copy
 
 
 def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, worker_id: int | None) -> bool:
-    """The publisher had given it to other stores before: do they have it, and has it begun there?"""
+    """Give way if a store that the publisher tried before has begun or buried its copy, unless settled otherwise."""
     asked = (store for store in runtime.stores.others(runtime.store) if _name(runtime, store) in address.tried)
     if not _any(runtime, asked, lambda executor: duplicates.take(executor, copy)):
         return False
@@ -149,7 +150,7 @@ def _was_begun_before(runtime: Runtime, key: Key, address: Address, copy: Copy, 
 
 
 def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction], bool]) -> bool:
-    """Ask stores until one says yes; one that does not answer says nothing, and is left alone for a while."""
+    """Ask stores until one says yes; a silent store counts as no, and is left alone for a while."""
     for store in stores:
         if store.is_left_alone:
             continue

@@ -1,4 +1,4 @@
-"""The first store that answers: each call begins with the primary, and goes on to the next one if that is away."""
+"""The first store that answers: each call begins with the primary, and goes to the next store if it is unavailable."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def in_the_first(runtime: Runtime, do: Callable[[Runtime, tuple[str, ...]], T]) -> tuple[Runtime, tuple[str, ...], T]:
-    """Do something in the first of the stores that answers; returns which, and what `do` has returned.
+    """Run `do` in the first of the stores that answers; return that store's runtime, the stores tried, and the result.
 
-    `do` is told which stores may have done it already, and so is the caller: those that took it and did not answer.
+    The stores tried took the call and did not answer, so they may have done it. `do` and the caller are told of them.
     """
     tried: list[str] = []
     failure: StoreUnavailableError | None = None

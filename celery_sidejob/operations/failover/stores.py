@@ -1,4 +1,4 @@
-"""The stores of durable tasks: the primary, which has the jobs too, and those that follow when it is away."""
+"""The stores of durable tasks: the primary, which also has the jobs, and the stores used when it is unavailable."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ logger = logging.getLogger("celery_sidejob")
 
 NAME_LENGTH = 8
 WAIT_S = 3.0
-"""How long a caller waits for a store where there is another one to go to."""
+"""Seconds that a caller waits for a store if there is another one to go to."""
 LONGEST_WAIT_S = 10.0
-"""How long where there is none: as long as it takes to find out that a connection is cut off."""
+"""Seconds if there is no other: as long as it takes to find out that a connection is cut off."""
 PAUSE_S = (5.0, 15.0)
-"""After a failure callers of this process leave the store alone for a random time between these."""
+"""After a failure, this process leaves the store alone for a random number of seconds between these two."""
 SLOW_S = 1.0
 """A store that fails sooner than this, and has no other after it, is tried by each call."""
 
 
 class Store:
-    """A database with our rows, as this process knows it: how it is reached, and whether it answered a moment ago."""
+    """A database with our rows, as this process knows it: how to reach it, and whether it answered a moment ago."""
 
     def __init__(self, settings: Settings, connections: Connections, *, place: int = 0) -> None:
         self.settings = settings
-        """The app's, with this store's own URLs."""
+        """The app's settings, with this store's own URLs."""
         self.connections = connections
         self.place = place
-        """Its place among the app's stores; 0 is the primary."""
+        """The store's position among the app's stores; 0 is the primary."""
         self.name: str | None = None
-        """None until it was asked for."""
+        """None until the store was asked for its name."""
         self._left_alone_until = float("-inf")
 
     @property
     def where(self) -> str:
-        """What it is called before its name is known: the setting it comes from."""
+        """The setting that the store comes from: its description until its name is known."""
         return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
 
     def called(self, service: str) -> str:
-        """Return what a service of this store is called in logs and among threads."""
+        """Return the name of a service of this store, in logs and among threads."""
         return f"{service}-{self.place}" if self.place else service
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether the pause after its last failure is not over."""
+        """Whether the pause after its last failure is still running."""
         return time.monotonic() < self._left_alone_until
 
     def leave_alone(self, pause_s: float) -> None:
@@ -59,15 +59,15 @@ class Store:
         self._left_alone_until = time.monotonic() + pause_s
 
     def answered(self) -> None:
-        """Leave it alone no longer."""
+        """End the pause."""
         self._left_alone_until = float("-inf")
 
 
 class Stores:
     """The stores of an app, the primary first.
 
-    A store's name is the beginning of its schema's random identity, because its URL may differ from one machine to
-    another. It stands in messages, and in the ids of entries of the dead set.
+    A store's name is the beginning of its schema's random identity, because its URL may differ between machines. The
+    name appears in messages, and in the ids of entries of the dead set.
     """
 
     def __init__(self, stores: Sequence[Store]) -> None:
@@ -86,17 +86,17 @@ class Stores:
 
     @property
     def several(self) -> bool:
-        """Whether a row may be elsewhere than in the primary."""
+        """Whether a row may be in another store than the primary."""
         return len(self._all) > 1
 
     def others(self, store: Store) -> Iterator[Store]:
-        """Return the stores but one."""
+        """Return all stores except this one."""
         return (other for other in self._all if other is not store)
 
     # -- names ---------------------------------------------------------------------------------------------------
 
     def name_of(self, store: Store) -> str:
-        """Return the name of a store, which is asked for it once; StoreUnavailableError if it does not answer."""
+        """Return the name of a store, which is asked only once; StoreUnavailableError if it does not answer."""
         if store.name is None:
             identity = store.connections.read(registry.identity, within_s=self.wait_s)
             if identity is None:
@@ -111,13 +111,13 @@ class Stores:
         return store.name
 
     def label_of(self, store: Store) -> str | None:
-        """Return what a store is called where people read it: its name, None for the primary."""
+        """Return the label of a store for people: its name, None for the primary."""
         return self.name_of(store) if store.place else None
 
     def named(self, name: str) -> Store:
         """Return the store of this name.
 
-        Raises StoreUnavailableError if it may be one that does not answer, SettingsError if there is none.
+        Raises StoreUnavailableError if it may be a store that does not answer, SettingsError if there is none.
         """
         failure: StoreUnavailableError | None = None
         for store in self._all:
@@ -146,11 +146,11 @@ class Stores:
 
     @property
     def wait_s(self) -> float:
-        """How long a caller waits for an answer."""
+        """Seconds that a caller waits for an answer."""
         return WAIT_S if self.several else LONGEST_WAIT_S
 
     def look_s(self, store: Store) -> float:
-        """How long a command or a monitor waits for what a store tells: of the primary there is more to tell."""
+        """Seconds that a command or a monitor waits for a store's data: the primary has more to report."""
         return self.wait_s if store.place else LONGEST_WAIT_S
 
     @property
@@ -160,7 +160,7 @@ class Stores:
 
     @contextmanager
     def trying(self, store: Store) -> Iterator[None]:
-        """Leave a store alone for a while if it turns out to be away."""
+        """If a store proves to be unavailable, leave it alone for a while."""
         began = time.monotonic()
         try:
             yield
@@ -169,7 +169,7 @@ class Stores:
             raise
 
     def failed(self, store: Store, error: Exception, *, after_s: float = SLOW_S) -> None:
-        """Leave a store alone for a while that has just failed, `after_s` seconds after it was asked."""
+        """Leave a store alone for a while: it has just failed, `after_s` seconds after it was asked."""
         self._failure = str(error)
         if not self.several and after_s < SLOW_S:
             return
@@ -178,5 +178,5 @@ class Stores:
         logger.warning("%s is left alone for %.0f s: %s", store.where, pause_s, error)
 
     def all_left_alone(self) -> StoreUnavailableError:
-        """Return what to tell a caller for whom no store was tried."""
+        """Return the error for a caller for whom no store was tried."""
         return StoreUnavailableError(f"No store has answered a moment ago, and none is asked just now: {self._failure}")
