@@ -56,6 +56,8 @@ SMALL = frozenset(
         "lent child|lent tree",
         "lent child|term client dies",
         "slow claims run crash,pause",
+        "slow claims parent+child run child,term",
+        "slow claims lent child|tree",
         "siblings write units unknown commit,dup",
         "retry at once: run|term crash",
     }
