@@ -1,4 +1,4 @@
-"""Messages of ordinary tasks on their way into the dead set, and entries of theirs that leave it."""
+"""Messages of ordinary tasks on their way into the dead set, and their entries on the way out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .arming import FIRST_CHECK_S
 from .tasks import DIGEST
 
 MOST_DEATHS = 10
-"""How many earlier deaths of a task are remembered; they travel with its message."""
+"""Earlier deaths of a task that are remembered; they travel with its message."""
 
 
 _BURY = Statement(f"""
@@ -32,10 +32,10 @@ FROM gone RETURNING id, task""")
 
 
 def bury(key: Key, death: Death, *, by: str, worker_id: int | None, content: Content | None = None) -> TaskEnd:
-    """Move a row to the dead set; returns the entry's (id, task), nothing if it was somebody else's by then.
+    """Move a row to the dead set; returns the entry's (id, task), nothing if the row was no longer the judge's.
 
-    `by` is who judges: the ``run`` that holds it, the ``worker`` (which may not have begun it), or the ``sweeper``.
-    A judge that knows only a delivery says what that would run: `content`. Whether a row has expired the row says.
+    `by` is the judge: the ``run`` that holds the row, the ``worker`` (which may not have begun it), or the ``sweeper``.
+    A judge that knows only a delivery passes its `content`. Whether a row has expired is read from the row.
     """
     task, digest = (None, None) if content is None else content[:2]
     parameters = {
@@ -52,7 +52,7 @@ ORDER BY d.id DESC LIMIT 1""")
 
 
 def buried(executor: Reader, key: Key) -> Any | None:
-    """Read the (id, task) of the entry that a row became; a generation does so once."""
+    """Read the (id, task) of the entry that a row became; a generation becomes an entry only once."""
     return first(executor.run(_BURIED, task_id=key[0], generation=key[1]))
 
 
@@ -68,10 +68,10 @@ SELECT (SELECT count(*) FROM free) > 0 AS doomed,
 
 
 def poison(executor: Transaction, key: Key) -> Any:
-    """Doom a row whose message each worker died with, before it had begun a run: (doomed, is_kept).
+    """Doom a row whose message killed each worker before it began a run: (doomed, is_kept).
 
-    Its `on_lost` is null, as of no other that is doomed as lost. What runs, was revoked or goes on as another message
-    is left alone: then only `is_kept` is true.
+    Only such rows are doomed as lost with a null `on_lost`. A row that a run holds, that was revoked or that goes on as
+    another message is left alone: then only `is_kept` is true.
     """
     return executor.run(_POISON, task_id=key[0], generation=key[1])[0]
 
@@ -94,7 +94,7 @@ RETURNING task_id, task, queue, publication, body, generation, expires_at""")
 
 
 def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
-    """Take entries out of the dead set and keep their messages as new generations; those that are there, and free."""
+    """Take entries out of the dead set, and keep their messages as new generations, if their task ids are free."""
     rows = executor.run(
         _REVIVE,
         ids=list(entry_ids),
@@ -115,8 +115,8 @@ SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS las
 
 
 def forget_entries(executor: Transaction, *, after: int, age_s: float, limit: int) -> Any:
-    """Remove those of a page of the dead set that are of ordinary tasks and older than this.
+    """Remove entries of ordinary tasks that are older than this, from a page of the dead set.
 
-    Returns (removed, last, goes_on): the page's last id, and whether there may be old ones behind it.
+    Returns (removed, last, goes_on): the page's last id, and whether old entries may follow it.
     """
     return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, limit=limit)[0]

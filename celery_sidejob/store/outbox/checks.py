@@ -16,15 +16,15 @@ from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 from .publishing import LONGEST_CHECK_S
 
 OVERTAKEN_S = 5.0
-"""By how much later another message was published, at least, to have overtaken one."""
+"""Seconds by which another message was published later, at least, to have overtaken a message."""
 CHECK_PAGE = 500
 """Messages that are read, or whose next check is moved, in one transaction.
 
-It stands in the text of the statements: for a limit that Postgres learns only with the values it plans to read a tenth
-of the table, which is all of it at once.
+The number is part of the statements' text. If Postgres learned the limit only with the values, it would plan to read a
+tenth of the table, all at once.
 """
 OLDEST = 1000
-"""Rows of a queue that are due, among which those of one kind are found: those of the other may be a million."""
+"""Due rows of a queue that are scanned for one kind of message: the other kind may have a million."""
 
 QUEUES = """
 WITH RECURSIVE q(queue) AS (
@@ -36,7 +36,7 @@ WITH RECURSIVE q(queue) AS (
 
 _PUBLICATION = """CASE WHEN m.published_at IS NOT NULL AND m.doom IS NULL AND coalesce(m.expires_at > now(), true)
       THEN m.publication END AS publication"""
-"""What a message of a durable task is looked for by, if the broker may still have it."""
+"""The data by which a durable task's message is looked for, if the broker may still have it."""
 
 _CANDIDATES = {
     kind: Statement(
@@ -56,9 +56,9 @@ WHERE q.queue IS NOT NULL ORDER BY x.next_check_at LIMIT %(limit)s"""
 
 
 def candidates(executor: Reader, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
-    """Read which rows should be checked now, so many of each queue and in all, without a lock.
+    """Read rows to check now, without a lock: `per_queue` of each queue, `limit` in all.
 
-    Returns (task_id, published_at, publication): the last only for what the broker may still have.
+    Returns (task_id, published_at, publication); publication is set only if the broker may still have the message.
     """
     return executor.run(_CANDIDATES[kind], per_queue=per_queue, limit=limit, oldest=OLDEST)
 
@@ -69,7 +69,7 @@ WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NOT NULL""")
 
 
 def published_at(executor: Reader, task_ids: Iterable[str]) -> dict[str, datetime]:
-    """Read when messages were published, of those that are kept."""
+    """Read when messages were published, if their rows still exist."""
     return {row.task_id: row.published_at for row in executor.run(_PUBLISHED_AT, task_ids=list(task_ids))}
 
 
@@ -85,7 +85,7 @@ WHERE q.queue IS NOT NULL AND x.messages > 0 ORDER BY q.queue"""
 
 
 def overdue(executor: Reader, *, limit: int) -> dict[str, int]:
-    """Count the messages of each queue that were published and not heard of in time: {queue: at most `limit`}."""
+    """Count each queue's messages that were published and then silent for too long: {queue: at most `limit`}."""
     return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
 
 
@@ -108,9 +108,9 @@ FROM free WHERE m.task_id = free.task_id"""
 
 
 def postpone(executor: Transaction, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
-    """Put off the check of durable tasks until they have waited for as long again, but no longer than `longest_s`.
+    """Postpone the check of durable tasks until they have waited as long again, but by at most `longest_s`.
 
-    `are_there`: they were seen, or their queue goes on behind what was seen of it.
+    `are_there`: the messages were seen, or their queue continues behind the part that was read.
     """
     executor.run(_POSTPONE, task_ids=list(task_ids), longest_s=longest_s, are_there=are_there)
 
@@ -127,17 +127,17 @@ FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def postpone_in(executor: Transaction, queue: str) -> int:
-    """Put off the check of messages in whose queue as many wait, until that long again has passed; counts them.
+    """Postpone the check of messages in a queue where as many wait, until as long again has passed; returns the number.
 
-    A page of them: fewer than `CHECK_PAGE` are the last. Not at one that was overtaken: a queue is served in order, and
-    a later message of it has its run.
+    Moves one page: fewer than `CHECK_PAGE` means that there are no more. Stops at a message that was overtaken: a queue
+    is served in order, and a later message already has its run.
     """
     found = executor.run(_POSTPONE_IN, queue=queue, longest_s=LONGEST_CHECK_S, margin_s=OVERTAKEN_S)
     return len(found)
 
 
-# The check of a durable task may be an hour off, since it was seen waiting in the broker, and it is not there any more:
-# so it is also brought nearer. The check of a job is only put off.
+# The check of a durable task may be an hour away, because it was seen waiting in the broker, where it no longer is. The
+# check is therefore also moved nearer. The check of a job is only postponed.
 _FAR = {
     JOBS: "m.next_check_at < now() + make_interval(secs => 0.75::double precision * %(wait_s)s::double precision)",
     TASKS: """m.next_check_at NOT BETWEEN
@@ -163,15 +163,15 @@ FROM free WHERE m.task_id = free.task_id RETURNING m.task_id"""
 def vouch(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]], *, wait_s: float) -> int:
     """Move the check of messages that a worker has received to `wait_s` seconds from now: the worker vouches for them.
 
-    Nobody vouches for what a dead worker had. Returns for how many messages the check was moved.
+    Nobody vouches for the messages of a dead worker. Returns the number of messages whose check was moved.
     """
     return len(connections.run(_VOUCH[kind], **parameters(received), wait_s=wait_s))
 
 
 # -- what is published again at once ---------------------------------------------------------------------------------
 
-# The publisher of a durable task counts on being alone for `FIRST_CHECK_S`: a row that is not marked is left to it,
-# unless a run had begun.
+# The publisher of a durable task relies on being alone for `FIRST_CHECK_S`: an unmarked row is left to it, unless a run
+# had begun.
 _HASTEN = {
     kind: Statement(f"""
 UPDATE {{messages}} m SET published_at = NULL, next_check_at = now(),
@@ -188,15 +188,15 @@ WHERE {kind.is_given} AND m.locked_by IS NULL AND m.doom IS NULL AND m.due_at <=
 def hasten(
     connections: Autocommit, kind: Kind, received: Iterable[tuple[str | int, int]], *, begun: bool = False
 ) -> None:
-    """Have messages published again now: the process that had received them begins them no more.
+    """Have messages published again now: the process that had received them will not begin them.
 
-    `begun`: runs of durable tasks had begun without a lock there. These are missing also where it was not noted yet
-    that they were published, and that is not noted any more.
+    `begun`: runs of durable tasks had begun without a lock there. Their messages count as missing even if they were not
+    marked as published yet, and are not marked later.
     """
     connections.run(_HASTEN[kind], **parameters(received), begun=begun)
 
 
-# What is due by now is checked anyhow. But a row that is due and not marked may have been in the broker.
+# Rows due by now are checked anyway. But the message of a due and unmarked row may have been in the broker.
 _MAY_BE_THERE = {
     JOBS: "m.next_check_at > now() AND (m.published_at IS NOT NULL OR m.due_at <= now())",
     TASKS: "m.generation IS NOT NULL AND (m.published_at IS NOT NULL OR m.due_at <= now())",
@@ -212,15 +212,15 @@ ORDER BY m.{kind.key} LIMIT {CHECK_PAGE}""")
 
 
 def in_broker(executor: Reader, kind: Kind, *, after: str | int) -> Sequence[Any]:
-    """Read a page of rows whose message the broker should have, in the order of their `key`, as `candidates` does.
+    """Read a page of rows whose message should be in the broker, in the order of their `key`, like `candidates`.
 
-    And when it was read, by Postgres' clock.
+    `read_at` is the time of the read, by Postgres' clock.
     """
     return executor.run(_IN_BROKER[kind], after=after)
 
 
-# A copy of a job's message is dropped by the claim. A copy of a durable task's could be run and done before its first
-# message is there, so one that was marked meanwhile, or not at all, is looked for once more.
+# The claim drops a copy of a job's message. A copy of a durable task's message could be run and done before the first
+# message arrives. A task marked meanwhile, or not at all, is therefore looked for once more.
 _REPUBLISH = {
     JOBS: Statement(
         free(
@@ -253,14 +253,15 @@ FROM free WHERE m.task_id = free.task_id"""
 
 
 def republish(executor: Transaction, kind: Kind, task_ids: Iterable[str], *, seen_at: datetime) -> None:
-    """Have rows published again that no run holds: what the broker had of them at `seen_at` is gone.
+    """Have rows that no run holds published again: their messages were not in the broker at `seen_at`.
 
-    The oldest first; jobs of one transaction in the order of their ids, as rows are taken in the order of
-    `next_check_at`. A job that was published since is left alone.
+    The oldest are published first, and jobs of one transaction in the order of their ids, because rows are taken in the
+    order of `next_check_at`. A job that was published since is left alone.
 
-    A row that is not marked as published its publisher may be about to publish. So it is checked when it would have
-    been, in a moment; and not marked any more, as it may have been in the broker already. A durable task that was
-    marked since may be there, or not: it is looked for once more as soon, and is missing if it is not found.
+    The publisher of an unmarked row may be about to publish it. The row is therefore checked when it would have been,
+    in a moment, and can no longer be marked, because its message may have been in the broker already. A durable task
+    that was marked since may or may not be in the broker: it is looked for once more just as soon, and is missing if
+    not found.
     """
     executor.run(_REPUBLISH[kind], task_ids=list(task_ids), seen_at=seen_at)
 
@@ -278,9 +279,9 @@ WITH page AS (
 
 
 def republish_jobs(executor: Transaction, *, after: int) -> int | None:
-    """Have a page of the published and unclaimed jobs published again; returns the last job id, None at the end.
+    """Have a page of published and unclaimed jobs published again; returns the last job id, None at the end.
 
-    This is what follows a change of the broker.
+    Used after a change of the broker.
     """
     found = [row.job_id for row in executor.run(_REPUBLISH_JOBS, after=after)]
     return max(found) if found else None
@@ -296,9 +297,9 @@ WITH page AS (
 
 
 def republish_in(executor: Transaction, queue: str) -> int:
-    """Have a page of one queue's published and unclaimed messages published again; returns how many those are.
+    """Have a page of one queue's published and unclaimed messages published again; returns their number.
 
-    This is what follows a deleted queue. Fewer than `CHECK_PAGE`: there are no more.
+    Used after a queue was deleted. Fewer than `CHECK_PAGE` means that there are no more.
     """
     return len(executor.run(_REPUBLISH_IN, queue=queue))
 
@@ -313,9 +314,9 @@ SELECT count(*) AS messages FROM (
 
 
 def in_queue(executor: Reader, queue: str, *, limit: int) -> int:
-    """Count the messages that a queue of the broker should have, to a limit.
+    """Count the messages that should be in a queue of the broker, up to a limit.
 
-    A row that is due and not marked counts: its mark may only be late (`publishing.py`).
+    A due and unmarked row counts: its mark may only be late (`publishing.py`).
     """
     return int(executor.run(_IN_QUEUE, queue=queue, limit=limit)[0].messages)
 
@@ -331,5 +332,5 @@ WHERE q.queue IS NOT NULL ORDER BY q.queue"""
 
 
 def queues_in_broker(executor: Reader) -> list[str]:
-    """Read which queues have messages that were published, were not claimed, and are not checked now."""
+    """Read the queues with messages that were published, were not claimed, and are not due for a check."""
     return [row.queue for row in executor.run(_QUEUES_IN_BROKER)]

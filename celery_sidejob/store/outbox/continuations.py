@@ -52,8 +52,8 @@ SELECT %(prefix)s || task_id, queue, payload->>'continuation', now(),
 
 
 def revive(executor: Transaction, entry_ids: Sequence[int], *, prefix: str, check_interval_s: float) -> int:
-    """Take continuations out of the dead set, for the sweeper to publish; returns how many.
+    """Take continuations out of the dead set, for the sweeper to publish; returns their number.
 
-    Where several have one id the newest is taken, and the others stay: there is one row of an id.
+    If several have one id, the newest is taken and the others stay: an id has only one row.
     """
     return len(executor.run(_REVIVE, ids=list(entry_ids), prefix=prefix, check_interval_s=check_interval_s))

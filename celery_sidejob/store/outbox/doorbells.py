@@ -15,7 +15,7 @@ WHERE m.job_id = ANY(%(job_ids)s::bigint[]) AND m.locked_by IS NULL AND m.due_at
 
 
 def waiting(executor: Reader, job_ids: Iterable[int], *, unpublished: bool = False) -> Sequence[Any]:
-    """Read the doorbells of these jobs whose run could begin now; of those only the `unpublished` ones."""
+    """Read the doorbells of those of these jobs whose run could begin now; optionally only the `unpublished` ones."""
     return executor.run(_WAITING, job_ids=list(job_ids), unpublished=unpublished)
 
 
@@ -35,5 +35,5 @@ SELECT EXISTS (SELECT FROM {messages} m WHERE m.job_id = ANY(%(job_ids)s::bigint
 
 
 def pending(executor: Reader, job_ids: Iterable[int]) -> bool:
-    """Tell whether anything of these jobs is still to happen, now or later."""
+    """Tell whether anything is still due for one of these jobs, now or later."""
     return bool(executor.run(_PENDING, job_ids=list(job_ids))[0].pending)

@@ -1,7 +1,7 @@
-"""A row that a run holds: from its begin until the row is dropped, given back, or taken from a worker that died.
+"""Rows held by a run: from its beginning until the row is dropped, given back, or taken from a dead worker.
 
-A job's row is held by the claim (`claims.py`) and freed by `arming.py`; the run's marker in `jobs` decides. A row of an
-ordinary durable task decides itself, so every change names the generation and the holder.
+A job's row is held by the claim (`claims.py`) and freed by `arming.py`; the run's marker in `jobs` decides who holds
+it. A durable task's row decides this itself, so every change names the generation and the holder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .tasks import DIGEST
 
 HELD = """locked_by = %(worker_id)s, locked_at = now(), locked_pid = %(pid)s, next_check_at = 'infinity',
     suspected_at = NULL"""
-"""What a run writes into the row that it holds, as SQL: nobody looks for it while its worker lives."""
+"""The columns that a run writes into the row it holds, as SQL: nobody checks the row while its worker lives."""
 LIVES = "EXISTS (SELECT FROM {workers} w WHERE w.id = %(worker_id)s AND w.dead_at IS NULL)"
-"""Whether the worker that is to hold a row was not declared dead, as SQL."""
+"""The condition, as SQL, that the worker which is to hold a row was not declared dead."""
 
 _BEGIN = Statement(
     f"""
@@ -36,9 +36,9 @@ RETURNING losses""",
 def begin(
     executor: Transaction, key: Key, content: Content, *, worker_id: int, pid: int, on_lost: str, max_losses: int
 ) -> bool:
-    """Lock the row for a run of its content; False for a copy: it runs, was finished, moved on, or is in the dead set.
+    """Lock the row for a run of its content; False for a copy: the task runs, ended, moved on, or is in the dead set.
 
-    False as well if the content is another than the row's.
+    Also False if the content differs from the row's.
     """
     return bool(
         executor.run(
@@ -61,7 +61,7 @@ def adopt(
     executor: Transaction, message: Message, *, worker_id: int, pid: int, on_lost: str, max_losses: int,
     check_interval_s: float,
 ) -> bool:  # fmt: skip
-    """Make a locked row for a message that has none; False if another delivery was quicker."""
+    """Make a locked row for a message that has none; False if another delivery was faster."""
     return bool(
         executor.run(
             _ADOPT, task_id=message.task_id, task=message.task, queue=message.queue, publication=message.publication,
@@ -104,7 +104,7 @@ WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(wo
 
 
 def holds(executor: Reader, key: Key, *, worker_id: int) -> bool:
-    """Tell whether a run holds its row still."""
+    """Tell whether a run still holds its row."""
     return bool(executor.run(_HOLDS, task_id=key[0], generation=key[1], worker_id=worker_id))
 
 
@@ -167,7 +167,7 @@ ORDER BY m.job_id LIMIT %(limit)s""")
 
 
 def held_by_nobody(executor: Reader, limit: int) -> Sequence[Any]:
-    """Read runs whose worker is dead and forgotten: its claim had waited for a lock and was committed after it died.
+    """Read runs whose worker is dead and forgotten: a claim waited for a lock and was committed after its worker died.
 
     Reads the whole of `messages`: once per lease.
     """
@@ -194,7 +194,7 @@ _GIVE_BACK = Statement(
 
 
 def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool) -> TaskEnd:
-    """Take runs that were cut off from their own worker; what was begun and may not be repeated is doomed.
+    """Take back runs that their own worker no longer executes; doom those that had begun and must not be repeated.
 
     Returns (task_id, task, loss, goes_on).
     """
@@ -203,7 +203,7 @@ def give_back(task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: boo
 
 
 TAKEN = 200
-"""Runs that are taken from dead workers in one statement; in its text, as `checks.CHECK_PAGE`."""
+"""Runs taken from dead workers in one statement; part of its text, like `checks.CHECK_PAGE`."""
 
 _TAKE_FROM_THE_DEAD = Statement(
     f"""
@@ -217,8 +217,8 @@ WITH free AS MATERIALIZED (
 
 
 def take_from_the_dead() -> TaskEnd:
-    """Take a page of runs from workers that were declared dead; one that left as planned has no `loss`.
+    """Take a page of runs from workers that were declared dead; a run of a worker that left as planned has no `loss`.
 
-    Reads what is running, by the index of held rows. Returns what `give_back` does.
+    Reads the runs in progress, by the index of held rows. Returns the same columns as `give_back`.
     """
     return TaskEnd(RunEnd.LOST, _TAKE_FROM_THE_DEAD, {})

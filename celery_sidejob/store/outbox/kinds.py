@@ -1,4 +1,4 @@
-"""The two kinds of rows that share one life, and the two things in which their statements differ."""
+"""The two kinds of rows that share one life, and the two differences between their statements."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of rows of the outbox. Each change names a row's key and its generation, so that it meets no later row."""
+    """A kind of outbox rows. Each change names a row's key and its generation, and therefore never hits a later row."""
 
     name: str
     rows: str
-    """Which rows these are, as SQL about `m`."""
+    """The condition, as SQL about `m`, that a row is of this kind."""
     key: str
     generation: str
     """The columns of the key and of the generation."""
     types: tuple[str, str]
-    """What Postgres calls the types of the two."""
+    """The Postgres types of these two columns."""
 
     def __str__(self) -> str:
         return self.name
 
     @property
     def given(self) -> str:
-        """The relation `r` of the keys that a statement is given, as SQL; `parameters` of these."""
+        """The relation `r` of the keys given to a statement, as SQL; see `parameters`."""
         return f"unnest(%(keys)s::{self.types[0]}[], %(generations)s::{self.types[1]}[]) AS r(key, generation)"
 
     @property
@@ -43,22 +43,23 @@ TASKS = Kind("tasks", "m.generation IS NOT NULL", "task_id", "generation", ("tex
 KINDS = (JOBS, TASKS)
 
 SOON = "set_config('synchronous_commit', 'off', true)"
-"""Has the commit wait for no disk: for a change which, if a crash of Postgres undoes it, only costs one publication."""
+"""Commits without waiting for the disk: only for changes whose loss in a crash of Postgres costs one publication."""
 
 
 def parameters(keys: Iterable[tuple[str | int, int]]) -> dict[str, Any]:
-    """Return keys as a statement with `Kind.given` takes them."""
+    """Return keys as parameters of a statement with `Kind.given`."""
     pairs = list(keys)
     return {"keys": [key for key, _ in pairs], "generations": [generation for _, generation in pairs]}
 
 
 def free(given: str, condition: str, *, columns: str = "found.task_id", of_row: str = "m.task_id") -> str:
-    """Return the CTE `free`: the rows `m` of what is given as `r` that meet a condition and that nobody has locked.
+    """Return the CTE `free`: the rows `m` of the keys given as `r` that meet a condition and are not locked.
 
-    They are locked then, whatever the statement does with them. Each key is looked up by itself (LATERAL), so that no
-    plan reads the table once for each key: Postgres takes a table for empty that a VACUUM found empty and could not
-    truncate, and then any order of joins costs nothing. A hundred marks beside a thousand rows took nine seconds so.
-    The page is a CTE, which is read once: a sub-select in FROM is read again for each row where the planner sees fit.
+    The statement then holds their locks, whatever it does with the rows. Each key is looked up by itself (LATERAL), to
+    keep every plan from reading the table once for each key. Postgres believes that a table is empty if a VACUUM found
+    it empty and could not truncate it; any order of joins then costs nothing, and a hundred marks beside a thousand
+    rows once took nine seconds. The page is a CTE, which is read once: the planner may read a sub-select in FROM again
+    for each row.
     """
     return f"""
 WITH free AS MATERIALIZED (

@@ -1,7 +1,7 @@
-"""Runs of durable tasks that the store hears of late: they hold their row late, or ended well after all.
+"""Runs of durable tasks that the store hears about late: they lock their row late, or ended well after all.
 
-A run that began without a lock holds its row when it is told of, or removes it at once. A run that was called lost and
-ends well takes back what became of its row.
+A run that began without a lock locks its row when the store hears of it, or removes the row at once. A run that was
+called lost and ends well takes its row or its entry back.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Late(NamedTuple):
 
 
 _FIRST = 1
-"""The generation of what may begin so."""
+"""The generation of messages that may begin without a lock."""
 
-# The row must have been there when the run began. Else it is that of a later call with the same task id, which somebody
-# was free to make as a copy of the run had ended meanwhile.
+# The row must have existed when the run began. Otherwise it belongs to a later call with the same task id. Such a call
+# was possible because a copy of the run had ended meanwhile.
 _WAS_THERE = "m.locked_by IS NULL AND m.due_at <= now() - make_interval(secs => r.age_s)"
 
 _RUNS = """unnest(%(task_ids)s::text[], %(tasks)s::text[], %(digests)s::text[], %(ages)s::double precision[],
@@ -60,9 +60,9 @@ RETURNING m.task_id""",
 
 
 def lock_late(executor: Transaction, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
-    """Lock the rows of runs that have begun before; returns which are locked now, also by an earlier try.
+    """Lock the rows of runs that have already begun; returns those that are locked now, also by an earlier try.
 
-    The others are somebody else's, gone, doomed, or of another content.
+    The other rows belong to other runs, are gone or doomed, or have another content.
     """
     found = executor.run(_LOCK_LATE, worker_id=worker_id, pid=pid, **_parameters(runs))
     return {row.task_id for row in found}
@@ -80,17 +80,17 @@ RETURNING m.task_id""",
 
 
 def remove_late(runs: Sequence[Late], *, worker_id: int, pid: int) -> TaskEnd:
-    """Remove the rows of runs that ended well, whether they had been locked or not; returns their task ids.
+    """Remove the rows of runs that ended well, whether they were locked or not; returns their task ids.
 
-    It waits for no disk: one that is there again after a crash of the server is of a task that may be repeated.
+    Commits without waiting for the disk: a row that is back after a crash of the server belongs to a repeatable task.
     """
     return TaskEnd(RunEnd.COMPLETED, _REMOVE_LATE, {"worker_id": worker_id, "pid": pid, **_parameters(runs)})
 
 
 BURIAL_S = 1.0
-"""How long before it can be seen an entry may be dated: a run that has begun meanwhile has found the row there."""
+"""Seconds by which an entry's date may precede its commit: a run begun in between has found the row."""
 
-# The same of an entry: it was not kept later, and it died after the run had begun.
+# The same for an entry: its message was not kept later, and it died after the run had begun.
 _WAS_THE_SAME = f"""(d.payload->>'due_at')::timestamptz <= now() - make_interval(secs => r.age_s)
     AND d.died_at > now() - make_interval(secs => r.age_s + {BURIAL_S}::double precision)"""
 
@@ -108,7 +108,7 @@ RETURNING task_id"""
 
 
 def take_back_late(executor: Transaction, runs: Sequence[Late]) -> set[str]:
-    """Take out of the dead set what ended well after all, of runs that had begun without a lock; as `take_back`."""
+    """Take out of the dead set runs that began without a lock and ended well after all; see `take_back`."""
     found = executor.run(_TAKE_BACK_LATE, **_parameters(runs))
     return {row.task_id for row in found}
 
@@ -133,11 +133,11 @@ SELECT task_id FROM row UNION ALL SELECT task_id FROM entry"""
 
 
 def take_back(executor: Transaction, key: Key, content: Content, *, age_s: float | None = None) -> bool:
-    """Remove what became of a run that was called lost and has ended well after all; False if it is too late.
+    """Remove the row or entry of a run that was called lost and ended well after all; False if it is too late.
 
-    That is its row, if no other run holds it, or its entry in the dead set: as lost, or as what kept it from
-    running again. An entry of a run that has ended otherwise stays. `age_s`: how long ago the run began, if that
-    was without a lock: of another call of this task id nothing is taken then.
+    That is its row, if no other run holds it, or its entry in the dead set, as lost or for the reason that kept it from
+    running again. The entry of a run that ended otherwise stays. `age_s`: seconds since the run began, if it began
+    without a lock: then nothing is taken of another call with this task id.
     """
     return bool(
         executor.run(
@@ -157,9 +157,9 @@ SELECT task_id FROM row UNION ALL SELECT d.task_id FROM {{dead}} d WHERE d.id = 
 
 
 def keep_from_others(executor: Transaction, key: Key, content: Content, *, age_s: float | None, for_s: float) -> bool:
-    """Doom what became of a run that was called lost and has ended well after all, so that no other run begins.
+    """Doom the row or entry of a run that was called lost and ended well after all: no other run begins.
 
-    `take_back` removes it afterwards. If that does not come, the sweeper buries it after `for_s` seconds. False where
+    `take_back` removes it afterwards. If that never comes, the sweeper buries it after `for_s` seconds. False if
     `take_back` would come too late.
     """
     return bool(

@@ -10,7 +10,7 @@ from .kinds import BY_TASK_ID, JOBS, KINDS, SOON, TASKS, Kind, free, parameters
 
 LONGEST_CHECK_S = 6 * 3600.0
 RESERVE_S = 10.0
-"""How long a sweeper that took a page of messages has to publish them, before another may."""
+"""Seconds that a sweeper has to publish a page of messages that it reserved, before another sweeper may."""
 
 _MARK = {
     kind: Statement(
@@ -32,12 +32,12 @@ FROM free WHERE m.task_id = free.task_id""",
 def mark_published(
     executor: Transaction, kind: Kind, published: Iterable[tuple[str | int, int]], *, again: bool = True
 ) -> None:
-    """Note which rows the broker has; a later generation is not touched.
+    """Mark the rows whose messages the broker has; a later generation is not touched.
 
-    A mark that is lost with a crash of Postgres only means one more publication, so it waits for no disk. A row that is
-    missing already is not marked: the process that had received its message has died before this mark was written, and
-    the message is to be sent again. Nor is a row that a run has begun and lost meanwhile (`on_lost` is noted with a
-    lock), unless it was published `again`, by the sweeper: the mark is of the message that this run had.
+    A mark that is lost in a crash of Postgres costs one more publication, so the commit does not wait for the disk. Two
+    kinds of rows are not marked. One is already missing: the process that had received its message died before this
+    mark was written, and the message must be sent again. The other was begun and lost by a run meanwhile (a lock sets
+    `on_lost`): the mark is for the message that this run had. It is marked if the sweeper published it `again`.
     """
     executor.run(_MARK[kind], **parameters(published), again=again)
 
@@ -64,8 +64,9 @@ RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
     )
 
 
-# A job that is missing is published again at once, as the claim drops a copy; a durable task is struck twice. A job is
-# never published before its backoff has ended, a durable task a moment before its eta, for a worker to have fetched it.
+# A missing job is published again at once, because the claim drops a copy; a durable task is struck twice. A job is
+# never published before its backoff has ended. A durable task is published a moment before its eta, to give a worker
+# time to fetch it.
 _RESERVE = {
     JOBS: _reserve(
         "m.due_at <= now()",
@@ -90,11 +91,11 @@ _RESERVE = {
 
 
 def reserve(executor: Transaction, kind: Kind, task_ids: Sequence[str], *, strike_s: float = 0.0) -> Sequence[Any]:
-    """Judge rows that are due, and take those that are to be published or buried for `RESERVE_S` seconds.
+    """Judge due rows, and reserve those to be published or buried for `RESERVE_S` seconds.
 
     No row lock is held while they are published or buried. If this process dies meanwhile, the next sweeper takes them.
-    The message of a durable task that was published and not heard of is struck twice: the first check only
-    suspects it, and it is checked again in `strike_s`.
+    The message of a durable task that was published and then silent is struck twice: the first check only suspects it,
+    and it is checked again after `strike_s` seconds.
     """
     return executor.run(
         _RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_CHECK_S
@@ -107,5 +108,5 @@ WHERE task_id = ANY(%(task_ids)s::text[]) AND published_at IS NULL AND locked_by
 
 
 def give_up(connections: Autocommit, task_ids: Iterable[str], *, wait_s: float) -> None:
-    """Have those of the reserved rows that were neither published nor buried checked again, in `wait_s` seconds."""
+    """Have reserved rows that were neither published nor buried checked again in `wait_s` seconds."""
     connections.run(_GIVE_UP, task_ids=list(task_ids), wait_s=wait_s)

@@ -1,7 +1,7 @@
 """Revocations of ordinary durable tasks: their rows are doomed as revoked.
 
-A row that waits is then buried by the sweeper. One that a run holds stays that run's: it ends as it will, and what
-would begin again, after a retry or a loss, is buried instead.
+The sweeper then buries a waiting row. A row that a run holds stays with that run, which ends as it will. If it would
+begin again, after a retry or a loss, it is buried instead.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ WHERE m.task_id = undoomed.task_id RETURNING m.task_id, m.locked_by IS NOT NULL 
 
 
 def revoke(executor: Transaction, task_ids: Iterable[str], *, call: str | None = None) -> Sequence[Any]:
-    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of those there are.
+    """Doom the messages of these task ids, whether they wait or run; returns (task_id, runs) of the rows found.
 
-    With `call` only what was made by that call, as no later task of the same id was.
+    With `call` only the messages of that call, not a later task of the same id.
     """
     return executor.run(_REVOKE, task_ids=sorted(set(task_ids)), call=call)

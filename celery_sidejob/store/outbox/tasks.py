@@ -1,8 +1,8 @@
 """Whole messages of ordinary durable tasks (`body` is not null): kept, moved on by a retry, read and dropped.
 
-Such a row waits (published or not), or is held by the worker that runs it, or is doomed: somebody decided that it goes
-to the dead set, and nothing runs it any more (what was revoked while it runs: once that run is over). Every change
-names the generation, and of a held row its holder.
+Such a row waits (published or not), is held by the worker that runs it, or is doomed. A doomed row goes to the dead
+set, and nothing runs it any more; a row revoked during its run goes there once that run is over. Every change names the
+generation, and for a held row its holder.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
 
 DIGEST = "encode(sha256(body), 'hex')"
-"""What `digest_of` makes of a row's body."""
+"""The digest of a row's body, as `digest_of` computes it."""
 EARLY_S = 2.0
-"""How long before its `eta` a message that waits in the store is published: on time for a worker to have fetched it."""
+"""Seconds before its `eta` at which a message waiting in the store is published: a worker then has it on time."""
 
 
 def _first_check(eta: str) -> str:
-    """When a row is first checked, as SQL. By the clock: a borrowed transaction may have begun long ago."""
+    """When a row is first checked, as SQL. By the clock, because a borrowed transaction may have begun long ago."""
     return f"""CASE WHEN {eta} > now() + make_interval(secs => %(horizon_s)s)
     THEN {eta} - make_interval(secs => %(early_s)s)
     ELSE clock_timestamp() + make_interval(secs => %(first_check_s)s) END"""
@@ -46,7 +46,7 @@ ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """When a message is checked: so long after its publication; what is due beyond the horizon waits here."""
+    """When a message is checked: this long after its publication; messages due beyond the horizon wait in the store."""
 
     check_interval_s: float
     horizon_s: float
@@ -54,16 +54,16 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A message that was kept. `waits`: not for the broker just now, but in the store for its eta."""
+    """A message that was kept. `waits`: it waits in the store for its eta, and is not for the broker yet."""
 
     waits: bool
     generation: int = 1
 
 
 def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
-    """Keep a message that is about to be published; None if there is one of this task id already.
+    """Keep a message that is about to be published; None if a message of this task id exists already.
 
-    `run` is that of an open transaction, or what does something else while the server inserts.
+    `run` runs a statement in an open transaction, or does other work while the server inserts.
     """
     found = run(_KEEP, task_id=message.task_id, **_columns(message, waits))
     return Kept(found[0].waits) if found else None
@@ -93,10 +93,10 @@ FROM kept""",
 def keep_many(
     run: Callable[..., Sequence[Any]], messages: Sequence[Message], waits: Waits, *, publishing_takes_s: float = 0.0
 ) -> tuple[list[str], str | None]:
-    """Keep a page of messages in one statement; returns which of them wait in the store, and a task id that is taken.
+    """Keep a page of messages in one statement; returns which wait in the store, and a task id that is taken.
 
-    Messages whose task id is taken are left out. The sweeper leaves the publisher so much more time. `run` is as for
-    `keep`.
+    Messages whose task id is taken are left out. The sweeper gives the publisher `publishing_takes_s` more time. `run`
+    is as for `keep`.
     """
     found = run(
         _KEEP_MANY,
@@ -118,7 +118,7 @@ SELECT task_id FROM {messages} WHERE task_id = ANY(%(task_ids)s::text[]) AND gen
 
 
 def unpublished(executor: Reader, task_ids: Iterable[str], *, horizon_s: float) -> set[str]:
-    """Read which of these rows are there, not marked as published, and not to wait in the store."""
+    """Read which of these rows exist, are not marked as published, and do not wait in the store."""
     found = executor.run(_UNPUBLISHED, task_ids=list(task_ids), horizon_s=horizon_s)
     return {row.task_id for row in found}
 
@@ -137,7 +137,7 @@ WHERE task_id = %(task_id)s""")
 
 
 def is_kept(executor: Reader, message: Message) -> bool:
-    """Tell whether the row of this task id is this very message: its insert was repeated."""
+    """Tell whether the row of this task id is this very message: then its insert was repeated."""
     found = executor.run(_IS_KEPT, task_id=message.task_id, body=message.body, publication=message.publication)
     return bool(found and found[0].same)
 
@@ -153,9 +153,9 @@ RETURNING generation, {_WAITS}""")
 
 
 def move(message: Message, key: Key, waits: Waits, *, worker_id: int) -> TaskEnd:
-    """Turn the row that a run holds into that of the message by which it goes on: a retry, or what replaces it.
+    """Turn the row that a run holds into the row of its next message: a retry, or the task that replaces it.
 
-    Returns what `Kept` says of it; nothing if the run does not hold it any more.
+    Returns the columns of `Kept`; nothing if the run no longer holds the row.
     """
     run = {"task_id": key[0], "generation": key[1], "worker_id": worker_id}
     return TaskEnd(RunEnd.RETRIED, _MOVE, run | _columns(message, waits))
@@ -169,7 +169,7 @@ FROM {messages} WHERE task_id = %(task_id)s AND body IS NOT NULL""")
 
 
 def read(executor: Reader, task_id: str) -> Any | None:
-    """Read how the row of a task id stands; None if there is none: it was finished."""
+    """Read the state of a task id's row; None if there is none: the task was finished."""
     return first(executor.run(_READ, task_id=task_id, first_check_s=FIRST_CHECK_S))
 
 
@@ -182,9 +182,9 @@ RETURNING task_id""",
 
 
 def forget(executor: Transaction, key: Key, content: Content | None) -> bool:
-    """Remove a row that no run holds: its run had ended well after all, or was one without a lock.
+    """Remove a row that no run holds: its run ended well after all, or ran without a lock.
 
-    With the `content` that has run, only the row of that. Tells whether it was there.
+    With `content`, only a row of the content that has run. Tells whether the row existed.
     """
     task, digest = (None, None) if content is None else content[:2]
     return bool(executor.run(_FORGET, task_id=key[0], generation=key[1], task=task, digest=digest))
@@ -196,5 +196,5 @@ FROM {{messages}} WHERE task_id = %(task_id)s AND generation = %(generation)s AN
 
 
 def content_of(executor: Reader, key: Key, *, whole: bool = False) -> Any | None:
-    """Read (task, digest, body) of a row, the last only if the `whole` is asked for; None if it is not there."""
+    """Read (task, digest, body) of a row, the body only for `whole`; None if the row does not exist."""
     return first(executor.run(_CONTENT, task_id=key[0], generation=key[1], whole=whole))
