@@ -22,8 +22,8 @@ from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableE
 from .model.status import Status
 from .operations import burials
 from .operations.deletion import delete_finished
-from .operations.failover.stores import Store
 from .operations.runtime import Runtime
+from .operations.stores import Store
 from .store import dead
 from .store.statement import Transaction
 

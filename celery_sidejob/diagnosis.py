@@ -18,13 +18,14 @@ from .store import (
     depths,
     health,
     piles,
+    revisions,
     served,
     statistics,
     workers,
 )
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
-from .store.schema import revisions, schema_check, tables
+from .store.schema import schema_check, tables
 from .store.statement import Transaction
 
 T = TypeVar("T")

@@ -24,10 +24,11 @@ from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
 from .hooks.patches import bugreport, chord_apply, send_task, settings_table, task_sender
 from .hooks.signals import SignalObserver
-from .hooks.tasks import durable_request, durable_task, sending
+from .hooks.steps.consumer_step import DisconnectionStep
+from .hooks.steps.worker_step import SideJobStep
+from .hooks.tasks import durable_request, durable_task, keeping, sending
+from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording  # fmt: skip
-from .hooks.worker.bootsteps import SideJobStep
-from .hooks.worker.consumer_step import DisconnectionStep
 from .inspection import Inspection
 from .jobs import job as jobs_of
 from .jobs.job import Job
@@ -40,8 +41,8 @@ from .model.checks import MOST, check_number, check_texts, is_keepable, is_numbe
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import status_of
-from .operations.failover.stores import Store, Stores
 from .operations.runtime import Runtime
+from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
 from .store import job_lists, jobs, ports, registry
@@ -103,13 +104,13 @@ class SideJob:
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
         bugreport.install(app)
         settings_table.install(app)
-        task_sender.install(app)
-        send_task.install(app)
+        task_sender.install(app, keeping.KeepingAMQP)
+        send_task.install(app, keeping.send_task)
         control.install(app)
         durable_task.install()
         durable_task.mind_tasks(app)
         durable_request.install()
-        chord_apply.install()
+        chord_apply.install(calling)
         app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
         recording.install()
         logs.install(self)

@@ -20,7 +20,7 @@ from celery import Celery, group
 from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
-from celery_sidejob.hooks.broker import carried
+from celery_sidejob.hooks.messages import carried
 from celery_sidejob.hooks.tasks import durable_task
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.model import errors

@@ -9,7 +9,8 @@ import click
 from rich.text import Text
 
 from ..model.errors import SideJobError, StoreUnavailableError
-from ..store.schema import revisions, schema_check, url_agreement
+from ..store import revisions
+from ..store.schema import schema_check, url_agreement
 from ..store.schema.tables import write_grants
 from .command import Failed, as_json, with_sidejob
 from .output import Output

@@ -17,7 +17,7 @@ from kombu import Producer
 
 from ..model.checks import LONGEST_S, SLIP, Form, is_number, is_seconds, is_text, misfit, nearest
 from ..model.errors import InvalidValueError
-from .tasks.kept_message import PROPERTIES, time_of
+from .messages.kept_message import PROPERTIES, time_of
 
 KNOWN = PROPERTIES.union(
     *(inspect.signature(taking).parameters for taking in (Celery.send_task, Task.apply_async, Producer.publish)),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from celery import Celery
 
 from ..model.finding import Finding, Level, warning, well
+from .durability import is_durable, matches
 from .task_options import OF_ORDINARY_TASKS, given
-from .tasks.durability import is_durable, matches
 
 logger = logging.getLogger("celery_sidejob")
 

@@ -15,7 +15,7 @@ from ..model.checks import SLIP, Form, in_seconds, is_number, is_seconds, misfit
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
-from .tasks.durability import lost_policy
+from .durability import lost_policy
 
 _FLAG = ("True or False", lambda value: value in (True, False))
 FORMS: Mapping[str, Form] = {

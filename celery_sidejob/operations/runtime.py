@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..model.protocols import Broker, Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
-from .failover.stores import Store, Stores
+from .stores import Store, Stores
 
 
 def _at_once(work: Callable[[], None]) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.settings import Settings
+from . import revisions
 from .connection.connections import Connections
-from .schema import revisions
 from .statement import Autocommit, Reader, Statement, Transaction
 
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00

@@ -16,8 +16,7 @@ from celery.signals import task_revoked
 
 from celery_sidejob import LeaseLostError, SideJob, heartbeat, stopping, task_buried, task_lost, task_recovered
 from celery_sidejob.hooks.tasks import chords
-from celery_sidejob.operations import deferred_locks
-from celery_sidejob.operations.failover import stores
+from celery_sidejob.operations import deferred_locks, stores
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until

@@ -6,7 +6,7 @@ the newest: it judges schemas as such a version would.
 
 from __future__ import annotations
 
-from celery_sidejob.store.schema import revisions
+from celery_sidejob.store import revisions
 
 revisions.KNOWN = f"{int(revisions.KNOWN) + 1:04}"
 

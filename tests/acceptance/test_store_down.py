@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 from celery_sidejob import StoreUnavailableError, embedded
-from celery_sidejob.operations.failover import stores
+from celery_sidejob.operations import stores
 from tests.acceptance.test_durable import APP, TIMEOUT_S, Site
 from tests.tools.brokers import Broker
 from tests.tools.databases import prepare_template

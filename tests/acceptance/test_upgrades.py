@@ -15,9 +15,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob.hooks.jobs import doorbell
+from celery_sidejob.hooks.messages import doorbell
+from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.schema import migrate
-from celery_sidejob.store.schema.revisions import KNOWN
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
 from tests.tools.brokers import Broker
 from tests.tools.migrations import FURTHER, add_migration, copied

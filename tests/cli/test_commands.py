@@ -25,7 +25,8 @@ from click.testing import CliRunner
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
-from celery_sidejob.store.schema import migrate, revisions, schema_check
+from celery_sidejob.store import revisions
+from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases, only_reading
 from tests.tools.in_process import Stage

@@ -9,11 +9,10 @@ import psycopg
 import pytest
 
 from celery_sidejob import JobNotFoundError, StoreUnavailableError, deadset
-from celery_sidejob.operations.failover import stores
+from celery_sidejob.operations import stores
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
-from celery_sidejob.store import dead, served, workers
-from celery_sidejob.store.schema import revisions
+from celery_sidejob.store import dead, revisions, served, workers
 from tests.cli.test_commands import Said, ask
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases

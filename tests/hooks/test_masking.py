@@ -11,7 +11,7 @@ from celery import Celery
 from celery.worker import control
 
 from celery_sidejob.hooks.masking import masked_text
-from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
+from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.model.settings import SETTINGS
 from tests.tools.apps import make_app
 

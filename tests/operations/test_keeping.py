@@ -15,7 +15,7 @@ import redis
 from celery import Celery
 
 from celery_sidejob import InvalidValueError, StoreUnavailableError, embedded
-from celery_sidejob.operations.failover import stores
+from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import turns
 from celery_sidejob.store.outbox import tasks
 from celery_sidejob.store.schema.migrate import upgrade

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.schema import migrate
-from celery_sidejob.store.schema.revisions import KNOWN
 
 FURTHER = f"{int(KNOWN) + 1:04}"
 """The revision that a test adds."""

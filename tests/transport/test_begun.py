@@ -13,7 +13,7 @@ from celery import Celery
 from celery.worker import state
 from kombu import Queue
 
-from celery_sidejob.hooks.jobs import doorbell
+from celery_sidejob.hooks.messages import doorbell
 from celery_sidejob.hooks.worker.delivered import return_to_head
 from celery_sidejob.model import durable
 from celery_sidejob.transport import begun

@@ -23,9 +23,9 @@ from ...model.errors import SettingsError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Publication, Refused
 from ...model.troubles import log_trouble
-from ..jobs import continuation, doorbell, events
-from ..tasks import kept_message
-from .carried import check_sendable, is_of_the_message, is_unsendable
+from .. import events
+from ..messages import continuation, doorbell, kept_message
+from ..messages.carried import check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
 from .redis_client import Pushes
 

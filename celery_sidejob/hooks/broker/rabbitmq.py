@@ -11,8 +11,8 @@ from amqp.exceptions import AccessRefused, MessageNacked, NotFound
 from kombu import Producer, Queue
 
 from ...model.messages import GONE
+from ..messages.carried import check_amqp, check_route
 from ..patches.basic_publish import without_waiting
-from .carried import check_amqp, check_route
 
 logger = logging.getLogger("celery_sidejob")
 

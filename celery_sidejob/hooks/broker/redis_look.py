@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model.broker_view import Sight, Sought
-from ..jobs import doorbell
-from ..tasks.kept_message import Route, route_of
+from ..messages import doorbell
+from ..messages.kept_message import Route, route_of
 from .redis_client import list_of
 
 OF_A_LIST = 2000

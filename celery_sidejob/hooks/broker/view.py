@@ -10,7 +10,7 @@ from celery import Celery
 from ...model.broker_view import Look
 from ...model.buried import Buried, Place
 from ...model.errors import SettingsError
-from ..jobs import doorbell
+from ..messages import doorbell
 from . import rabbitmq, redis_dead
 from .connection import BrokerConnection
 from .marker import Markers

@@ -23,8 +23,8 @@ from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.port import NO_DATA, PortOptions, parse_ports
 from ...store import registry
 from ...store.connection.connections import Connections
-from ..broker.carried import check_headers, check_names
 from ..call_options import check_options, is_expiry
+from ..messages.carried import check_headers, check_names
 from .propagation import propagated
 
 KEPT = frozenset(

@@ -14,9 +14,9 @@ from celery.worker.state import active_requests, requests, task_ready
 from ...model.messages import is_readable, why_no_doorbell
 from ...services.heartbeat.deliveries import ENDED, Key
 from ...services.stopped_runs import Stop, end_from_outside
+from ..events import Rested
+from ..messages.doorbell import HEADER
 from ..worker.delivered import Delivered
-from .doorbell import HEADER
-from .events import Rested
 
 logger = logging.getLogger("celery_sidejob")
 

@@ -21,10 +21,11 @@ from ...model.errors import InvalidValueError
 from ...model.messages import Continuation, Outcome
 from ...model.status import Status
 from ...operations.runtime import Runtime
+from .. import events
 from ..broker.publishing import INLINE
-from ..tasks import chords, kept_message
-from . import events
-from .continuation import publication
+from ..messages import kept_message
+from ..messages.continuation import publication
+from ..tasks import chords
 from .revocation import TaskRevokedError
 
 logger = logging.getLogger("celery_sidejob")

@@ -43,9 +43,9 @@ from ...store.trouble import is_trouble
 from ...unit.open_unit import OpenUnit, outside_of_runs
 from ..broker.connection import PAUSE_S
 from ..broker.publishing import INLINE
+from ..events import Suspended, Terminated
+from ..messages.doorbell import HEADER
 from ..worker import own_process, recording
-from .doorbell import HEADER
-from .events import Suspended, Terminated
 from .revocation import TaskRevokedError as RevokedError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from celery import Celery
 from celery.exceptions import MaxRetriesExceededError
@@ -14,19 +14,17 @@ from ...jobs.running import RetryRun, RunningJob
 from ...model.checks import in_seconds
 from ...model.errors import IllegalMoveError, SettingsError
 from ...model.port import PortOptions, parse_ports
+from ...operations.runtime import Runtime
 from ...unit.open_unit import active
 from .. import bodies
+from ..messages.doorbell import HEADER
 from ..on_commit import OnCommit
 from ..task_options import OWN_OPTIONS, check_options, given
 from ..tasks import chord_transaction
 from ..worker.received import checked
 from .calls import check_arguments
-from .doorbell import HEADER
 from .eager import apply_eagerly
 from .run import adopt_delivery, run_delivery
-
-if TYPE_CHECKING:
-    from ...operations.runtime import Runtime
 
 
 class SideJobTask(OnCommit):
@@ -211,4 +209,4 @@ class SideJobTask(OnCommit):
         sidejob = getattr(app, "sidejob", None)
         if sidejob is None:
             raise SettingsError(f"{self.name} is a sidejob task, but its app has no SideJob: call SideJob(app).")
-        return cast("Runtime", sidejob.runtime)
+        return cast(Runtime, sidejob.runtime)

@@ -8,16 +8,19 @@ before anything is sent.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
 from celery.canvas import _chord
 
-from ..tasks.present_call import calling
 
+def install(calling: Callable[..., AbstractContextManager[None]]) -> None:
+    """Have all chords call their tasks within ``calling(transaction=...)``. Twice does no harm.
 
-def install() -> None:
-    """Have all chords call their tasks so; those of an app without SideJob are as they were. Twice does no harm."""
+    Chords of an app without SideJob are as they were.
+    """
     before = _chord.apply_async
     if hasattr(before, "_keeps_transaction"):
         return

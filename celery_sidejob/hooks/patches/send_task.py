@@ -9,14 +9,15 @@ their options are not checked, and a call waits for a backend that is away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from celery import Celery
 
-from ..tasks.keeping import send_task
 from .wrapping import wrap
 
 
-def install(app: Celery) -> None:
-    """Have durable tasks sent so; reads no configuration."""
-    wrap(app, "send_task", partial(send_task, app))
+def install(app: Celery, send: Callable[..., Any]) -> None:
+    """Have tasks sent by ``send(app, Celery's own, name, ...)``; reads no configuration."""
+    wrap(app, "send_task", partial(send, app))

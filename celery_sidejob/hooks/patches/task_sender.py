@@ -9,6 +9,7 @@ Celery sends by another function, messages of durable tasks are sent without bei
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,28 +17,30 @@ from celery import Celery
 from celery.app.amqp import AMQP
 from kombu.utils.imports import symbol_by_name
 
-from ..tasks.durability import is_durable
-from ..tasks.keeping import KeepingProducer
+from ..durability import is_durable
 from .existing_class import above
 
 REPR_PLACE = 21
 """How many arguments `as_task_v2` takes between a call's own and those that say how these are shown."""
 
 
-def install(app: Celery) -> None:
-    """Have messages of durable tasks kept, whoever publishes them; reads no configuration."""
+def install(app: Celery, amqp: type[DurableAMQP]) -> None:
+    """Have messages of durable tasks published by `amqp`, whoever calls them; reads no configuration."""
     found = app.__dict__.get("amqp")
     if found is not None:  # it was used before
-        found.__class__ = above(KeepingAMQP, type(found))
+        found.__class__ = above(amqp, type(found))
         found.__dict__.pop("send_task_message", None)
     else:
-        kept = above(KeepingAMQP, symbol_by_name(app.amqp_cls))
+        made = above(amqp, symbol_by_name(app.amqp_cls))
         # By its name where it has one: processes that are spawned are sent the app.
-        app.amqp_cls = f"{__name__}:KeepingAMQP" if kept is KeepingAMQP else kept
+        app.amqp_cls = f"{amqp.__module__}:{amqp.__name__}" if made is amqp else made
 
 
-class KeepingAMQP(AMQP):
-    """Celery's AMQP, with a sender that has messages of durable tasks kept."""
+class DurableAMQP(AMQP):
+    """Celery's AMQP, with a sender that gives messages of durable tasks to a producer of their own."""
+
+    producer_of_durable: Callable[..., Any]
+    """Makes it of Celery's producer, the app, the task's name and its queue."""
 
     def as_task_v2(
         self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
@@ -65,6 +68,7 @@ class KeepingAMQP(AMQP):
         def send_task_message(producer: Any, name: str, message: Any, **options: Any) -> Any:
             if not is_durable(app, name):
                 return send(producer, name, message, **options)
-            return send(KeepingProducer(producer, app, name, options.get("queue")), name, message, **options)
+            own = self.producer_of_durable(producer, app, name, options.get("queue"))
+            return send(own, name, message, **options)
 
         return send_task_message

@@ -31,11 +31,11 @@ from ...model.durable import (
     why_no_header,
 )
 from ...services.heartbeat.deliveries import ENDED
+from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
 from ..worker.pool_kind import not_begun
 from . import durable_task
-from .kept_message import content_of, received
 from .not_begun import Copy, Forged, Left, SentBack
 
 

@@ -43,6 +43,8 @@ from ...operations.durable_runs import Run, in_body, lease_lost
 from ...operations.runtime import Runtime
 from .. import bodies
 from ..broker.connection import PAUSE_S
+from ..durability import is_durable, known_tasks, lost_policy
+from ..messages.kept_message import content_of, unpacker
 from ..on_commit import OnCommit, made_early
 from ..patches import task_making
 from ..patches.existing_class import become
@@ -51,8 +53,6 @@ from ..worker import own_process, recording
 from ..worker.holders import bury, holders
 from ..worker.received import checked
 from . import chords, missing_row_warning
-from .durability import is_durable, known_tasks, lost_policy
-from .kept_message import content_of, unpacker
 from .not_begun import Copy, Forged, Left, SentBack
 
 logger = logging.getLogger("celery_sidejob")

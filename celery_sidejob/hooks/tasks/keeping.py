@@ -28,11 +28,12 @@ from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableEr
 from ...operations import durable_ends, keeping
 from ...operations.durable_runs import Run
 from ...operations.runtime import Runtime
-from ..broker.carried import check_names
 from ..call_options import check_call
+from ..durability import is_durable, known_tasks
+from ..messages.carried import check_names
+from ..messages.kept_message import RESERVED, as_bytes, publication_of, time_of
+from ..patches.task_sender import DurableAMQP
 from . import chord_transaction, result_subscription
-from .durability import is_durable, known_tasks
-from .kept_message import RESERVED, as_bytes, publication_of, time_of
 from .lazy_producer import LaterProducer
 from .present_call import calling, present_call
 
@@ -219,6 +220,12 @@ class KeepingProducer:
             raise SettingsError(f"{self._task} is durable, but its app has no SideJob: call SideJob(app).")
         runtime: Runtime = sidejob.runtime
         return runtime
+
+
+class KeepingAMQP(DurableAMQP):
+    """Celery's AMQP, by which messages of durable tasks are kept."""
+
+    producer_of_durable = KeepingProducer
 
 
 def _without_row(message: Message, options: dict[str, Any]) -> dict[str, Any]:

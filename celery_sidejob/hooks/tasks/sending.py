@@ -18,7 +18,7 @@ from kombu.exceptions import EncodeError
 
 from ...model.errors import InvalidValueError, StoreUnavailableError
 from ...operations import keeping
-from .durability import is_durable, known_tasks
+from ..durability import is_durable, known_tasks
 from .keeping import present_run
 from .present_call import Together, calling
 

@@ -1,1 +1,1 @@
-"""What a worker does for us beside its runs: steps, pools, fetching."""
+"""What a worker does for us beside its runs: pools, fetching, deliveries."""

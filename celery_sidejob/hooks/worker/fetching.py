@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery.concurrency.solo import TaskPool as Solo
@@ -13,9 +14,6 @@ from celery.worker import state
 from ..patches import consuming, draining, redis_qos
 from .appetite import LOOK_S, Appetite
 from .delivered import Delivered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 UNLIMITED = 65535
 """What RabbitMQ takes for a prefetch, at most."""

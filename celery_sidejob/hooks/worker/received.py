@@ -14,7 +14,7 @@ from celery.exceptions import InvalidTaskError
 from ...model.checks import is_number
 from ...model.durable import ADOPTED, CALL, DIGEST, LATE, WORKER
 from ...model.names import why_not_name, why_not_storable
-from ..broker.carried import CELERYS
+from ..messages.carried import CELERYS
 
 OF_THE_PARENT = (WORKER, ADOPTED, LATE, DIGEST)
 """What the worker's parent process tells the pool's. Headers of a message come with it, and may have such names."""

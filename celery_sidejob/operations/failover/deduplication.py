@@ -29,8 +29,8 @@ from ...store.duplicates import Copy
 from ...store.outbox import holds, revocation
 from ...store.statement import Transaction
 from ..runtime import Runtime
+from ..stores import Store
 from ..task_run_end import end_task_runs
-from .stores import Store
 
 T = TypeVar("T")
 

@@ -16,11 +16,11 @@ from psycopg import sql
 
 from ...model import messages as formats
 from ...model.errors import SchemaError, SideJobError, StoreUnavailableError
-from .. import registry
+from .. import registry, revisions
 from ..connection.connections import Connections
 from ..errors import LacksRights
 from ..statement import Statement, Transaction
-from . import revisions, tables
+from . import tables
 
 SUPPORTED = range(-1, 2)
 """The revisions this version runs on, counted from its own: the one before, its own, the one after."""

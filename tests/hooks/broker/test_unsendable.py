@@ -349,7 +349,7 @@ def test_an_error_that_is_not_known_to_be_the_messages_own_buries_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A library that does not fit raises TypeError for every message."""
-    monkeypatch.setattr("celery_sidejob.hooks.tasks.kept_message.publish", lambda *_, **__: len(5))  # type: ignore[arg-type]
+    monkeypatch.setattr("celery_sidejob.hooks.messages.kept_message.publish", lambda *_, **__: len(5))  # type: ignore[arg-type]
     shop.mail.apply_async(task_id="kept")
 
     shop.poll()

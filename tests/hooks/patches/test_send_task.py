@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from celery import Celery, chain, group
 
 from celery_sidejob.hooks.patches import send_task
@@ -18,15 +17,14 @@ def test_where_a_producer_is_given() -> None:
     assert list(inspect.signature(Celery.send_task).parameters)[2 + PRODUCER_PLACE] == "producer"
 
 
-def test_all_ways_to_call_pass_it(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_to_call_pass_it(app: Celery) -> None:
     sent: list[tuple[Celery, str, bool]] = []
 
     def send(app: Celery, before: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
         sent.append((app, name, options.get("producer") is None or len(args) <= PRODUCER_PLACE))
         return before(name, *args, **options)
 
-    monkeypatch.setattr(send_task, "send_task", send)
-    send_task.install(app)
+    send_task.install(app, send)
     plain = task_of(app, "plain")
 
     app.send_task("contract.elsewhere")

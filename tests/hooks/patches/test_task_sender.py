@@ -10,7 +10,7 @@ from celery import Celery, chain, group
 from celery.app.amqp import AMQP
 
 from celery_sidejob.hooks.patches import task_sender
-from celery_sidejob.hooks.patches.task_sender import REPR_PLACE, KeepingAMQP
+from celery_sidejob.hooks.patches.task_sender import REPR_PLACE, DurableAMQP
 from tests.hooks.patches.conftest import task_of
 
 
@@ -30,8 +30,8 @@ def test_the_messages_of_all_calls_are_given_to_the_sender(app: Celery, monkeypa
         def publish(self, body: Any, **options: Any) -> None:
             noted.append((*self.noted, {"headers", "exchange", "routing_key", "correlation_id"} <= options.keys()))
 
-    monkeypatch.setattr(task_sender, "KeepingProducer", Noting)
-    task_sender.install(app)
+    monkeypatch.setattr(DurableAMQP, "producer_of_durable", Noting, raising=False)
+    task_sender.install(app, DurableAMQP)
 
     kept = task_of(app, "kept", durable=True)
 
@@ -50,9 +50,9 @@ def test_the_class_of_a_project_stays_in_place(app: Celery, base: type, used_bef
     before = app.amqp if used_before else None
     sender = app.amqp.send_task_message if used_before else None
 
-    task_sender.install(app)
+    task_sender.install(app, DurableAMQP)
 
-    assert isinstance(app.amqp, KeepingAMQP)
+    assert isinstance(app.amqp, DurableAMQP)
     assert isinstance(app.amqp, base)
     assert app.amqp is before or not used_before
     assert app.amqp.send_task_message is not sender
@@ -62,7 +62,7 @@ def test_where_a_message_says_how_its_arguments_look(app: Celery) -> None:
     names = list(inspect.signature(AMQP.as_task_v2).parameters)
     assert names[1:5] == ["task_id", "name", "args", "kwargs"]
     assert names[5 + REPR_PLACE :][:2] == ["argsrepr", "kwargsrepr"]
-    task_sender.install(app)
+    task_sender.install(app, DurableAMQP)
 
     ours, theirs = (made("id", "contract.kept").headers for made in (app.amqp.as_task_v2, AMQP(app).as_task_v2))
 

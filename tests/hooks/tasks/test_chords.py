@@ -15,8 +15,8 @@ from celery.app.task import Context
 from celery_sidejob import StoreUnavailableError
 from celery_sidejob.hooks.tasks.chords import ChordClaim
 from celery_sidejob.model.durable import Message
+from celery_sidejob.operations import stores
 from celery_sidejob.operations.durable_runs import ClaimedElsewhereError
-from celery_sidejob.operations.failover import stores
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.proxy import TcpProxy

@@ -28,8 +28,8 @@ from celery_sidejob import (
     SettingsError,
     task_buried,
 )
+from celery_sidejob.hooks.durability import is_durable
 from celery_sidejob.hooks.tasks import chords, durable_task
-from celery_sidejob.hooks.tasks.durability import is_durable
 from celery_sidejob.hooks.tasks.durable_task import mark
 from celery_sidejob.model.durable import LATE, WORKER, Death
 from celery_sidejob.operations import burials, deferred_locks

@@ -12,9 +12,9 @@ from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_sidejob import SideJob
+from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.hooks.worker import appetite as appetites
 from celery_sidejob.hooks.worker.appetite import Appetite
-from celery_sidejob.hooks.worker.consumer_step import DisconnectionStep
 from celery_sidejob.hooks.worker.delivered import Delivered
 
 

@@ -17,7 +17,7 @@ from psycopg import sql
 from celery_sidejob import Job, RunningJob, StoreUnavailableError, embedded
 from celery_sidejob.inspection import Inspection
 from celery_sidejob.jobs import creation
-from celery_sidejob.operations.failover import stores
+from celery_sidejob.operations import stores
 from celery_sidejob.store.connection import bounded, opening, own_executor
 from celery_sidejob.store.errors import NoAnswer
 from celery_sidejob.store.schema.migrate import upgrade

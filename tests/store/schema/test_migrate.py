@@ -16,10 +16,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from celery_sidejob.model.errors import SchemaError, StoreUnavailableError
-from celery_sidejob.store import workers
+from celery_sidejob.store import revisions, workers
 from celery_sidejob.store.connection.connections import Connections
-from celery_sidejob.store.schema import migrate, revisions, schema_check
-from celery_sidejob.store.schema.revisions import KNOWN
+from celery_sidejob.store.revisions import KNOWN
+from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.migrations import FURTHER, SECOND, add_migration, copied
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role

@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from celery_sidejob.model.status import Status
+from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.schema import migrate
-from celery_sidejob.store.schema.revisions import KNOWN
 from celery_sidejob.store.schema.tables import TABLES
 from tests.tools.databases import Databases
 from tests.tools.pgbouncer import direct

@@ -16,8 +16,8 @@ from celery import Celery, signals
 from celery.app.task import Context
 from celery.exceptions import Ignore
 
-from ...model.durable import Message
-from ...model.messages import Doorbell
+from ..model.durable import Message
+from ..model.messages import Doorbell
 
 logger = logging.getLogger("celery_sidejob")
 

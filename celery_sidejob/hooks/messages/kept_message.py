@@ -24,7 +24,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from ...model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Content, Message, digest_of, header_of
 from ...model.errors import InvalidValueError
-from ..broker.carried import NewerFormatError
+from .carried import NewerFormatError
 
 logger = logging.getLogger("celery_sidejob")
 

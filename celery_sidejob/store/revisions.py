@@ -5,7 +5,7 @@ A version runs on the revision before its own and on the one after, so that a ro
 
 from __future__ import annotations
 
-from ..statement import Reader, Statement
+from .statement import Reader, Statement
 
 KNOWN = "0001"
 """The newest revision this code knows; the head of the migrations."""

@@ -8,9 +8,9 @@ from celery import Celery
 
 from ...model.broker_view import Sought
 from ...model.messages import FORMAT, Doorbell
-from ..broker.carried import CELERYS
-from ..tasks.kept_message import Route
-from . import events
+from .. import events
+from .carried import CELERYS
+from .kept_message import Route
 
 HEADER = "sidejob"
 

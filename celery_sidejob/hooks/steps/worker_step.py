@@ -23,8 +23,8 @@ from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
 from ..patches import pool_apply, soft_shutdown
 from ..tasks import durable_task
-from . import greenlets, pool_kind
-from .bell import Bell
+from ..worker import greenlets, pool_kind
+from ..worker.bell import Bell
 
 logger = logging.getLogger("celery_sidejob")
 

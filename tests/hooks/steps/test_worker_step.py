@@ -12,8 +12,8 @@ from celery import Celery
 from kombu.asynchronous import Hub
 
 from celery_sidejob import SideJob, StoreUnavailableError
-from celery_sidejob.hooks.worker import bootsteps
-from celery_sidejob.hooks.worker.bootsteps import PoolBell, SideJobStep
+from celery_sidejob.hooks.steps import worker_step
+from celery_sidejob.hooks.steps.worker_step import PoolBell, SideJobStep
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store.connection import opening
 from celery_sidejob.store.connection.own_executor import OwnExecutor
@@ -79,7 +79,7 @@ def starting(stage: Stage) -> SideJobStep:
 def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bootsteps, "AGAIN_S", 0.0)
+    monkeypatch.setattr(worker_step, "AGAIN_S", 0.0)
     monkeypatch.setattr(opening, "OwnExecutor", Ended)
     monkeypatch.setattr(Ended, "url", stage.database_url)
     stage.runtime.connections.close()
@@ -102,8 +102,8 @@ def test_a_worker_whose_connection_ends_while_it_starts_tries_again(
 
 
 def test_a_worker_without_a_store_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootsteps, "AGAIN_S", 0.0)
-    monkeypatch.setattr(bootsteps, "START_S", 0.1)
+    monkeypatch.setattr(worker_step, "AGAIN_S", 0.0)
+    monkeypatch.setattr(worker_step, "START_S", 0.1)
     app = Celery("away", broker="memory://", set_as_current=False)
     app.conf.update(sidejob_database_url="postgresql://127.0.0.1:1/none")
     step: SideJobStep = object.__new__(SideJobStep)

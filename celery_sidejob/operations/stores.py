@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ...model import native
-from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
-from ...model.settings import Settings
-from ...store import registry
-from ...store.connection.connections import Connections
+from ..model import native
+from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ..model.settings import Settings
+from ..store import registry
+from ..store.connection.connections import Connections
 
 logger = logging.getLogger("celery_sidejob")
 

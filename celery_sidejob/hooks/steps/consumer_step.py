@@ -8,13 +8,13 @@ from celery import bootsteps
 from celery.concurrency.solo import TaskPool as Solo
 
 from ...services.loop import Loop
-from ..jobs import events
+from .. import events
 from ..masking import masked
 from ..patches import consumer_start, draining, lost_connection
 from ..patches.redis_client import keep_client
-from . import delivered
-from .appetite import Appetite
-from .fetching import fetching
+from ..worker import delivered
+from ..worker.appetite import Appetite
+from ..worker.fetching import fetching
 
 STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
 
