@@ -1,6 +1,6 @@
-"""Estimates from a sample of a table's pages, where there are too many rows to count while somebody waits.
+"""Estimates from a sample of a table's pages, for counts of too many rows to make while somebody waits.
 
-A small table is its own sample: all of it. What is estimated says so.
+A small table is its own sample, as a whole. Every estimate is marked as one.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from .statement import Reader, Statement
 
 EXACT_PAGES = 1000
-"""Pages (of 8 kB) of a table that is read as a whole."""
+"""Pages (of 8 kB) up to which a table is read as a whole."""
 SAMPLED_PAGES = 600
-"""Pages that are read of a larger one, to find out how its rows differ."""
+"""Pages read of a larger table, to find out how its rows differ."""
 COUNTING_PAGES = 300
-"""Pages that are read of a larger one, to find out only how many rows it has."""
+"""Pages read of a larger table, to find out only how many rows it has."""
 COUNTED = 10_000
-"""Up to so many rows are counted one by one, where an index has just these rows."""
+"""Up to this many rows are counted one by one, if an index has just these rows."""
 DIGITS = 3
 SAMPLE = "TABLESAMPLE SYSTEM (%(percent)s) REPEATABLE (1)"
-"""The same pages each time: what changes from one look to the next has changed, and they are in memory by then."""
+"""The same pages each time: a difference between two looks is a real change, and the pages are in memory by then."""
 
 _PAGES = {
     table: Statement(f"SELECT pg_relation_size('{{{table}}}'::regclass) / 8192 AS pages")
@@ -29,7 +29,7 @@ _PAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The share of a table that is looked at."""
+    """The share of a table that is read."""
 
     percent: float
 
@@ -39,21 +39,21 @@ class Share:
         return self.percent >= 100
 
     def whole(self, count: int) -> int:
-        """Return how many there are in all, if so many are in the share; with no more digits than are known."""
+        """Return the rows of the whole table for this many in the share, rounded to the digits that are known."""
         number = count * 100 / self.percent
         return int(number) if self.is_all else int(float(f"{number:.{DIGITS}g}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many there are."""
+    """A number of rows."""
 
     number: int
     is_estimated: bool = False
 
 
 def share(executor: Reader, table: str, *, exact: int | None = None, sampled: int | None = None) -> Share:
-    """Return how much of a table is to be looked at: all of it up to `exact` pages, `sampled` pages of a larger one."""
+    """Return the share of a table to read: all of it up to `exact` pages, `sampled` pages of a larger one."""
     pages = executor.run(_PAGES[table])[0].pages
     if pages <= (EXACT_PAGES if exact is None else exact):
         return Share(100.0)
@@ -61,7 +61,7 @@ def share(executor: Reader, table: str, *, exact: int | None = None, sampled: in
 
 
 def count(executor: Reader, few: Statement, many: Statement, table: str) -> Count:
-    """Count rows with `few`, which finds `COUNTED` at most; if it finds so many, estimate them with `many`."""
+    """Count rows with `few`, which finds at most `COUNTED`; if it finds that many, estimate them with `many`."""
     found = executor.run(few)[0].rows
     if found < COUNTED:
         return Count(found)

@@ -1,4 +1,4 @@
-"""What `doctor` asks of Postgres: rights, vacuum, clocks, and the rules between rows that no CHECK can hold."""
+"""The questions of `doctor` to Postgres: rights, vacuum, clocks, and the rules between rows that no CHECK can hold."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .statement import Reader, Statement
 
 @contextmanager
 def looking(connections: Connections) -> Iterator[None]:
-    """Raise whatever Postgres refuses within the block as an error of ours, and let go of connections.
+    """Raise any error of Postgres within the block as one of ours, and release the connections.
 
-    `doctor` is asked when anything may be wrong: a broken index, a limit of the role's that ends a BEGIN half way.
+    `doctor` runs when anything may be wrong: a broken index, or a limit of the role that ends a BEGIN halfway.
     """
     try:
         yield
@@ -39,7 +39,7 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
 
 
 def server(executor: Reader) -> Any:
-    """Read what the server is, its clock, and who we are there."""
+    """Read the server's properties, its clock, and our role there."""
     return executor.run(_SERVER)[0]
 
 
@@ -50,7 +50,7 @@ FROM pg_stat_user_tables WHERE schemaname = %(schema)s ORDER BY n_dead_tup DESC,
 
 
 def tables(executor: Reader, schema: str) -> Sequence[Any]:
-    """Read how many dead rows each table has, and when it was vacuumed last."""
+    """Read the number of dead rows of each table, and when it was last vacuumed."""
     return executor.run(_TABLES, schema=schema)
 
 
@@ -70,7 +70,7 @@ ORDER BY h.xids DESC LIMIT 5""")
 
 
 def horizon(executor: Reader) -> Sequence[Any]:
-    """Read who keeps vacuum from removing dead rows, the oldest first."""
+    """Read the sessions that keep vacuum from removing dead rows, the oldest first."""
     return executor.run(_HORIZON)
 
 
@@ -83,7 +83,7 @@ WHERE NOT EXISTS (SELECT FROM {registry} r WHERE r.task = due.task) GROUP BY 1 O
 
 
 def unknown_tasks(executor: Reader, limit: int = 5_000) -> Sequence[Any]:
-    """Read which tasks of jobs that wait have never been served by a worker; each job's task as `served.due`."""
+    """Read tasks of waiting jobs that no worker ever served; each job's task is looked up as in `served.due`."""
     return executor.run(_UNKNOWN_TASKS, limit=limit)
 
 
@@ -94,7 +94,7 @@ FROM {workers} w WHERE w.dead_at IS NOT NULL ORDER BY w.id""")
 
 
 def dead_workers(executor: Reader) -> Sequence[Any]:
-    """Read workers that are dead and how many runs they still hold."""
+    """Read dead workers and the number of runs that each still holds."""
     return executor.run(_HOLDING_DEAD)
 
 
@@ -109,7 +109,7 @@ SELECT broken.rule, count(*) AS rows, min(broken.job_id) AS id FROM (
     END FROM {jobs} j WHERE j.id = m.job_id) AS rule
   FROM {messages} m TABLESAMPLE SYSTEM (%(percent)s) WHERE m.job_id IS NOT NULL) broken
 WHERE broken.rule IS NOT NULL GROUP BY broken.rule""")
-"""Of each message its own job alone: a join would read all jobs, nearly all of which are finished."""
+"""Looks up only each message's own job: a join would read all jobs, nearly all of which are finished."""
 _OF_JOBS = Statement("""
 SELECT 'a run in progress without a message' AS rule, count(*) AS rows, min(j.id) AS id FROM {jobs} j
 WHERE j.unit_no IS NOT NULL AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
@@ -129,17 +129,17 @@ WHERE j.status = 'failed' AND NOT EXISTS (SELECT FROM {dead} d WHERE d.job_id = 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRules:
-    """Rules between rows that are broken: (rule, rows, id). `of_all`: of all messages, not of a sample."""
+    """Broken rules between rows: (rule, rows, id). `of_all`: from all messages, not from a sample."""
 
     rows: list[Any]
     of_all: bool
 
 
 def broken_rules(executor: Reader, *, every_job: bool) -> BrokenRules:
-    """Read which rules between rows are broken, and by how many.
+    """Read the rules between rows that are broken, and the number of rows that break each.
 
-    A message that breaks several counts for the first of them. Very many messages are judged by a sample; with
-    `every_job` all are, and all jobs, which takes three seconds for a million of each.
+    A message that breaks several rules counts for the first. A sample represents very many messages. With `every_job`
+    all messages and all jobs are read, which takes three seconds for a million of each.
     """
     share = Share(100.0) if every_job else estimates.share(executor, "messages")
     found = [*executor.run(_OF_MESSAGES, percent=share.percent), *(executor.run(_OF_JOBS) if every_job else ())]

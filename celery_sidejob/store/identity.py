@@ -1,4 +1,4 @@
-"""Which database a connection leads to: the one of our store, or another that happens to have our schema too."""
+"""Tells which database a connection leads to: the one of our store, or another that happens to have our schema too."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CLUSTER = Statement("SELECT system_identifier AS cluster FROM pg_control_system
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """What tells a database from others: its schema's random name, its own number, and its cluster's.
+    """The marks that tell databases apart: the schema's random name, the database's number, and its cluster's.
 
-    The name is copied with a dump or by CREATE DATABASE, the number is not; a cluster's number is not copied with a
-    dump. A copy of a whole cluster, as for a standby, cannot be told from it.
+    A dump or CREATE DATABASE copies the name, but not the database's number; a dump does not copy the cluster's number.
+    A copy of a whole cluster, for example a standby, cannot be told from the original.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Database:
     cluster: int | None
 
     def is_same_as(self, other: Database) -> bool:
-        """Whether both are one database, as far as both could be asked."""
+        """Whether both are the same database, as far as both could be asked."""
         pairs: Sequence[tuple[Any, Any]] = (
             (self.oid, other.oid), (self.identity, other.identity), (self.cluster, other.cluster),
         )  # fmt: skip
@@ -37,13 +37,13 @@ class Database:
 
 
 def place(executor: Reader) -> Database:
-    """Tell which database this is, whatever is in it; the cluster is not asked for yet."""
+    """Identify this database, whatever it contains; its cluster is not read yet."""
     found = executor.run(_LOOK, table="jobs")[0]
     return Database(found.name, found.oid, None, None)
 
 
 def look(executor: Reader, schema: str) -> Database | None:
-    """Tell which database this is; None if it has no schema of ours. The cluster is not asked for yet."""
+    """Identify this database; None if it has no schema of ours. Its cluster is not read yet."""
     found = executor.run(_LOOK, table=f'"{schema}".jobs')[0]
     if not found.found:
         return None
@@ -51,6 +51,6 @@ def look(executor: Reader, schema: str) -> Database | None:
 
 
 def cluster(executor: Reader) -> int:
-    """Tell which cluster this is. Everybody may ask, unless an administrator has revoked it."""
+    """Read the cluster's number. Any role may, unless an administrator has revoked this right."""
     number: int = executor.run(_CLUSTER)[0].cluster
     return number

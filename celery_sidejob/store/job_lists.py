@@ -9,7 +9,7 @@ from .jobs import HANDLE
 from .statement import Reader, Statement
 
 SMALL = 10_000
-"""Up to so many children of a job, or timers, count as few."""
+"""Up to this many children of a job, or timers, count as few."""
 
 _OTHERS = """
   AND (%(task)s::text IS NULL OR j.task = %(task)s) AND (%(queue)s::text IS NULL OR j.queue = %(queue)s)
@@ -74,9 +74,9 @@ def page(
 ) -> Sequence[Any]:
     """Read the next `limit` jobs that match, by id.
 
-    Running jobs and the children of one job are found by an index. For failed jobs and the queued ones of a queue this
-    walks along those, for others along all jobs, until enough match. With very many timers it reads all of them, and
-    the whole queue.
+    Running jobs and the children of one job are found by an index. For failed jobs and the queued jobs of one queue,
+    the query walks along their entries; for others along all jobs, until enough match. If there are very many timers,
+    it reads all of them and the whole queue.
     """
     how = _LIST
     wanted = set(statuses or ())
@@ -116,5 +116,5 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s)
 
 
 def knows_queue(executor: Reader, queue: str) -> bool:
-    """Tell whether anything in the store is of this queue; reads all jobs if nothing is."""
+    """Tell whether any row of the store belongs to this queue; reads all jobs if none does."""
     return bool(executor.run(_KNOWS_QUEUE, queue=queue)[0].found)

@@ -1,4 +1,4 @@
-"""Rows of `jobs`: a node of the graph, the only lock and the only judge of its life."""
+"""Rows of `jobs`: the nodes of the graph. A job's row is its only lock and alone decides on its life."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .statement import Autocommit, Reader, Statement, Transaction, first, violat
 READ = ", ".join(
     f"j.{column.name}::text AS {column.name}" if column.is_json else f"j.{column.name}" for column in SHOWN.values()
 )
-"""What handles and runs read of the columns that were given."""
+"""The given columns that handles and runs read."""
 
 ROW = f"""j.id, {READ}, j.status, j.created_at, j.ran_at, j.ended_at, j.run_no,
   j.unit_no, j.run_kind, j.worker_id, j.losses, j.retries, j.wakes > j.wakes_taken AS asked_again,
   j.error::text AS error"""
-"""What handles and runs read of a job's own row."""
+"""The columns of a job's own row that handles and runs read."""
 
 HANDLE = f"""{ROW},
   (SELECT a.task_id FROM {{askings}} a WHERE a.job_id = j.id
@@ -68,16 +68,16 @@ SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id
 )
 
 MANY = 64
-"""From so many new jobs on it takes their process some time to publish them all."""
+"""From this many new jobs on, their process needs some time to publish them all."""
 FIRST_CHECK_OF_MANY_S = 10.0
 
 
 def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: float) -> Sequence[Any]:
-    """Create jobs, each with its open asking and its message, or its timer if it is to run later.
+    """Create jobs, each with its open asking and its message, or with its timer if it runs later.
 
-    A job without an id is given the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run`
-    is None where there is no message to be published now. The jobs must be ordered so that a parent precedes its
-    children. Raises ChildNameTakenError or InvalidValueError for a name or a task id that another row has.
+    A job without an id gets the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run` is None
+    if no message is to be published now. The jobs must be ordered so that a parent precedes its children. Raises
+    ChildNameTakenError or InvalidValueError for a name or a task id that another row has.
     """
     rows = [
         {
@@ -137,7 +137,7 @@ FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
 
 
 def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
-    """Lock one job unless somebody holds it; the sweeper looks again later."""
+    """Lock one job unless its row is locked already; the sweeper tries again later."""
     return first(executor.run(_LOCK_FREE, id=job_id))
 
 
@@ -155,7 +155,7 @@ SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR 
 
 
 def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
-    """Lock jobs as `lock_exclusively` does, but for those that somebody else has locked."""
+    """Lock jobs as `lock_exclusively` does, except those that are locked already."""
     return {row.id: row for row in executor.run(_LOCK_FREE_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
@@ -163,7 +163,7 @@ _PARENTS = Statement("SELECT id, parent_id FROM {jobs} WHERE id = ANY(%(ids)s::b
 
 
 def parents(executor: Reader, ids: Iterable[int]) -> dict[int, int | None]:
-    """Read the parents of jobs, without a lock: what was read must be compared after locking."""
+    """Read the parents of jobs, without a lock: compare them again after locking."""
     return {row.id: row.parent_id for row in executor.run(_PARENTS, ids=sorted(set(ids)))}
 
 
@@ -215,7 +215,7 @@ _CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND na
 
 
 def child(executor: Reader, parent_id: int, name: str) -> int | None:
-    """Read the id of a job's child of this name."""
+    """Read the id of a job's child by its name."""
     found = executor.run(_CHILD, parent_id=parent_id, name=name)
     return found[0].id if found else None
 
@@ -232,7 +232,7 @@ _DELETE = Statement("DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
 
 
 def delete(executor: Transaction, ids: Iterable[int]) -> None:
-    """Delete jobs with everything of theirs; the foreign key of children is checked at the statement's end."""
+    """Delete jobs with all their rows; the foreign key of children is checked at the statement's end."""
     executor.run(_DELETE, ids=list(ids))
 
 
@@ -243,12 +243,12 @@ UNION SELECT a.job_id FROM {askings} a WHERE a.job_id = ANY(%(ids)s::bigint[]) A
 
 
 def unsettled(executor: Reader, ids: Iterable[int]) -> set[int]:
-    """Read which of these jobs are not settled: something is still to happen to them, or the backend lacks a result."""
+    """Read which of these jobs are not settled: something is still due for them, or the backend lacks a result."""
     return {row.job_id for row in executor.run(_UNSETTLED, ids=list(ids))}
 
 
 WINDOW = 10_000
-"""Jobs that are looked at in one step of pruning."""
+"""Jobs read in one step of pruning."""
 
 _OLD_PAGE = Statement("""
 WITH page AS MATERIALIZED (
@@ -266,7 +266,7 @@ SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs, 
 
 @dataclass(frozen=True, slots=True)
 class OldPage:
-    """Jobs that may go. `last`: the last id that was looked at, None at the end."""
+    """Jobs that may be deleted. `last`: the last id that was read, None at the end."""
 
     ids: list[int]
     last: int | None
@@ -287,7 +287,7 @@ _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHE
 
 
 def remember_inputs(executor: Transaction, job_id: int, memo: str) -> None:
-    """Remember which defaults `for_inputs` has been called with."""
+    """Remember the defaults with which `for_inputs` was called."""
     executor.run(_REMEMBER_INPUTS, id=job_id, memo=memo)
 
 
@@ -295,6 +295,6 @@ _INPUTS_MEMO = Statement("SELECT inputs_memo::text AS memo FROM {jobs} WHERE id 
 
 
 def inputs_memo(executor: Reader, job_id: int) -> str | None:
-    """Read what `remember_inputs` stored."""
+    """Read the defaults that `remember_inputs` stored."""
     found = executor.run(_INPUTS_MEMO, id=job_id)
     return found[0].memo if found else None

@@ -1,4 +1,4 @@
-"""The message of an ordinary durable task, as a person looks at it."""
+"""The message of an ordinary durable task, as a person sees it."""
 
 from __future__ import annotations
 

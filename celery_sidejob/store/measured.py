@@ -1,4 +1,4 @@
-"""Connections that time what a worker does all day: claims and commits."""
+"""Connections that time the most frequent transactions of a worker: claims and commits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_sidejob")
 
 EVERY_S = 10.0
-"""How often a busy process stores what it has counted."""
+"""Seconds after which a busy process stores its counts."""
 
 
 class MeasuredConnections(Connections):
-    """Times the transactions of runs, and stores what this process has counted on a connection it has anyway."""
+    """Times the transactions of runs, and stores this process's counts on a connection that is open anyway."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -33,20 +33,20 @@ class MeasuredConnections(Connections):
     def transact(
         self, name: str, work: Callable[[OwnExecutor], T], *, single: bool = False, within_s: float | None = None
     ) -> T:
-        """Run `work` in one transaction, as `Connections` does, from asking for a connection to the commit's answer."""
+        """Run `work` like `Connections`; time it from the request for a connection to the commit's answer."""
         if name not in TIMED or not self.measures.begun:
             return super().transact(name, work, single=single, within_s=within_s)
         began = time.monotonic()
         result = super().transact(name, work, single=single, within_s=within_s)
         self.measures.time(name, time.monotonic() - began)
         if self.measures.age_s >= EVERY_S:
-            self.record()  # by the thread whose connection has just become free, so that it takes no further one
+            self.record()  # by the thread whose connection has just become free, to open no further one
         return result
 
     def record(self) -> bool:
-        """Add what was counted since the last time to the totals in the store; False if there was nothing to store.
+        """Add the counts since the last call to the totals in the store; False if there was nothing to store.
 
-        Never raises for the store: a count must not be in the way of what it counts.
+        Never raises for the store: a count must not disturb the work that it counts.
         """
         taken = self.measures.take()
         if not taken:
@@ -57,9 +57,9 @@ class MeasuredConnections(Connections):
 
         try:
             super().transact("record", add, single=True)
-        except (OutcomeUnknown, SchemaError) as error:  # rather too little than twice
-            logger.debug("What was counted is not stored: %s", error)
+        except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
+            logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:
             self.measures.give_back(taken)
-            logger.debug("What was counted is stored later: %s", error)
+            logger.debug("The counts are stored later: %s", error)
         return True

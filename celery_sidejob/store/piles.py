@@ -1,4 +1,4 @@
-"""What has piled up: estimates, from what Postgres knows of its tables and from a sample of their pages."""
+"""Rows that have piled up: estimates, from Postgres' own statistics and from a sample of the tables' pages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from .statement import Reader, Statement
 
 MOST_PAGES = 2000
-"""Pages of a table that are looked at; a larger one is judged by so many of them."""
+"""Pages of a table that are read; they represent a larger table."""
 
 _FINISHED = Statement(f"""
 SELECT (count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL))::double precision
@@ -20,7 +20,7 @@ FROM {{jobs}} j TABLESAMPLE SYSTEM (
 
 
 def finished(executor: Reader) -> int:
-    """Estimate how many jobs are finished and have no retention of their task's own."""
+    """Estimate how many jobs are finished and have no retention of their own task."""
     return round(float(executor.run(_FINISHED)[0].jobs))
 
 
@@ -34,7 +34,7 @@ WHERE c.oid = '{jobs}'::regclass AND f.share * c.reltuples >= %(least)s::real
 
 
 def families(executor: Reader, *, least: int) -> Sequence[Any]:
-    """Estimate which jobs have so many children, (parent_id, children), the largest families first.
+    """Estimate which jobs have this many children, (parent_id, children), the largest families first.
 
     As of the last ANALYZE of the table.
     """

@@ -42,7 +42,7 @@ FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.
 
 
 def of_jobs(executor: Reader, job_ids: Iterable[int]) -> Sequence[Any]:
-    """Read all ports of jobs, and whose children these are."""
+    """Read all ports of jobs, each with the parent of its job."""
     return executor.run(_OF_JOBS, job_ids=sorted(set(job_ids)))
 
 
@@ -66,9 +66,9 @@ RETURNING id, job_id, direction, name, default_value::text AS default_value, cha
 
 
 def set_default(executor: Transaction, port_id: int, value: str | None) -> Any | None:
-    """Set what a read of the empty port returns; None clears it, the text `null` is a value. None for a port that went.
+    """Set the value that a read of the empty port returns; None clears it, the text `null` is a value.
 
-    Returns the port as it now is.
+    Returns the port as it now is; None if the port is gone.
     """
     return first(executor.run(_SET_DEFAULT, id=port_id, value=value))
 
@@ -86,9 +86,9 @@ SELECT id, job_id, direction, name, default_value::text AS default_value, channe
 
 
 def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -> Any | None:
-    """Set a port's channels, and with them what an input port subscribes to. None for a port that went.
+    """Set a port's channels, and with them the subscriptions of an input port.
 
-    Returns the port as it now is.
+    Returns the port as it now is; None if the port is gone.
     """
     return first(executor.run(_SET_CHANNELS, id=port_id, channels=list(channels)))
 
@@ -101,7 +101,7 @@ RETURNING id, job_id, direction, name, default_value::text AS default_value, cha
 
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:
-    """Make a port by the pattern that allows it, and return it; None if it is there already, or the pattern went."""
+    """Make a port by the pattern that allows it, and return it; None if it exists already, or the pattern is gone."""
     return first(executor.run(_MAKE, pattern_id=pattern_id, name=name))
 
 

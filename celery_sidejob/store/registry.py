@@ -1,4 +1,4 @@
-"""Rows of `registry` and `meta`: tasks as workers serve them, and whose schema this is."""
+"""Rows of `registry` and `meta`: tasks as workers serve them, and the schema's owner."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ON CONFLICT (task, queue) DO UPDATE SET options = excluded.options, seen_at = no
 
 
 def serve(executor: Transaction, tasks: Iterable[dict[str, Any]]) -> None:
-    """Say which sidejob tasks this worker serves: {task, queue, options as JSON text}."""
+    """Record which sidejob tasks this worker serves: {task, queue, options as JSON text}."""
     executor.run(_SERVE, rows=json.dumps(list(tasks)))
 
 
@@ -25,7 +25,7 @@ SELECT task, queue, options::text AS options FROM {registry} WHERE task = %(task
 
 
 def served(executor: Reader, task: str) -> Any | None:
-    """Read how a task was served last, for a client that does not have its code."""
+    """Read how a task was last served, for a client that does not have its code."""
     return first(executor.run(_SERVED, task=task))
 
 
@@ -38,7 +38,7 @@ WHERE r.seen_at < now() - make_interval(days => {UNSERVED_DAYS})
 
 
 def forget_unserved(connections: Autocommit) -> None:
-    """Forget tasks that were not served for half a year, and by no worker that lives now; without any, none."""
+    """Forget tasks not served for half a year, nor by any live worker; without live workers, forget none."""
     connections.run(_FORGET_UNSERVED)
 
 
@@ -52,7 +52,7 @@ INSERT INTO {meta} (key, value) VALUES ('identity', gen_random_uuid()::text) ON 
 
 
 def give_identity(executor: Transaction) -> None:
-    """Give the schema a random name, once, by which it is told from others of its kind."""
+    """Give the schema a random name, once, to tell it from other schemas of this package."""
     executor.run(_NAME)
 
 
@@ -61,12 +61,12 @@ INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO
 
 
 def change_meta(executor: Transaction, key: str, value: str) -> None:
-    """Record a fact about the schema in place of what was recorded."""
+    """Record a fact about the schema, replacing an earlier record."""
     executor.run(_CHANGE_META, key=key, value=value)
 
 
 def note_meta(executor: Transaction, key: str, value: str) -> None:
-    """Record a fact about the schema, once."""
+    """Record a fact about the schema, unless it is recorded already."""
     executor.run(_NOTE_META, key=key, value=value)
 
 

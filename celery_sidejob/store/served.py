@@ -1,4 +1,4 @@
-"""Rows of `served`: which queues and tasks each worker serves. Nothing is decided by them; a person is told by them."""
+"""Rows of `served`: the queues and tasks that each worker serves. They inform people; no decision depends on them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ON CONFLICT (worker_id) DO UPDATE
 
 
 def serve(executor: Transaction, worker_id: int, *, queues: Iterable[str], tasks: Iterable[str]) -> None:
-    """Say which queues a worker takes messages from, which tasks it knows, and by its own clock when.
+    """Record the queues a worker takes messages from, the tasks it knows, and the time by its own clock.
 
-    A worker that is gone says nothing.
+    Nothing is recorded for a worker that is gone.
     """
     executor.run(_SERVE, worker_id=worker_id, queues=sorted(set(queues)), tasks=sorted(set(tasks)), clock=time.time())
 
@@ -53,9 +53,9 @@ WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
 
 
 def unannounced(executor: Reader, silent: Collection[int]) -> Sequence[Any]:
-    """Read which live workers have not said what they serve: they are only just starting.
+    """Read the live workers that have not recorded what they serve: they are only just starting.
 
-    Those that are `silent` (`workers.silent`) are not among them.
+    Workers that are `silent` (`workers.silent`) are left out.
     """
     return executor.run(_UNANNOUNCED, silent=list(silent))
 
@@ -69,10 +69,10 @@ GROUP BY 1, 2""")
 
 
 def due(executor: Reader, *, for_s: float, limit: int = 5_000) -> Sequence[Any]:
-    """Read of which (task, queue) how many `runs` have been due for so long, and no worker has begun them.
+    """Read each (task, queue) of which `runs` have been due this long and no worker has begun them.
 
-    Reads `messages`, which holds what is not finished, until so many are found; each job's task by its key, since a
-    join would read all jobs for a long backlog.
+    Reads `messages`, which holds only unfinished work, until enough are found. Each job's task is looked up by its key,
+    because a join would read all jobs for a long backlog.
     """
     return executor.run(_DUE, for_s=for_s, limit=limit)
 
@@ -89,8 +89,8 @@ ORDER BY 3 DESC, 1, 2""")
 def unserved(executor: Reader, rows: Sequence[Any], silent: Collection[int]) -> Sequence[Any]:
     """Read which of the rows that `due` returned are of queues whose live workers do not know the task.
 
-    `due` may have read them in another store: workers say in the primary alone what they serve, in all stores. One that
-    is `silent` (`workers.silent`) is not asked. A queue without a live worker is not asked about here.
+    `due` may have read them in another store: workers record only in the primary what they serve in all stores. Workers
+    that are `silent` (`workers.silent`) do not count. Queues without a live worker are left out.
     """
     return executor.run(
         _UNSERVED, tasks=[row.task for row in rows], queues=[row.queue for row in rows],

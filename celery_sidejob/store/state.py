@@ -24,7 +24,7 @@ _UNSET = Statement("DELETE FROM {state} WHERE job_id = %(job_id)s AND key = ANY(
 
 
 def remove(executor: Transaction, job_id: int, keys: Iterable[str]) -> None:
-    """Remove keys; those that are not there do no harm."""
+    """Remove keys; missing keys are ignored."""
     executor.run(_UNSET, job_id=job_id, keys=list(keys))
 
 

@@ -19,7 +19,7 @@ _FUNCTION = re.compile(
 columns; SQL's own words are in capitals here."""
 _CATALOG = re.compile(r"(?:(?<=\bFROM )|(?<=\bJOIN ))(?=pg_\w+\b(?![.(]))")
 _KEY = re.compile(r"(->>?'\w+')(?!::)")
-"""The key of a JSON value: without a type it would be taken for JSON, if there were an operator for that."""
+"""The key of a JSON value: without a type, Postgres would take it for JSON if there were an operator for that."""
 
 
 class Statement:
@@ -78,9 +78,9 @@ class Transaction(Reader):
 
 
 class Autocommit(Reader):
-    """Runs each statement as a transaction of its own, and once more where the answer to the first try is lost.
+    """Runs each statement as a transaction of its own, and once more if the answer to the first try is lost.
 
-    So a function that takes one may be applied twice, and must be none the worse for it.
+    A function that takes one may therefore be applied twice, and must tolerate that.
     """
 
 
@@ -92,7 +92,7 @@ class _Cursor(Protocol):
 
 
 def rows(cursor: _Cursor) -> list[Any]:
-    """Return what a DBAPI cursor holds as named tuples, whatever row factory its owner has set."""
+    """Return the rows of a DBAPI cursor as named tuples, whatever row factory its owner has set."""
     if cursor.description is None:
         return []
     names = tuple(column[0] for column in cursor.description)
@@ -108,7 +108,7 @@ def _values(record: Any, names: tuple[str, ...]) -> Iterator[Any]:
 
 @lru_cache(maxsize=512)
 def row_type(names: tuple[str, ...]) -> Any:
-    """Return a named tuple's class."""
+    """Return the class of a named tuple."""
     return namedtuple("Row", names)
 
 
@@ -118,7 +118,7 @@ def first(rows: Sequence[Any]) -> Any | None:
 
 
 def violated(error: BaseException) -> str | None:
-    """Return the name of the constraint that an error tells of, the driver's own or a wrapped one."""
+    """Return the name of the constraint in an error, the driver's own or a wrapped one."""
     for found in (error, getattr(error, "orig", None), error.__cause__):
         name: str | None = getattr(getattr(found, "diag", None), "constraint_name", None)
         if name is not None:

@@ -1,4 +1,4 @@
-"""What a monitor asks every few seconds. None of it depends on how much is finished, or how much waits.
+"""The numbers that a monitor reads every few seconds. Their cost does not grow with finished or waiting work.
 
 Few rows are counted; very many are estimated from a sample.
 """
@@ -16,7 +16,7 @@ from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
 GROUPED = 10_000
-"""How many entries of the dead set, from the newest on, are counted by group."""
+"""Entries of the dead set, the newest ones, that are counted by group."""
 
 JOINED_PAGES = 50
 """Pages of timers whose jobs are looked up as well."""
@@ -37,16 +37,16 @@ WHERE j.status IN {STATUSES} GROUP BY j.status""")
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """Jobs that something is asked of, by status."""
+    """Jobs with work pending, by status."""
 
     jobs: dict[str, int]
     is_estimated: bool
 
 
 def unfinished(executor: Reader) -> Unfinished:
-    """Count the jobs that something is asked of, by status; estimate them where they are very many.
+    """Count the jobs with work pending, by status; estimate them if there are very many.
 
-    Finished ones are not looked at, but for those in the pages of the sample.
+    Finished jobs are not read, except those in the pages of the sample.
     """
     if executor.run(_ASKED)[0].rows < COUNTED:
         return Unfinished({row.status: row.jobs for row in executor.run(_UNFINISHED)}, False)
@@ -62,7 +62,7 @@ SELECT extract(epoch FROM now() - min(due_at))::double precision AS oldest_due_s
 
 
 def timers(executor: Reader) -> tuple[Count, float | None]:
-    """Count timers, and tell how long ago the first was due; less than nothing if that is still to come."""
+    """Count timers, and tell how long ago the first was due; negative if it is still to come."""
     count = estimates.count(executor, _TIMERS, _TIMERS_SAMPLE, "timers")
     return count, executor.run(_FIRST_TIMER)[0].oldest_due_s
 
@@ -102,7 +102,7 @@ SELECT count(*) AS rows FROM {{dead}} {SAMPLE} WHERE job_id IS NOT NULL""")
 
 
 def dead_entries(executor: Reader) -> tuple[Count, Count]:
-    """Count the entries of the dead set, and those of them that are jobs."""
+    """Count the entries of the dead set, and the jobs among them."""
     return (
         estimates.count(executor, _DEAD, _DEAD_SAMPLE, "dead"),
         estimates.count(executor, _DEAD_JOBS, _DEAD_JOBS_SAMPLE, "dead"),
@@ -126,7 +126,7 @@ FROM {leases} l LEFT JOIN {workers} w ON w.id = l.holder AND w.dead_at IS NULL W
 
 
 def sweep(executor: Reader) -> Any:
-    """Tell how long the oldest thing that a sweeper should have seen to has been due, and who sweeps since when."""
+    """Tell how long the oldest work for a sweeper has been due, which worker sweeps, and since when."""
     return executor.run(_SWEEP)[0]
 
 
@@ -153,7 +153,7 @@ SELECT count(*) AS rows FROM {{timers}} t {SAMPLE} CROSS JOIN LATERAL (
 
 
 def resting(executor: Reader, queue: str | None) -> tuple[int, int]:
-    """Count what is not finished and waits for no worker, of one queue or of all: (suspended jobs, timers).
+    """Count unfinished work that waits for no worker, of one queue or of all: (suspended jobs, timers).
 
     Very many are estimated, as by `unfinished` and `timers`.
     """

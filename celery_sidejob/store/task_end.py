@@ -9,7 +9,7 @@ from ..model.run_end import RunEnd
 from .statement import Statement
 
 UNLOCKED = "locked_by = NULL, locked_at = NULL, locked_pid = NULL"
-"""Assignments that free a row whose message goes on after a run."""
+"""Assignments that free a row whose message continues after a run."""
 
 
 class TaskEnd(NamedTuple):

@@ -1,6 +1,6 @@
-"""Trees of jobs, as rows of `jobs` know them by their parents: what is below a job, and above it.
+"""Trees of jobs, from the parents in `jobs`: the jobs below a job, and above it.
 
-Children are found by the index for each job (LATERAL): a join would read all jobs where one has very many children.
+Children are found by the index, job by job (LATERAL): if a job has very many children, a join would read all jobs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SELECT EXISTS (SELECT FROM {jobs} WHERE id = %(id)s)
 
 
 def rest(executor: Reader, job_id: int, status: str) -> bool:
-    """Tell whether a job and everything below it have this status; False without a job. Reads up to the first other."""
+    """Tell whether a job and everything below it have this status; False without a job. Stops at another status."""
     return bool(executor.run(_REST, id=job_id, status=str(status))[0].rest)
 
 
@@ -46,7 +46,7 @@ SELECT root, id FROM tree""")
 
 
 def by_root(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
-    """Read the ids of jobs and of everything below them, each with the `root` above it: one of those given."""
+    """Read the ids of jobs and of everything below them, each with its `root`, one of the given jobs."""
     return executor.run(_BY_ROOT, ids=list(ids))
 
 
@@ -59,16 +59,16 @@ SELECT array_agg(id ORDER BY level) AS ids, bool_and(status = ANY(%(statuses)s::
 
 
 def levels(executor: Reader, job_id: int, statuses: Collection[str]) -> list[int] | None:
-    """Read the ids of a job and of everything below it, each after those above it.
+    """Read the ids of a job and of everything below it, each after its ancestors.
 
-    None if the status of any is another one than these. It reads the whole tree: a second for a million.
+    None if one of them has another status than these. Reads the whole tree: a second for a million jobs.
     """
     found = executor.run(_LEVELS, id=job_id, statuses=[str(status) for status in statuses])[0]
     return found.ids if found.finished else None
 
 
 COUNTED = 10_000
-"""Up to so many children of a job are counted, and the oldest are found among the first so many by name."""
+"""Up to this many children of a job are counted; the oldest are found among the first this many by name."""
 TOO_MANY = COUNTED + 1
 """The number of children of a job that has more."""
 
@@ -90,7 +90,7 @@ def node(executor: Reader, job_id: int) -> Any | None:
 def nodes_below(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
     """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them.
 
-    Of a job with more than `COUNTED` children the oldest of the first ones by name.
+    For a job with more than `COUNTED` children, the oldest among the first ones by name.
     """
     return executor.run(_NODES_BELOW, ids=list(ids), limit=limit)
 

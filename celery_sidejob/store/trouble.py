@@ -1,4 +1,4 @@
-"""Whether the server, or the way to it, is to blame for an error of the caller's own connection, or the caller is."""
+"""Tells whether an error of the caller's own connection is due to the server, or the way to it, or to the caller."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ crashed, begins, or has ended an idle session."""
 
 _DRIVERS = frozenset({"psycopg", "psycopg2"})
 _BELONGS_TO = {"psycopg": "connection", "sqlalchemy": "engine", "django": "db"}
-"""By library: the attribute by which a cursor, or a connection, names its connection, or its engine."""
+"""By library: the attribute by which a cursor or a connection names its connection or its engine."""
 
 
 def is_trouble(error: BaseException) -> bool:
-    """Tell whether the server, or the way to it, is behind an error of psycopg, or of SQLAlchemy or Django over it.
+    """Tell whether the server, or the way to it, caused an error of psycopg, or of SQLAlchemy or Django over it.
 
-    What Postgres refuses a statement for is the caller's: a constraint, a deadlock, a lock, a timeout of the caller's.
+    If Postgres refuses a statement, the caller caused it: a constraint, a deadlock, a lock, a timeout of the caller's.
     """
     return any(_is_trouble(one) for one in _behind(error))
 
@@ -26,7 +26,7 @@ def is_trouble(error: BaseException) -> bool:
 def comes_from(error: BaseException, owners: Sequence[Any]) -> bool:
     """Tell whether an error was raised by one of these connections, sessions or engines, or by a cursor of theirs.
 
-    No driver says so in its errors, but they are in the frames through which it came.
+    Drivers do not say so in their errors, but the objects are in the frames through which the error came.
     """
     wanted = {id(owner) for owner in owners if owner is not None}
     for one in _behind(error):
@@ -37,7 +37,7 @@ def comes_from(error: BaseException, owners: Sequence[Any]) -> bool:
 
 
 def _used_by(local: Any) -> Iterator[Any]:
-    """Yield an object, and if it is of a library for databases what it belongs to."""
+    """Yield an object and, if it belongs to a database library, its connection or engine."""
     yield local
     name = _BELONGS_TO.get(type(local).__module__.partition(".")[0])
     if name is not None:
@@ -45,7 +45,7 @@ def _used_by(local: Any) -> Iterator[Any]:
 
 
 def _behind(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those it was raised from, or in the handling of."""
+    """Yield an error and the errors that it was raised from, or while handling."""
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -58,10 +58,10 @@ def _behind(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_trouble(error: BaseException) -> bool:
-    if getattr(error, "connection_invalidated", False):  # SQLAlchemy's, of whatever driver
+    if getattr(error, "connection_invalidated", False):  # SQLAlchemy's own flag, for any driver
         return True
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-    if not code:  # no server has said it: the connection is lost
+    if not code:  # the server sent no code: the connection is lost
         return any((driver, "OperationalError") in kinds for driver in _DRIVERS)
     return any((driver, "Error") in kinds for driver in _DRIVERS) and str(code).startswith(_TROUBLE)
