@@ -14,7 +14,7 @@ ON CONFLICT (name) DO UPDATE SET job_id = {aliases}.job_id RETURNING name, job_i
 
 
 def add(executor: Transaction, names: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Add aliases and return whose they now are: a name that was taken stays its job's."""
+    """Add aliases and return each name's job: a name that was taken keeps its job."""
     rows = [{"name": name, "job_id": job_id} for name, job_id in names]
     return {row.name: row.job_id for row in executor.run(_ADD, rows=json.dumps(rows))}
 

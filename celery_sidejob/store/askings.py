@@ -41,7 +41,7 @@ ORDER BY a.closed_at LIMIT %(limit)s""")
 
 
 def unsent(executor: Reader, *, older_than_s: float, limit: int, since: Any = None) -> Sequence[Any]:
-    """Read askings, closed `since` then, whose result the backend does not have yet, oldest first."""
+    """Read askings whose result the backend does not have yet, oldest first, optionally those closed `since` a time."""
     return executor.run(_UNSENT, older_than_s=older_than_s, limit=limit, since=since)
 
 
@@ -58,5 +58,5 @@ _JOBS_OF = Statement("SELECT task_id, job_id FROM {askings} WHERE task_id = ANY(
 
 
 def jobs_of(executor: Reader, task_ids: Iterable[str]) -> dict[str, int]:
-    """Return the ids of the jobs whose askings these are; a task id without one is missing."""
+    """Return the job ids of these askings, {task id: job id}; a task id without an asking is missing."""
     return {row.task_id: row.job_id for row in executor.run(_JOBS_OF, task_ids=list(task_ids))}

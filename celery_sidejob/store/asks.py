@@ -109,7 +109,7 @@ WITH t AS (
 
 
 def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float | None, force: bool) -> str:
-    """Have the job asked at a time by the database's clock; it is queued at once unless a run is in progress.
+    """Have the job asked at a time, by the database's clock; it is queued at once unless a run is in progress.
 
     With `force` it leaves the dead set now. Returns the job's status.
     """
@@ -128,7 +128,7 @@ WITH t AS (
 
 
 def accept(executor: Transaction, job_id: int, timer: Any) -> str:
-    """Have a timer that was noted, and was just taken, count as one that is set now, in its place in the order."""
+    """Make a noted timer that was just taken count as one that is set now, in its place in the order."""
     status: str = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0].status
     return status
 
@@ -140,7 +140,7 @@ FROM unnest(%(ids)s::bigint[]) AS id""")
 
 
 def note(executor: Transaction, ids: Iterable[int], ask: str, *, due_at: Any = None, wait_s: float = 0.0) -> None:
-    """Note asks without a lock: they are judged and applied by `mature` when this transaction has committed."""
+    """Note asks without a lock: `mature` judges and applies them once this transaction has committed."""
     executor.run(_NOTE, ids=sorted(set(ids)), ask=ask, due_at=due_at, wait_s=wait_s)
 
 
@@ -152,7 +152,7 @@ RETURNING id, ask, accepted, CASE WHEN due_at > now() THEN due_at END AS later""
 def take_due(executor: Transaction, job_id: int) -> list[Any]:
     """Remove the job's timers that are due or only noted, and return them, oldest first; the job is locked.
 
-    Those that are noted for `later` are judged now, and set again by `accept`.
+    Noted asks for `later` are judged now, and set again by `accept`.
     """
     return sorted(executor.run(_TAKE_DUE, id=job_id), key=lambda row: row.id)
 
@@ -161,12 +161,12 @@ _DROP_RUNS = Statement("DELETE FROM {timers} WHERE job_id = %(id)s AND ask = 'ru
 
 
 def drop_runs(executor: Transaction, job_id: int) -> None:
-    """Remove timers that can ask nothing of a job which is terminated now: their termination was noted before them."""
+    """Remove timers that can ask nothing of a job that is now terminated: their termination was noted before them."""
     executor.run(_DROP_RUNS, id=job_id)
 
 
 SOONEST = 1000
-"""Timers that are due among which jobs are looked for, the soonest first: after an outage a million may be due."""
+"""Due timers, the soonest, among which jobs are looked for: after an outage a million may be due."""
 
 _DUE_TIMERS = Statement(f"""
 SELECT t.job_id FROM (
@@ -185,5 +185,5 @@ _TIMERS_OF = Statement("SELECT due_at, ask FROM {timers} WHERE job_id = %(id)s O
 
 
 def timers_of(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
-    """Read what the job will be asked, soonest first."""
+    """Read what will be asked of the job, and when, soonest first."""
     return executor.run(_TIMERS_OF, id=job_id, limit=limit)

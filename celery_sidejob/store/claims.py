@@ -1,7 +1,7 @@
 """A run's hold on its job: claim, fence, end, and the release of what a dead or stopping worker held.
 
-The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`, cleared by every end, a release too, so that a
-zombie's fence finds nothing (`run_no` alone would still match after a release).
+The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`. Every end clears it, a release too, to close the
+fence to zombies (`run_no` alone would still match after a release).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from .packets import CONSUME, those
 from .statement import Reader, Statement, Transaction, first
 
 _RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
-"""What a run needs to know of its job and its asking."""
+"""The columns of its job and its asking that a run needs."""
 
 _CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::boolean, NULL::boolean"
-"""A child of the job, in the columns in which a claim returns the job."""
+"""A child of the job, in the same columns as the job in the result of a claim."""
 
 
 def _claim(changes: str, condition: str) -> Statement:
-    """Return a statement that takes a run with the children of its snapshot, and the wakes of the same snapshot.
+    """Return a statement that claims a run, with the children of its snapshot and the wakes of the same snapshot.
 
-    `before` is the job as the snapshot has it. The UPDATE may have waited for its row and find more wakes there, of
-    ends of children that the snapshot does not show. If it takes the run, it leaves those: the job is queued as if
-    asked during the run.
+    `before` is the job in the snapshot. The UPDATE may have waited for the job's row and find more wakes there, from
+    ends of children that the snapshot does not show. If it takes the run, it leaves those wakes: the job is queued as
+    if asked during the run.
     """
     return Statement(
         f"""
@@ -79,14 +79,14 @@ _CLAIM_AGAIN = _claim(
 
 
 class Try(IntEnum):
-    """How a run is claimed, if it was not before."""
+    """The ways to claim a run, in the order of the tries."""
 
     AT_ONCE = 0
-    """Not if the job was asked while the claim waited for its row: the next try sees that ask, and takes it."""
+    """Fails if the job was asked while the claim waited for its row: the next try sees that ask, and takes it."""
     LEAVING = 1
-    """Leaving to a further run what came while this try waited."""
+    """Leaves asks that came while this try waited to a further run."""
     AGAIN = 2
-    """This very process has claimed the run, lost the answer, and done nothing since."""
+    """This same process has claimed the run, lost the answer, and done nothing since."""
 
 
 def claim(
@@ -98,9 +98,9 @@ def claim(
     nobody terminated it, and its parent was terminated with all below it before the transaction was committed that
     made it a child.
 
-    Every column that decides is in `jobs`: of two claims that waited for each other only one finds its row. The
-    message's row may be seen as of the statement's start, harmlessly: its `due_at` moves forward only with `run_no`.
-    The process's id is noted, so that the worker's parent knows what to rescue when this process dies.
+    Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
+    row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`. The
+    process's id is recorded for the worker's parent, which rescues the run if this process dies.
     """
     return executor.run(
         _CLAIM_AGAIN if how == Try.AGAIN else _CLAIM, id=job_id, task=task, for_run=for_run, worker_id=worker_id,
@@ -113,7 +113,7 @@ SELECT {_RUN} FROM {{jobs}} j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.c
 
 
 def read_claimed(executor: Reader, job_id: int) -> Any | None:
-    """Read of a job what `claim` returned, as it is now: others have changed it, or its process is gone."""
+    """Read the columns that `claim` returned, as they are now: others have changed the job, or its process is gone."""
     return first(executor.run(_READ_CLAIMED, id=job_id))
 
 
@@ -197,13 +197,13 @@ def end(
     Its asking is closed with `result`, unless it goes on; the message of a job that comes to rest is removed.
     `unwanted`: nobody waits for the result, unless the asking's options say so.
 
-    Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the end is the
-    worker's own, for a run whose process it stopped. The lock was a statement before this one, so the sub-selects see
-    every timer that was committed under it.
+    Wakes, termination and timers that came since the claim win over `outcome`. With `unit_no=None` the worker makes the
+    end, of a run whose process it stopped. The lock was an earlier statement: the sub-selects see every timer that was
+    committed under it.
 
-    With `quiet` the job need not be locked before: the end is made only if nothing was asked during the run and there
-    is no parent to wake, which columns of the job's own row tell. Then nothing but the run itself writes its asking and
-    its message, and there is no sub-select whose snapshot could be older than the lock.
+    With `quiet` the job need not be locked before. The end is made only if the job was not asked during the run and has
+    no parent to wake; columns of the job's own row tell both. Then only the run itself writes its asking and its
+    message, and no sub-select can have a snapshot older than the lock.
     """
     return first(executor.run(
         _END, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, outcome=outcome, result=result,
@@ -216,7 +216,7 @@ SELECT j.task, j.run_no, j.unit_no, j.worker_id, j.ended_run, j.status FROM {job
 
 
 def outcome(executor: Reader, job_id: int) -> Any | None:
-    """Read what tells whether a commit whose answer was lost was applied."""
+    """Read the columns that tell whether a commit was applied whose answer was lost."""
     return first(executor.run(_OUTCOME, id=job_id))
 
 
@@ -243,11 +243,11 @@ def release(
     executor: Transaction, job_id: int, *, run_no: int, worker_id: int, own: bool, loss: bool,
     outcome: str | None = None, error: str | None = None, unwanted: bool = False,
 ) -> Any | None:  # fmt: skip
-    """Take a run from its worker: from a dead one, or the worker's `own`. The job is queued again, or terminating.
+    """Take a run from its worker, a dead one or the worker's `own`. The job is queued again, or terminating.
 
-    The inputs are as they were, because nothing of the run was committed but whole units. With an `outcome` the job has
-    lost too many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in
-    the dead set, but a job that was terminating is queued for it, or for a forced timer. Returns what `end` does.
+    The inputs are unchanged, because only whole units of the run were committed. With an `outcome` the job has lost too
+    many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in the dead
+    set; a terminating job is instead queued for it, or for a forced timer. Returns the same as `end`.
     """
     return first(executor.run(
         _RELEASE if outcome is None else _GIVE_UP, id=job_id, run_no=run_no, worker_id=worker_id, own=own, loss=loss,

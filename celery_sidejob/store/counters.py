@@ -1,4 +1,4 @@
-"""Rows of `counters`: the totals of what workers have counted. Nothing is decided by them."""
+"""Rows of `counters`: the totals of the workers' counts. No decision depends on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ON CONFLICT (name, label) DO UPDATE SET value = {counters}.value + excluded.valu
 
 
 def add(executor: Transaction, amounts: Mapping[Key, float]) -> None:
-    """Add to the totals; two processes that do so at a time take the rows in the same order."""
+    """Add to the totals; two processes that add at the same time lock the rows in the same order."""
     names, labels = [name for name, _ in amounts], [label for _, label in amounts]
     executor.run(_ADD, names=names, labels=labels, amounts=[float(amount) for amount in amounts.values()])
 

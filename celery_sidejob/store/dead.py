@@ -1,4 +1,4 @@
-"""Rows of `dead`: what needs a person."""
+"""Rows of `dead`: work that needs a person."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LI
 
 
 def old_roots(executor: Reader, *, after: int, age_s: float, limit: int) -> tuple[list[int], int | None]:
-    """Read, of the next `limit` entries, the jobs without a parent whose entry is older than this.
+    """Read the next `limit` entries; return the ids of their jobs without a parent whose entry is older than this.
 
-    Other jobs are kept by what is above them. Returns their ids, and after which entry to go on: None at the end, which
-    is where nothing is old, as an entry's id grows with its age.
+    Other jobs are kept by their ancestors. Also returns the entry to continue after: None at the end, which is reached
+    where no entry is old, because ids grow with time.
     """
     page = executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)
     found = [row.job_id for row in page if row.old and row.job_id is not None]
@@ -80,9 +80,9 @@ def page(
     executor: Reader, *, after: int, limit: int, task_group: str | None = None, task: str | None = None,
     queue: str | None = None,
 ) -> Sequence[Any]:  # fmt: skip
-    """Read the next entries by id, those that match; reads those of the task, or else all, until `limit` do."""
+    """Read the next matching entries by id; scans those of the task, or else all, until `limit` match."""
     if task is None and task_group is not None:
-        task = task_group.rpartition(": ")[0]  # the kind of error, behind it, has no colon
+        task = task_group.rpartition(": ")[0]  # the kind of error, after it, has no colon
     if task is None:
         return executor.run(_PAGE, after=after, limit=limit, task_group=task_group, queue=queue)
     return executor.run(_PAGE_OF_TASK, after=after, limit=limit, task_group=task_group, task=task, queue=queue)
@@ -100,7 +100,7 @@ def last_id(executor: Reader) -> int:
 
 
 def id_before_the_newest(executor: Reader, keep: int) -> int:
-    """Read the id of the newest entry behind the `keep` newest; 0 if there is none."""
+    """Read the id of the newest entry after the `keep` newest; 0 if there is none."""
     found = executor.run(_BEFORE, keep=keep)
     return found[0].id if found else 0
 
@@ -111,7 +111,7 @@ def old_page(executor: Reader, *, after: int, age_s: float | None, below: int, l
 
 
 def delete_message(executor: Transaction, entry_id: int) -> bool:
-    """Remove the entry of an ordinary task, which has nothing but that."""
+    """Remove the entry of an ordinary task, which has no other rows."""
     return bool(executor.run(_DELETE_MESSAGE, id=entry_id))
 
 

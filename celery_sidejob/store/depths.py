@@ -1,4 +1,4 @@
-"""How many messages each queue has, by what they wait for: counted, or of long queues estimated."""
+"""How many messages each queue has, by what they wait for: counted, or estimated for long queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
 COUNTED = 2000
-"""Messages of a queue that are counted one by one where there are too many to count all."""
+"""Messages of a queue that are counted one by one if there are too many to count all."""
 
 _COUNTS = """count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
   count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
@@ -44,10 +44,10 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How many messages of a queue are held by a run, are due, wait for the end of a backoff, or for their first time.
+    """The numbers of a queue's messages: held by a run, due, waiting for the end of a backoff, or for their first time.
 
-    `soon` counts those that are due within the horizon, `later` the others, of which the first is due at `later_from`.
-    If it `is_estimated` all but `running` are estimates.
+    `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
+    `is_estimated`, all numbers except `running` are estimates.
     """
 
     queue: str
@@ -70,7 +70,7 @@ AGES = ("oldest_due_s", "oldest_unpublished_s")
 
 
 def read(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
-    """Count the messages of each queue; of queues with `COUNTED` and more, in a large table, from a sample of it."""
+    """Count the messages of each queue; in a large table, estimate queues with `COUNTED` and more from a sample."""
     share = estimates.share(executor, "messages")
     if share.is_all:
         rows = executor.run(_OF_A_SHARE, percent=100.0, horizon_s=horizon_s)
@@ -85,7 +85,7 @@ def read(executor: Reader, *, horizon_s: float = 0.0) -> Sequence[Depth]:
 
 
 def _estimated(counted: Depth, sample: Mapping[str, Any], running: int, share: estimates.Share) -> Depth:
-    """Return what a sample says of a queue, and no less than what was counted."""
+    """Return a queue's numbers from the sample, but no less than was counted."""
     seen: dict[str, Any] = {name: max(getattr(counted, name), share.whole(sample.get(name, 0))) for name in NUMBERS}
     seen |= {
         name: max((age for age in (getattr(counted, name), sample.get(name)) if age is not None), default=None)
@@ -101,5 +101,5 @@ SELECT EXISTS (SELECT FROM {messages} WHERE queue = %(queue)s AND locked_by IS N
 
 
 def is_any_soon(executor: Reader, queue: str, *, horizon_s: float) -> bool:
-    """Tell whether a message of a queue is due within the horizon; reads the queue if none is."""
+    """Tell whether a message of a queue is due within the horizon; reads the whole queue if none is."""
     return bool(executor.run(_IS_ANY_SOON, queue=queue, horizon_s=horizon_s)[0].found)

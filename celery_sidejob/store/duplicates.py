@@ -1,8 +1,8 @@
-"""Rows of `duplicates`: messages that another store may have a copy of, and whose copy here is the one that counts.
+"""Rows of `duplicates`: messages of which another store may have a copy, while the copy here is the one that counts.
 
-Where an answer was lost, a publisher does not know whether a store has its message, and gives it to the next one too.
-Both copies are of one `call`. A copy is not run, and not called lost or expired, where another store can be seen to
-have such a row for it.
+If an answer was lost, a publisher does not know whether a store has its message, and gives it to the next store too.
+Both copies have the same `call`. A copy is not run, and not called lost or expired, if another store has such a row for
+it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from .statement import Autocommit, Reader, Statement, Transaction
 
 KEPT_S = 7 * 86400.0
-"""How long after it is due a message is remembered whose copy may turn up in a store that comes back."""
+"""Seconds after it is due for which a message is remembered whose copy may turn up in a store that comes back."""
 RECENT_S = 86400.0
-"""How long after its begin one is remembered of which another store may yet be given a copy."""
+"""Seconds after its begin for which a message is remembered of which another store may yet receive a copy."""
 
 Copy = tuple[str, str]
 """(task id, call)"""
@@ -28,7 +28,7 @@ ON CONFLICT (task_id, call) DO NOTHING""")
 
 
 def note(executor: Transaction, copies: Iterable[Copy], *, tried: Sequence[str] = (), kept_s: float) -> None:
-    """Note that the copies here are those that count; `tried` are the stores that may have others."""
+    """Note that the copies here are the ones that count; `tried` are the stores that may have others."""
     pairs = list(copies)
     executor.run(
         _NOTE, task_ids=[task_id for task_id, _ in pairs], calls=[call for _, call in pairs], tried=list(tried),
@@ -42,7 +42,7 @@ WHERE task_id = ANY(%(task_ids)s::text[]) AND tried OPERATOR(pg_catalog.<>) ARRA
 
 
 def tried(executor: Reader, task_ids: Iterable[str]) -> dict[Copy, tuple[str, ...]]:
-    """Read which of these messages other stores may have too: {(task id, call): the names of the stores}."""
+    """Read which other stores may have these messages: {(task id, call): the names of the stores}."""
     rows = executor.run(_TRIED, task_ids=list(task_ids))
     return {(row.task_id, row.call): tuple(row.tried) for row in rows}
 
@@ -52,9 +52,9 @@ UPDATE {duplicates} SET tried = ARRAY[]::text[] WHERE task_id = %(task_id)s AND 
 
 
 def settle(executor: Transaction, copy: Copy) -> bool:
-    """Have this store's copy run, come what may, if it was noted that it counts: another one gives way to it.
+    """Settle that this store's copy runs, if it was noted as the one that counts: another copy gives way to it.
 
-    False if nothing was noted: no copy here, or it has given way itself.
+    False if nothing was noted: there is no copy here, or it has given way itself.
     """
     return bool(executor.run(_SETTLE, task_id=copy[0], call=copy[1]))
 
@@ -72,7 +72,7 @@ SELECT NOT EXISTS (SELECT FROM gone) AND (
 
 
 def take(executor: Transaction, copy: Copy) -> bool:
-    """Remove this store's copy if nobody runs or buries it, and forget it; True if somebody does, or has."""
+    """Remove this store's copy and forget it, unless it is or was run or buried; True in that case."""
     return bool(executor.run(_TAKE, task_id=copy[0], call=copy[1])[0].begun)
 
 
@@ -83,17 +83,17 @@ WHERE task_id = %(task_id)s AND call = %(call)s AND tried OPERATOR(pg_catalog.<>
 
 
 def forget(executor: Transaction, copy: Copy) -> None:
-    """Note no longer that the copy here counts."""
+    """Remove the note that the copy here counts."""
     executor.run(_FORGET, task_id=copy[0], call=copy[1])
 
 
 def give_way(executor: Transaction, copy: Copy) -> bool:
-    """Note no longer that the copy here counts, unless another has given way to it; False in that case."""
+    """Remove the note that the copy here counts, unless another copy has given way to it; False in that case."""
     return bool(executor.run(_GIVE_WAY, task_id=copy[0], call=copy[1]))
 
 
 PAGE = 1000
-"""What is forgotten in one statement; in its text, as `checks.CHECK_PAGE`."""
+"""Notes removed in one statement; part of its text, like `checks.CHECK_PAGE`."""
 
 _PRUNE = Statement(f"""
 DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(
@@ -101,5 +101,5 @@ DELETE FROM {{duplicates}} WHERE ctid = ANY(ARRAY(
 
 
 def prune(connections: Autocommit) -> int:
-    """Forget a page of what was remembered for long enough; returns how much that was."""
+    """Remove a page of notes that were kept for long enough; returns their number."""
     return len(connections.run(_PRUNE))

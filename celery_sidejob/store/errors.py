@@ -1,4 +1,4 @@
-"""What the store raises of its own, and what an error of Postgres' is to whoever asked."""
+"""Errors that the store raises itself, and our errors for those of Postgres."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ class OutcomeUnknown(StoreUnavailableError):
 
 
 class LacksRights(SchemaError):
-    """The user may not do in the schema what is wanted."""
+    """The user lacks a right that is needed in the schema."""
 
 
 class NoAnswer(OutcomeUnknown):
-    """The store took a statement and has not answered within the time that there was."""
+    """The store took a statement and has not answered within the given time."""
 
 
 class RowsLocked(StoreUnavailableError):
-    """Somebody has had a row locked for longer than this process may wait: nothing was changed."""
+    """A row has been locked for longer than this process may wait: nothing was changed."""
 
 
 class Moved(Exception):
-    """What a transaction had read before it locked has changed: repeat it whole."""
+    """Data that a transaction had read before it took its locks has changed: repeat the whole transaction."""
 
 
 ATTEMPTS = 5
-"""How often a transaction is tried that others get in the way of."""
+"""How often a transaction is tried if others get in its way."""
 
 
 def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:
-    """Return what to raise after so many attempts."""
+    """Return the error after so many attempts."""
     return StoreUnavailableError(
         f"{name!r} was begun {ATTEMPTS} times, and others were in the way each time ({first_line(error)}). Nothing was "
         "changed; try again."
@@ -50,11 +50,11 @@ def in_the_way(name: str, error: BaseException) -> StoreUnavailableError:
 
 
 REFUSED = (pg.InsufficientPrivilege, pg.LockNotAvailable, pg.UndefinedTable, pg.InvalidSchemaName, pg.UndefinedColumn)
-"""By which Postgres refuses a statement: a right or a table is missing, or a row is locked. Nothing was changed."""
+"""Postgres' codes for refused statements: a right or a table is missing, or a row is locked. Nothing was changed."""
 
 
 def refusal(error: psycopg.Error, name: str, *, schema: str, setting: str) -> SchemaError | StoreUnavailableError:
-    """Return what to raise for one of those; `setting` is where the URL comes from."""
+    """Return the error to raise for one of these; `setting` names the setting of the URL."""
     if isinstance(error, pg.InsufficientPrivilege):
         return LacksRights(
             f"The user in {setting} lacks a right that {name!r} needs in schema {schema!r} "

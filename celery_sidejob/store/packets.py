@@ -1,8 +1,8 @@
 """Rows of `packets`: the data on ports, in the order of their identity column.
 
-A packet of another job's port is *taken* for a run; of the job's own input ports only where another reader was quicker
-before. It is free again when that run is no longer current: no UPDATE gives it back, because the one who took it may be
-dead.
+A packet of another job's port is *taken* for a run. A packet of the job's own input ports is taken only if another
+reader was faster before. A taken packet is free again when its run is no longer current: no UPDATE gives it back,
+because its taker may be dead.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: i
 
 
 def those(read: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-    """Return packets, (port id, packet id), as `CONSUME` takes them."""
+    """Return packets, (port id, packet id), as parameters of `CONSUME`."""
     return {"port_ids": [port for port, _ in read], "packet_ids": [packet for _, packet in read]}
 
 
@@ -133,7 +133,7 @@ RETURNING CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reade
 
 
 def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
-    """Free what a run took and did not consume, and return the natural readers: they may have found nothing."""
+    """Free the packets that a run took and did not consume; return their natural readers, which may have found none."""
     return {row.reader for row in executor.run(_RELEASE, job_id=job_id, run_no=run_no)} - {None, job_id}
 
 
@@ -151,7 +151,7 @@ SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true""")
 def pop(executor: Transaction, port: PortKey) -> Any | None:
     """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's.
 
-    An empty port is a row without a packet (`_IF_EMPTY`), and None means that there is no such port.
+    For an empty port returns a row without a packet (`_IF_EMPTY`); None means that there is no such port.
     """
     return first(executor.run(_POP, **_named(port)))
 

@@ -25,10 +25,10 @@ _KEY = re.compile(r"(->>?'\w+')(?!::)")
 class Statement:
     """SQL text in which `{jobs}` stands for the table `jobs` of our schema and `%(id)s` for a parameter.
 
-    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy, and
-    who may create something in a schema on it would have it called in place of Postgres' own: tables by their braces,
-    functions by this class, which puts `pg_catalog` before each. Operators are written so that they fit exactly.
-    What is `frequent` is run without a cursor where that is possible (`fast_path.py`).
+    Names are always schema-qualified, because a session's search_path belongs to the user or to a pooling proxy. Anyone
+    who may create objects in a schema on that path could have them called instead of Postgres' own. Tables are
+    qualified by their braces; for functions this class puts `pg_catalog` before each. Operators are written to match
+    their types exactly. A `frequent` statement runs without a cursor where possible (`fast_path.py`).
     """
 
     __slots__ = ("_positional", "_rendered", "frequent", "text")

@@ -1,4 +1,4 @@
-"""Rows of `workers` and `leases`: who is alive, and who sweeps. Deadlines are the database's clock."""
+"""Rows of `workers` and `leases`: the live workers, and the sweeper. Deadlines are by the database's clock."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _REGISTER = Statement("INSERT INTO {workers} (ident, revision) VALUES (%(ident)s
 
 
 def new_ident() -> str:
-    """Return a name for this process as a worker; each time another one."""
+    """Return a name for this process as a worker, a new one each time."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
 
 
 def register(executor: Transaction, ident: str) -> int:
-    """Enter a process, with what its code knows, and return the identity under which it claims runs."""
+    """Register a process, with the revision that its code knows; return the identity under which it claims runs."""
     worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
     return worker_id
 
 
 @contextmanager
 def as_worker(connections: Connections) -> Iterator[int]:
-    """Enter this process as a worker for the block, and lend the identity under which it claims runs."""
+    """Register this process as a worker for the block, and lend the identity under which it claims runs."""
     worker_id = connections.transact("register", lambda executor: register(executor, new_ident()))
     try:
         yield worker_id
@@ -48,12 +48,12 @@ SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s OR
 
 
 def live(executor: Reader) -> list[str]:
-    """Read who is registered and was not declared dead."""
+    """Read the workers that are registered and not declared dead."""
     return [row.ident for row in executor.run(_LIVE)]
 
 
 def older_than(executor: Reader, revision: str) -> list[str]:
-    """Read which of those have code that does not know a revision."""
+    """Read those of them whose code does not know a revision."""
     return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
 
@@ -72,17 +72,17 @@ SELECT NOT pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # %(i
 
 
 def lock_is_seen(executor: Transaction, worker_id: int, schema: str) -> bool:
-    """Tell whether the liveness lock, taken on one connection, is held as others see it: theirs is another one."""
+    """Tell whether the liveness lock, held on another connection, is visible from this executor's."""
     return bool(executor.run(_SEEN, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].seen)
 
 
 def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
-    """Say whether the absence of the worker's lock means anything."""
+    """Record whether a free lock of this worker is proof of its death."""
     executor.run(_ANNOUNCE_LOCK, id=worker_id, locked=locked)
 
 
 DEPUTIES = 3
-"""How many workers, the newest ones, look at the very moment at which the sweeper's lease ends; others with a beat."""
+"""This many workers, the newest, look at the very moment at which the sweeper's lease ends; others with a beat."""
 
 _BEAT = Statement("""
 UPDATE {workers} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
@@ -102,17 +102,17 @@ RETURNING (
 class Beaten:
     """A beat that counted. `sweep_in_s`: when this worker should try to sweep; None: not before another beat.
 
-    The sweeper itself should at once: it may not know that it is, because the answer to its try was lost.
+    The sweeper itself should try at once: it may not know that it is the sweeper, if the answer to its try was lost.
     """
 
     sweep_in_s: float | None
 
 
 def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None:
-    """Renew the worker's life, and look whether anybody sweeps; None if it was declared dead, for good.
+    """Renew the worker's life, and check whether a worker sweeps; None if it was declared dead, for good.
 
-    It does not wait for the disk: a beat that is lost with a crash of Postgres is followed by another within the time
-    for which nobody is declared dead after it.
+    Commits without waiting for the disk. If a crash of Postgres loses a beat, another follows within the time after the
+    crash in which no worker is declared dead.
     """
     found = executor.run(_BEAT, id=worker_id, schema=schema, lock_class=LOCK_CLASS, deputies=DEPUTIES)
     return Beaten(found[0].sweep_in_s) if found else None
@@ -123,9 +123,9 @@ UPDATE {workers} SET dead_at = now(), suspect_at = NULL, suspect_by = NULL WHERE
 
 
 def leave(connections: Autocommit, worker_id: int) -> None:
-    """Declare oneself gone: a worker that stopped as planned claims nothing any more.
+    """Declare this worker gone: a worker that stopped as planned claims nothing any more.
 
-    Unlike one that was declared dead by another it is not suspected of anything.
+    Unlike a worker that another declared dead, it was never a suspect.
     """
     connections.run(_LEAVE, id=worker_id)
 
@@ -136,7 +136,7 @@ DELETE FROM {workers} w WHERE w.dead_at IS NOT NULL
 
 
 def forget_dead(connections: Autocommit) -> int:
-    """Remove dead workers that hold nothing any more; reads the whole of `messages` if there is a dead one."""
+    """Remove dead workers that hold nothing any more; reads the whole of `messages` if there is a dead worker."""
     return len(connections.run(_FORGET))
 
 
@@ -150,7 +150,7 @@ FROM {workers} w ORDER BY w.id""")
 
 
 def liveness(connections: Autocommit, *, schema: str, silence_s: float) -> Sequence[Any]:
-    """Look at every worker: is its lock free, is it silent, is it suspected or dead."""
+    """Read the state of every worker: whether its lock is free, and whether it is silent, suspected or dead."""
     return connections.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
 
 
@@ -160,7 +160,7 @@ WHERE id = %(id)s AND beat_at = %(seen)s AND suspect_at IS NULL AND dead_at IS N
 
 
 def suspect(connections: Autocommit, worker_id: int, *, by: str, seen: Any) -> bool:
-    """Suspect a worker whose beat is still the one that was seen; its next beat clears the suspicion."""
+    """Suspect a worker whose last beat is still the one seen here; its next beat clears the suspicion."""
     return bool(connections.run(_SUSPECT, id=worker_id, by=by, seen=seen))
 
 
@@ -200,7 +200,7 @@ _DROP_LEASE = Statement(
 
 
 def drop_sweeper_lease(connections: Autocommit, worker_id: int) -> None:
-    """Let another sweep at once."""
+    """Let another worker sweep at once."""
     connections.run(_DROP_LEASE, id=worker_id)
 
 
@@ -218,10 +218,10 @@ FROM {workers} w ORDER BY w.id""")
 
 
 def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
-    """Read every worker that is known, and of those that are silent `silent_s`, for how long; None of the others.
+    """Read every known worker, with the seconds for which it has been silent (`silent_s`), or None.
 
-    For who only looks on: nothing follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
-    silent after half a lease without a beat, as for the sweeper, or when its lock is free and a beat is missed.
+    Only for observers: no decision follows from it, and unlike `liveness` it takes no lock for a moment. A worker is
+    silent after half a lease without a beat, as for the sweeper, or if its lock is free and a beat is missed.
     """
     return executor.run(
         _LIST, silence_s=settings.lease / 2, missed_s=settings.heartbeat_interval + settings.lock_grace,
@@ -230,5 +230,5 @@ def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
 
 
 def silent(executor: Reader, settings: Settings) -> list[int]:
-    """Read which workers `list_all` finds silent."""
+    """Read the workers that `list_all` finds silent."""
     return [row.id for row in list_all(executor, settings) if row.silent_s is not None]

@@ -1,6 +1,6 @@
-"""What need not be written at once: it goes with the next statement that can carry it, or is written a little later.
+"""Write-behind: writes that may wait travel with the next statement that can carry them, or follow a little later.
 
-Nothing that was promised is put off: if the process dies meanwhile, the sweeper or the worker makes up for it.
+No promise depends on them: if the process dies meanwhile, the sweeper or the worker makes up for them.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ T = TypeVar("T")
 logger = logging.getLogger("celery_sidejob")
 
 PAGE = 100
-"""How many are written in one statement: so many rows are found by their index. A thousand marks took 70 ms, not 24."""
+"""Rows written in one statement: this many are found by their index. A thousand marks took 70 ms, not 24."""
 RETRY_S = 0.2
 LINGER_S = 5.0
-"""How long the thread that writes waits for more, before it ends."""
+"""Seconds that the writing thread waits for more before it ends."""
 
 
 class Late(Protocol):
-    """What is written later."""
+    """Writes that may wait."""
 
     def forget(self) -> None:
-        """After a fork: what there is is the parent's to write."""
+        """After a fork: the pending writes belong to the parent."""
         ...
 
     def write_now(self) -> None:
-        """Write all there is; never raises for the store."""
+        """Write everything that is pending; never raises for the store."""
         ...
 
 
 class WriteBehind(Generic[T]):
-    """Things of one kind that a process has still to write; it writes each within `within_s` of being told of it.
+    """Writes of one kind that a process has pending; it makes each within `within_s` of receiving it.
 
     A thread does so for what nothing else has carried along. What could not be written within `patience_s` more, since
     the store is away, is dropped.
@@ -58,7 +58,7 @@ class WriteBehind(Generic[T]):
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: what there is is the parent's to write."""
+        """After a fork: the pending writes belong to the parent."""
         self._lock = native.lock()
         self._waiting: deque[tuple[float, T]] = deque()
         self._wanted = threading.Event()
@@ -66,7 +66,7 @@ class WriteBehind(Generic[T]):
         self._thread_rests = False
 
     def add(self, things: Iterable[T]) -> None:
-        """Have things written soon, by whoever comes first."""
+        """Have items written soon, by whichever thread comes first."""
         now = time.monotonic()
         with self._lock:
             self._waiting.extend((now, thing) for thing in things)
@@ -78,7 +78,7 @@ class WriteBehind(Generic[T]):
         thread.start()  # not under the lock: with gevent the start waits
 
     def take(self, limit: int = PAGE, *, older_than_s: float = 0.0) -> list[tuple[float, T]]:
-        """Take what has waited longest, to write it; `give_back` what was not written."""
+        """Take the oldest items, to write them; `give_back` those that were not written."""
         oldest = time.monotonic() - older_than_s
         taken: list[tuple[float, T]] = []
         with self._lock:
@@ -87,20 +87,20 @@ class WriteBehind(Generic[T]):
         return taken
 
     def give_back(self, taken: Iterable[tuple[float, T]]) -> None:
-        """Have what was taken, and could not be written, written by somebody else."""
+        """Return items that were taken and could not be written: another thread writes them."""
         with self._lock:
             self._waiting.extendleft(reversed(list(taken)))
 
     def write_if_late(self) -> None:
-        """Write a page if half its time is over: done by who asks for more, so that the thread seldom has to."""
+        """Write a page if half its time is over: threads that add more do this, and the writer seldom has to."""
         half = time.monotonic() - self._within_s / 2
-        with self._lock:  # else another one may take it between two looks
+        with self._lock:  # otherwise another thread may take them between two looks
             is_late = bool(self._waiting) and self._waiting[0][0] < half
         if is_late and (taken := self.take()):
             self._written(taken)
 
     def write_now(self) -> None:
-        """Write all there is, or say why not; never raises for the store."""
+        """Write everything that is pending, or log why not; never raises for the store."""
         while taken := self.take():
             if not self._written(taken):
                 return
@@ -119,13 +119,13 @@ class WriteBehind(Generic[T]):
             return False
         except Exception:
             logger.exception("%d %s are not written", len(taken), self._name)
-        except BaseException:  # a greenlet is killed, a time limit strikes
+        except BaseException:  # a greenlet is killed, or a time limit strikes
             self.give_back(taken)
             raise
         return True
 
     def _run(self) -> None:
-        """Write what is late; end when nothing has come for a while."""
+        """Write late items; end when none has come for a while."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -150,16 +150,16 @@ _all: weakref.WeakSet[Late] = weakref.WeakSet()
 
 
 def register(one: Late) -> None:
-    """Have it written when this process ends."""
+    """Have the pending writes made when this process ends."""
     _all.add(one)
 
 
 def write_all_now() -> None:
-    """Write what this process has put off: it ends."""
+    """Make the pending writes of this process: it ends."""
     for one in list(_all):
         try:
             one.write_now()
-        except Exception:  # it must not keep the rest
+        except Exception:  # it must not hold up the rest
             logger.exception("Something that was put off is not written")
 
 

@@ -1,1 +1,1 @@
-"""Transactions of the caller's, in which our statements run too."""
+"""The caller's transactions, in which our statements run too."""

@@ -1,8 +1,8 @@
 """The caller's own open transaction: SQLAlchemy, psycopg or Django. Only used, never owned.
 
-It is never wrapped in an engine, committed, rolled back or reconfigured. Statements run on it as if the caller had
-written them, those of one call inside a savepoint, so that an error of ours leaves the transaction as it was; what must
-follow its commit is handed to `after_commit`.
+We never wrap it in an engine, commit it, roll it back or reconfigure it. Statements run on it as if the caller had
+written them. The statements of one call run inside a savepoint: after an error of ours the transaction is as it was
+before. Work that must follow its commit is handed to `after_commit`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..statement import Reader, Statement, Transaction
 SAVEPOINT = "celery_sidejob"
 
 FOREIGN_KEY_VIOLATION = "23503"
-"""Postgres' code for a row that went before another was written that refers to it."""
+"""Postgres' error code for a reference to a row that was deleted before the referring row was written."""
 
 T = TypeVar("T")
 
@@ -36,9 +36,10 @@ class Borrowed(Transaction):
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
-        """Have all that the block writes be there or nothing of it: a savepoint; in autocommit, a transaction.
+        """Make the block's writes all or nothing: by a savepoint, or in autocommit by a transaction.
 
-        The caller is told of the block's own error also where going back fails for it: a connection that broke.
+        The caller sees the block's own error even if rolling back fails because of it, for example on a broken
+        connection.
         """
         alone = self.autocommit
         with _explained():
@@ -46,7 +47,7 @@ class Borrowed(Transaction):
         try:
             yield
         except BaseException:
-            # Where this fails the connection is gone, and its transaction with it; what the block raised says more, and
+            # If this fails, the connection is gone, and its transaction with it. The block's own error says more, and
             # is perhaps the end of this process.
             with suppress(Exception):
                 if alone:
@@ -58,9 +59,9 @@ class Borrowed(Transaction):
         self._execute("COMMIT" if alone else f"RELEASE SAVEPOINT {SAVEPOINT}")
 
     def apply(self, work: Callable[[], T]) -> T:
-        """Have all that `work` writes be there or nothing of it, and return what it returns.
+        """Make the writes of `work` all or nothing, and return its result.
 
-        It is done again when a row that it had read without a lock changed, or went, before it wrote.
+        It is repeated if a row that it had read without a lock changed, or was deleted, before it wrote.
         """
         for _ in range(ATTEMPTS):
             try:
@@ -74,13 +75,13 @@ class Borrowed(Transaction):
 
     @property
     def autocommit(self) -> bool:
-        """Whether there is no transaction to belong to: each statement is committed by itself."""
+        """Whether there is no transaction to join: each statement is committed by itself."""
         raise NotImplementedError
 
     def after_commit(self, call: Callable[[], None]) -> None:
         """Have `call` called once after the outermost commit, at once in autocommit; never after a rollback.
 
-        Where `tells_of_commits` is false nothing is called: the sweeper does what must follow.
+        If `tells_of_commits` is false, it is never called: the sweeper does the work that must follow.
         """
         raise NotImplementedError
 
@@ -95,11 +96,11 @@ class Borrowed(Transaction):
 
     @property
     def has_broken(self) -> bool:
-        """Whether the connection broke since it was lent, so that its caller cannot know what became of a commit."""
+        """Whether the connection broke since it was lent: its caller then cannot know whether a commit happened."""
         raise NotImplementedError
 
     def roll_back(self) -> None:
-        """Roll the caller's transaction back: only for one that a run has left open, holding the lock on its job."""
+        """Roll the caller's transaction back: only if a run has left it open, holding the lock on its job."""
         raise NotImplementedError
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
@@ -107,11 +108,11 @@ class Borrowed(Transaction):
 
     @property
     def address(self) -> Address | None:
-        """Where the connection leads, as far as its driver tells."""
+        """The address to which the connection leads, as far as its driver tells."""
         info = getattr(self._driver(), "info", None)
         try:
             return (info.host, info.port, info.dbname) if info is not None else None
-        except Exception:  # closed, or a driver that does not tell: then it is asked every time
+        except Exception:  # closed, or the driver does not tell: then the database is asked every time
             return None
 
     def _driver(self) -> Any:
@@ -128,7 +129,7 @@ _UNFIT = {
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what is wrong with a transaction in which nothing can be written."""
+    """Explain errors of a transaction in which nothing can be written."""
     try:
         yield
     except Exception as error:
@@ -139,8 +140,8 @@ def _explained() -> Iterator[None]:
 
 
 def _code(error: Exception) -> str:
-    """Return Postgres' code for an error of the caller's driver, or nothing."""
-    driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, its own
+    """Return Postgres' code for an error of the caller's driver, or an empty text."""
+    driver = getattr(error, "orig", None) or error.__cause__ or error  # SQLAlchemy's, Django's, or the driver's own
     return getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None) or ""
 
 
@@ -149,7 +150,7 @@ Address = tuple[str, int, str]
 
 
 def broke(driver: Any) -> bool:
-    """Tell whether a connection of psycopg or psycopg2 broke, instead of being closed."""
+    """Tell whether a connection of psycopg or psycopg2 broke, rather than was closed."""
     broken: bool = driver.broken if hasattr(driver, "broken") else driver.closed > 1
     return broken
 
@@ -159,7 +160,7 @@ _TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress
 
 
 def transaction_id(borrowed: Borrowed) -> int:
-    """Return by which number Postgres knows the caller's transaction."""
+    """Return Postgres' number for the caller's transaction."""
     found: int = borrowed.run(_TRANSACTION_ID)[0].id
     return found
 

@@ -1,4 +1,4 @@
-"""Taking a transaction of the caller's, whosever it is, if it leads to the store's own database."""
+"""Takes the caller's transaction, of any supported library, if it leads to the store's own database."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def owners(transaction: Any) -> tuple[Any, ...]:
 
 
 def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
-    """Refuse a transaction of another database than the store's `own`, before any statement can spoil it."""
+    """Refuse a transaction of another database than the store's `own`, before any statement can abort it."""
     found = look(borrowed, schema)
     if found is None:
         raise SchemaError(
@@ -46,7 +46,7 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
         )
     ours = own()
     if ours.cluster is not None and found.is_same_as(ours):
-        with suppress(Exception), borrowed.atomic():  # it may not be asked: then the rest must do
+        with suppress(Exception), borrowed.atomic():  # the role may not read it: then the checks below must do
             found = replace(found, cluster=cluster(borrowed))
     if not found.is_same_as(ours):
         raise SchemaError(
@@ -59,7 +59,7 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
 def _adapt(transaction: Any, schema: str) -> Borrowed:
     if isinstance(transaction, psycopg.Connection):
         return PsycopgTransaction(transaction, schema)
-    if "sqlalchemy" in sys.modules:  # who has none of its objects need not wait for its import
+    if "sqlalchemy" in sys.modules:  # no need to import it otherwise
         from . import of_sqlalchemy
 
         if (adapted := of_sqlalchemy.adapt(transaction, schema)) is not None:

@@ -1,4 +1,4 @@
-"""The caller's own open transaction where it is Django's; imported only where it may be one."""
+"""The caller's own open transaction if it is Django's; imported only if it may be one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .borrowed import Borrowed, broke
 
 
 def adapt(transaction: Any, schema: str) -> Borrowed | None:
-    """Return an executor over a connection of Django's or the one of an alias; None for anything else."""
+    """Return an executor over Django's connection, or over an alias's; None for anything else."""
     if isinstance(transaction, str):
         return _DjangoTransaction(connection_of(transaction), schema)
     if isinstance(transaction, ConnectionProxy | BaseDatabaseWrapper):
@@ -25,7 +25,7 @@ def adapt(transaction: Any, schema: str) -> Borrowed | None:
 
 
 def owners(transaction: Any) -> tuple[Any, ...] | None:
-    """Return the connection and that of its alias; None for what is not Django's."""
+    """Return the connection and that of its alias; None for anything that is not Django's."""
     alias = transaction if isinstance(transaction, str) else getattr(transaction, "alias", None)
     return None if alias is None else (transaction, connection_of(alias))
 
@@ -70,7 +70,7 @@ class _DjangoTransaction(Borrowed):
         return broke(self._lent)
 
     def roll_back(self) -> None:
-        if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out of it
+        if self._connection.in_atomic_block:  # entered by hand and never left: Django has no other way out
             self._connection.close()
         else:
             self._connection.rollback()

@@ -1,4 +1,4 @@
-"""The caller's own open transaction where it is psycopg's."""
+"""The caller's own open transaction if it is psycopg's."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ class PsycopgTransaction(Borrowed):
         return self._connection
 
     def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        self._cursor.execute(text, parameters, prepare=False)  # the caller's prepared statements are the caller's
+        self._cursor.execute(text, parameters, prepare=False)  # the caller's prepared statements are left alone
         return rows(self._cursor)

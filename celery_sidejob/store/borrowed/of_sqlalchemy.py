@@ -1,4 +1,4 @@
-"""The caller's own open transaction where it is SQLAlchemy's; imported only where it may be one."""
+"""The caller's own open transaction if it is SQLAlchemy's; imported only if it may be one."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .borrowed import Borrowed
 
 PENDING = "celery_sidejob_after_commit"
 AFTER_COMMIT = "sidejob-after-commit"
-"""The name of the threads that do what follows the commit of an engine's connection."""
+"""The name of the threads that do the work after the commit of an engine's connection."""
 
 
 def adapt(transaction: Any, schema: str) -> Borrowed | None:
-    """Return an executor over what is SQLAlchemy's, None for anything else."""
+    """Return an executor over an object of SQLAlchemy's, None for anything else."""
     if isinstance(transaction, scoped_session):
         transaction = transaction()
     if isinstance(transaction, Session):
@@ -39,7 +39,7 @@ def owners(transaction: Any) -> tuple[Any, ...] | None:
     if isinstance(transaction, scoped_session):
         transaction = transaction()
     if isinstance(transaction, Session):
-        with suppress(SQLAlchemyError):  # it has several engines
+        with suppress(SQLAlchemyError):  # the session has several engines
             return transaction, getattr(transaction.get_bind(), "engine", None)
         return (transaction,)
     return (transaction, transaction.engine) if isinstance(transaction, Connection) else None
@@ -98,12 +98,12 @@ class _EngineTransaction(_SQLAlchemyTransaction):
 
 
 _connections: WeakKeyDictionary[Connection, list[Callable[[], None]]] = WeakKeyDictionary()
-"""What follows the commit of connections that were lent to us; they are listened to as long as they exist."""
+"""Work that follows the commit of lent connections; we listen to them as long as they exist."""
 
 
 def _connection_commits(connection: Connection) -> None:
-    # SQLAlchemy tells of a connection's commit just before it is sent: the rest waits, in a thread of its own, until
-    # the transaction is over. If the process dies in between, the sweeper finds the rows.
+    # SQLAlchemy reports a connection's commit just before it is sent. The work therefore waits, in a thread of its own,
+    # until the transaction is over. If the process dies in between, the sweeper finds the rows.
     calls, _connections[connection] = _connections.get(connection, []), []
     transaction = connection.get_transaction()
     if calls:
@@ -170,7 +170,7 @@ def _is_autocommit(connection: Connection) -> bool:
 
 
 def _run_on_engine(connection: Connection, text: str, parameters: dict[str, Any] | None) -> Sequence[Any]:
-    # Where the caller streams results, ours would become a server-side cursor, which cannot write.
+    # If the caller streams results, our statement would become a server-side cursor, which cannot write.
     result = connection.exec_driver_sql(text, parameters, execution_options={"stream_results": False})
     return rows(_Fetched(result)) if result.returns_rows else []
 

@@ -4,7 +4,7 @@ At most one transaction per thread is open at a time and none while user code ru
 connection. A connection that was idle for `IDLE_S` is closed. A worker's services take turns on one (`take_turns`),
 its heartbeat has one of its own (`Connections.talking`).
 
-Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). So
-nothing is kept in a session: no SET but SET LOCAL, no temporary tables, no LISTEN, and prepared statements only where
-the server that answered the connect is the one that answers statements.
+Any of them may lead through a proxy that gives each transaction another session (PgBouncer in transaction mode). No
+state is therefore kept in a session: only SET LOCAL, no temporary tables, no LISTEN. Statements are prepared only if
+the server that answered the connect also answers statements.
 """

@@ -1,4 +1,4 @@
-"""Lends and closes this process's connections to one store, and runs transactions of its own on them."""
+"""Lends and closes this process's connections to one store, and runs the package's own transactions on them."""
 
 from __future__ import annotations
 
@@ -42,25 +42,26 @@ T = TypeVar("T")
 L = TypeVar("L", bound=Late)
 
 REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, pg.InvalidSqlStatementName)
-"""What a transaction is repeated for; the last is a prepared statement that psycopg dropped after a rollback."""
+"""The errors after which a transaction is repeated; the last: psycopg dropped a prepared statement after a rollback."""
 
 MESSAGES_KEY = "messages_pkey"
-"""What Postgres names when an INSERT ... ON CONFLICT (job_id) has not seen a message that was just being marked.
+"""The constraint that Postgres names if an INSERT ... ON CONFLICT (job_id) has missed a message just being marked.
 
-Its first look at the index may pass by a row that moves to a new version meanwhile; the second, which would begin anew,
-comes after the primary key's, which raises. Seen in one of a thousand asks beside an endless loop of updates.
+Its first look at the index may miss a row that moves to a new version meanwhile. The second look, which would start
+over, comes after the check of the primary key, which raises. Seen in one of a thousand asks beside an endless loop of
+updates.
 """
 
 TIMEOUTS = tuple(
     getattr(pg, name) for name in ("IdleInTransactionSessionTimeout", "TransactionTimeout") if hasattr(pg, name)
 )
-"""By which Postgres ends a session and says so; the second is one of Postgres 17 and may be set for a role."""
+"""The errors with which Postgres ends a session; the second is new in Postgres 17 and may be set for a role."""
 
 READ = "read"
 """The name of a transaction that is one statement which may be repeated."""
 
 QUICK = frozenset({READ, "lease", "mark"})
-"""Transactions of one statement that waits for no row which anybody has locked for long."""
+"""Transactions of one statement that never waits for a row locked for long."""
 
 
 class _Thread(threading.local):
@@ -77,7 +78,7 @@ class Connections(Autocommit):
         self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
         setting: str = "sidejob_database_url",
     ) -> None:  # fmt: skip
-        """Take what an `Opener` is to know."""
+        """The parameters are those of `Opener`."""
         opener = Opener(url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting)
         self.connect = opener.connect
         self.schema = schema
@@ -139,7 +140,7 @@ class Connections(Autocommit):
             except (psycopg.OperationalError, psycopg.InterfaceError, *TIMEOUTS) as error:
                 if not self._had_died_idle(executor, error) or fresh:
                     raise StoreUnavailableError(f"The store failed during {name!r}: {first_line(error)}") from error
-                fresh = True  # nothing was sent: try anew
+                fresh = True  # nothing was sent: try again
             except BaseException:
                 self._release(executor)
                 raise
@@ -149,7 +150,7 @@ class Connections(Autocommit):
         raise AssertionError("unreachable")
 
     def _had_died_idle(self, executor: OwnExecutor, error: BaseException) -> bool:
-        """Let go of a connection that has failed; tell whether it had died while idle, by a restart of Postgres."""
+        """Close a connection that has failed; tell whether it had died while idle, by a restart of Postgres."""
         broken = executor.broken
         executor.close() if broken else self._release(executor)
         if isinstance(error, Overdue):
@@ -164,24 +165,24 @@ class Connections(Autocommit):
     def read(self, work: Callable[[OwnExecutor], T], *, within_s: float | None = None) -> T:
         """Do `work`, one statement that may be repeated; raises StoreUnavailableError if there is no answer in time.
 
-        Never `OutcomeUnknown`: what may be repeated is as good as not done.
+        Never `OutcomeUnknown`: a statement that may be repeated counts as not done.
         """
         try:
             try:
                 return self.transact(READ, work, single=True, within_s=within_s)
             except NoAnswer:
                 raise
-            except OutcomeUnknown:  # it had died while it was idle, or has just broken
+            except OutcomeUnknown:  # the connection had died while idle, or has just broken
                 return self.transact(READ, work, single=True, within_s=within_s)
         except OutcomeUnknown as error:
             raise StoreUnavailableError(str(error)) from error
 
     @contextmanager
     def talking(self, *, over: OwnExecutor | None = None, within_s: float | None = None) -> Iterator[None]:
-        """Say how this thread talks to the store within the block; what was said around the block does not count.
+        """Set how this thread talks to the store within the block; settings around the block do not count.
 
-        `over`: the one connection of its own that all its transactions go over. `within_s`: each is answered so soon,
-        or given up, as in `transact`.
+        `over`: its own connection, which all its transactions use. `within_s`: each is answered within this time or
+        given up, as in `transact`.
         """
         thread = self._thread
         before = thread.over, thread.within_s
@@ -192,28 +193,28 @@ class Connections(Autocommit):
             thread.over, thread.within_s = before
 
     def write_behind(self, name: str, make: Callable[[], L]) -> L:
-        """Return what this process puts off writing into this store, of one kind; it is made at the first use."""
+        """Return this process's write-behind of one kind for this store; it is made at the first use."""
         found = self._put_off.get(name)
         return cast("L", found if found is not None else self._put_off.setdefault(name, make()))
 
     @property
     def may_write_behind(self) -> bool:
-        """Whether this thread is one of users' calls and bodies. A service uses its own connection and no other."""
+        """Whether this thread runs users' calls and bodies. A service uses only its own connection."""
         return self._thread.over is None and not takes_turns()
 
     def if_write_behind(self, name: str) -> Late | None:
-        """Return the same, if this process has ever put off anything of the kind."""
+        """Return the same, or None if this process has never deferred a write of the kind."""
         return self._put_off.get(name)
 
     def write_behind_now(self) -> None:
-        """Write all that was put off."""
+        """Make all deferred writes."""
         for write_behind in list(self._put_off.values()):
             write_behind.write_now()
 
     def borrow(self, transaction: Any) -> Borrowed:
         """Return an executor over a transaction of the caller's, which must lead to this store's database.
 
-        That is looked at once for each place to which such connections lead.
+        This is checked once for each address to which such connections lead.
         """
         borrowed = borrow(transaction, self.schema)
         address = borrowed.address
@@ -224,7 +225,7 @@ class Connections(Autocommit):
         return borrowed
 
     def _own_database(self) -> Database:
-        """Tell which database our own connections lead to."""
+        """Identify the database to which our own connections lead."""
         if self._database is None:
             own = self.transact(READ, lambda executor: look(executor, self.schema))
             if own is None:
@@ -235,14 +236,14 @@ class Connections(Autocommit):
         return self._database
 
     def close(self) -> None:
-        """Close what is idle; what is lent out is closed when it comes back idle for too long."""
+        """Close idle connections; a connection that is in use is closed once it has been idle for too long."""
         self._idle.close()
 
     def _acquire(self, deadline: float | None, fresh: bool) -> OwnExecutor:
         self._mind_fork()
         own = self._thread.over
         if own is not None:
-            if own.broken:  # its owner opens another, in time
+            if own.broken:  # its owner will open another
                 raise StoreUnavailableError("This thread's connection to the store is gone.")
             return own
         found = None if fresh else self._idle.take()
@@ -259,7 +260,7 @@ class Connections(Autocommit):
             self.forget()
 
     def forget(self) -> None:
-        """After a fork: the parent's connections are the parent's, and so is what it has put off."""
+        """After a fork: the connections and the deferred writes belong to the parent."""
         self._idle.forget()
         self._turns.forget()
         self._thread = _Thread()

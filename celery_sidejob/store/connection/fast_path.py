@@ -20,9 +20,9 @@ from ..statement import Statement, row_type
 from .bounded import BoundedConnection
 
 POLL_MS = 1000
-"""How long one wait takes at most; signals end it sooner."""
+"""Milliseconds that one wait takes at most; signals end it sooner."""
 BOUNDED_POLL_MS = 100
-"""How long where the answer has a deadline."""
+"""Milliseconds if the answer has a deadline."""
 
 _DONE = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK)
 
@@ -59,7 +59,7 @@ class Exchange:
             return self.receive()
 
     def send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
-        """Hand a statement over whole: the server runs it, whatever becomes of this process."""
+        """Hand a complete statement over: the server runs it even if this process dies."""
         text, names = statement.positional(self._schema)
         values = [parameters[name] for name in names]
         encoded = [value if value is None else self._encode[type(value)](value) for value in values]
@@ -79,17 +79,17 @@ class Exchange:
             self._pgconn.send_prepare(name, text)
             self._flush()
             self._answer()
-            self._runs[statement] = runs + 1  # it is not prepared where that failed
+            self._runs[statement] = runs + 1  # a failed statement is not prepared
         self._pgconn.send_query_prepared(name, encoded, formats)
 
     def command(self, text: str) -> None:
-        """Run what has no parameters and no rows, such as COMMIT; several commands are one message."""
+        """Run a command without parameters and rows, such as COMMIT; several commands are one message."""
         self._pgconn.send_query(text.encode())
         self._flush()
         self._answer()
 
     def receive(self) -> list[Any]:
-        """Wait for the answer to what was sent, and return its rows."""
+        """Wait for the answer to the statement that was sent, and return its rows."""
         result = self._answer()
         count = result.ntuples
         if not count:
@@ -108,7 +108,7 @@ class Exchange:
         return ready
 
     def _flush(self) -> None:
-        """Return once the system has all of it; meanwhile what the server says is read, or both would wait."""
+        """Return once the system has the whole statement; read the server's messages meanwhile, or both would wait."""
         self._connection.begin_to_wait()
         pgconn = self._pgconn
         while pgconn.flush():
@@ -121,7 +121,7 @@ class Exchange:
                 pgconn.consume_input()
 
     def _answer(self) -> pq.abc.PGresult:
-        """Wait for the answer to what was sent; raises psycopg's error where it is one."""
+        """Wait for the answer to the statement that was sent; raise psycopg's error if the answer is one."""
         self._connection.begin_to_wait()
         pgconn = self._pgconn
         answer = None
@@ -130,14 +130,14 @@ class Exchange:
                 if self._wait():
                     pgconn.consume_input()
             result = pgconn.get_result()
-            if result is None:  # the answer's end
+            if result is None:  # the end of the answer
                 break
             answer = result
         if answer is None:
             raise psycopg.OperationalError("the connection is lost")
         if answer.status not in _DONE:
             error = pg.error_from_result(answer, self._encoding)
-            if isinstance(error, pg.InvalidSqlStatementName):  # psycopg drops all that is prepared after a rollback
+            if isinstance(error, pg.InvalidSqlStatementName):  # psycopg drops all prepared statements after a rollback
                 self._runs.clear()
             raise error
         return answer
@@ -146,7 +146,7 @@ class Exchange:
 def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:
     def text(value: str) -> bytes:
         data = value.encode(encoding)
-        if b"\0" in data:  # libpq would end the text there
+        if b"\0" in data:  # libpq would end the text at the NUL
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return data
 
@@ -165,7 +165,7 @@ def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:
 
 
 def _element(value: Any) -> str:
-    """Return an element as an array's text has it."""
+    """Return an element in the form of an array's text."""
     if value is None:
         return "NULL"
     if isinstance(value, str):

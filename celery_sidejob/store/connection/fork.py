@@ -1,4 +1,4 @@
-"""What a forked child does with its parent's connections to stores: nothing is ever said on them there."""
+"""A forked child and its parent's connections to stores: the child never sends anything on them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 
 class Forgets(Protocol):
-    """What knows of connections."""
+    """An object that holds connections."""
 
     def forget(self) -> None:
         """After a fork: the parent's connections are the parent's. Their sockets were detached before this."""
@@ -19,7 +19,7 @@ class Forgets(Protocol):
 
 
 def register(one: Forgets) -> None:
-    """Have it forget in every child."""
+    """Have `one` forget its connections in every child."""
     _forgetting.add(one)
 
 
@@ -29,7 +29,7 @@ def note_open(connection: psycopg.Connection[Any]) -> None:
 
 
 def note_closed(connection: psycopg.Connection[Any]) -> None:
-    """Think no more of a connection: it is about to be closed."""
+    """Stop tracking a connection: it is about to be closed."""
     _open.discard(connection)
 
 

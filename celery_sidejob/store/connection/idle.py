@@ -1,4 +1,4 @@
-"""Connections to a store that nobody uses just now."""
+"""Connections to a store that are not in use just now."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ IDLE_S = 5.0
 
 
 class Idle:
-    """Keeps them for whoever is next, and closes each that was idle for `IDLE_S`."""
+    """Keeps idle connections for the next use, and closes each that was idle for `IDLE_S`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """After a fork: what is idle is the parent's."""
+        """After a fork: the idle connections belong to the parent."""
         self._lock = native.lock()
         self._idle: list[tuple[float, OwnExecutor]] = []
         self._reaper: threading.Thread | None = None
 
     def take(self) -> OwnExecutor | None:
-        """Take a connection that nobody uses, if there is one."""
+        """Take an idle connection, if there is one."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 executor = self._idle.pop()[1]
-            if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or hung up on an idle one
+            if executor.broken or executor.dropped_within(0):  # Postgres was restarted, or closed an idle connection
                 executor.close()
                 continue
             executor.used = True
             return executor
 
     def give_back(self, executor: OwnExecutor) -> None:
-        """Keep a connection that was used, unless it is fit for no other use."""
+        """Keep a connection after use, unless it is unfit for another use."""
         if not executor.lay_down():
             return
         with self._lock:

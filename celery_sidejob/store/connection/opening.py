@@ -1,4 +1,4 @@
-"""Opens connections to a store, each with what it needs to tell a slow store from a silent one."""
+"""Opens connections to a store that can tell a slow store from a silent one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .own_executor import OwnExecutor
 from .parameters import connection_parameters
 
 SHORTEST_CONNECT_S = 2
-"""What libpq takes for the least time in which to connect."""
+"""The shortest time to connect that libpq accepts."""
 
 ANSWERS_S = 5.0
-"""How long the store is given to answer where the question is whether it answers at all."""
+"""Seconds that the store is given to answer when the question is whether it answers at all."""
 
 _ANYTHING = Statement("SELECT 1 AS answer")
 
@@ -33,7 +33,7 @@ class Opener:
     ) -> None:  # fmt: skip
         """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
 
-        `setting` is where the URL comes from, for errors.
+        `setting` names the setting of the URL, for errors.
         """
         self._url = url
         self._schema = schema
@@ -42,7 +42,7 @@ class Opener:
         self._setting = setting
 
     def connect(self, deadline: float | None = None) -> OwnExecutor:
-        """Open a connection that is not lent to anyone else: for threads with a connection of their own."""
+        """Open a connection of the caller's own, lent to no other thread."""
         if self._url is None:
             raise SettingsError(NO_STORE)
         executor = None
@@ -71,9 +71,9 @@ class Opener:
         executor = None
         try:
             executor = self.connect(time.monotonic() + ANSWERS_S)
-            executor.run(_ANYTHING)  # a proxy takes connections for a store that is silent
+            executor.run(_ANYTHING)  # a proxy accepts connections even if its store is silent
         except (StoreUnavailableError, psycopg.Error) as error:
-            if "FATAL" not in str(error):  # a server that refuses us, for want of a place perhaps, is there
+            if "FATAL" not in str(error):  # a server that refuses us, perhaps because it is full, is there
                 return False
         finally:
             if executor is not None:

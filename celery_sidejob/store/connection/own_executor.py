@@ -1,4 +1,4 @@
-"""A connection of our own as what runs statements: alone, in a transaction, or beside other work of this process."""
+"""One of our own connections, as an executor: for single statements, for transactions, or beside other work."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from .turns import LONGEST_TURN_S
 T = TypeVar("T")
 
 PREPARE_AFTER = 5
-"""How often a statement is run on a connection before it is prepared there, where that is allowed."""
+"""A statement is prepared on a connection after it has run there this often, if preparing is allowed."""
 
 PLANS_LIVE_S, PLANS_SERVE = 2.0, 20
-"""A connection of ours keeps the plans of its prepared statements so long, and for so many transactions.
+"""One of our connections keeps the plans of its prepared statements for this long, and for this many transactions.
 
-A plan that was made while its tables were empty reads them whole, and Postgres keeps it, however they grow, until
-autovacuum has looked at them: a minute, in which each statement of a burst costs a hundred times its share. What
-runs seldom need not be planned more often than it runs.
+A plan that was made while its tables were empty reads whole tables. Postgres keeps it, however they grow, until
+autovacuum has processed them: a minute in which each statement of a burst costs a hundred times its share. A statement
+that runs seldom need not be planned more often than it runs.
 """
 
 _BACKEND = Statement("SELECT pg_backend_pid() AS pid")
 _BOUNDED = f"; SET LOCAL lock_timeout = {round(LONGEST_TURN_S * 1000)}"
-# A process that is stopped or cut off in the middle would else keep its jobs locked, and all who ask them waiting.
+# A process that is stopped or cut off in the middle would otherwise keep its jobs locked, and their callers waiting.
 _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
-# Statements with arrays look cheaper to Postgres with the values known, and it plans them anew each time; to plan a
-# join it looks at the ends of the indexes, past whatever vacuum has not removed there: that took three times as long as
-# to execute them. Their plans do not depend on values (tests/protocol/test_plans.py looks at the generic ones).
+# Postgres plans statements with arrays anew each time, because they look cheaper once their values are known. To plan a
+# join it reads the ends of the indexes, past all rows that vacuum has not removed there: planning took three times as
+# long as execution. Their plans do not depend on values (tests/protocol/test_plans.py checks the generic ones).
 _PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
@@ -64,12 +64,12 @@ class OwnExecutor(Transaction):
         self._pgconn = connection.pgconn
 
     def allow_prepared(self) -> None:
-        """Have statements prepared that are run again and again: no proxy stands between."""
+        """Allow preparing statements that run again and again: there is no proxy in between."""
         self.connection.prepare_threshold = PREPARE_AFTER
         self._plans_end = time.monotonic() + PLANS_LIVE_S
 
     def _renew_plans(self) -> None:
-        """Before a transaction: have Postgres plan anew what it next executes, if it is time."""
+        """Before a transaction: if it is time, have Postgres plan its next statements anew."""
         self._planned_for += 1
         if self._planned_for > PLANS_SERVE and time.monotonic() >= self._plans_end:
             self._plans_end = time.monotonic() + PLANS_LIVE_S
@@ -79,7 +79,7 @@ class OwnExecutor(Transaction):
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows."""
         try:
-            if statement.frequent and not native.is_patched():  # greenlets wait as psycopg knows to
+            if statement.frequent and not native.is_patched():  # greenlets wait in psycopg's own way
                 return self._exchanging().run(statement, parameters)
             self._cursor.execute(statement.render(self._schema), parameters or None)
         except pg.ReadOnlySqlTransaction as error:
@@ -87,7 +87,7 @@ class OwnExecutor(Transaction):
         return rows(self._cursor)
 
     def run_beside(self, work: Callable[[], object], statement: Statement, /, **parameters: Any) -> list[Any]:
-        """Run one statement and return its rows; do `work`, which takes no time of others', while the server does."""
+        """Run one statement and return its rows; do `work`, which must be short, while the server executes it."""
         if native.is_patched():
             work()
             return self.run(statement, **parameters)
@@ -103,7 +103,7 @@ class OwnExecutor(Transaction):
         return found
 
     def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
-        self.close()  # after a failover another connection may lead to a store that takes them
+        self.close()  # after a failover a new connection may lead to a store that takes writes
         return StoreUnavailableError(f"The store takes no writes just now ({first_line(error)}).")
 
     def _exchanging(self) -> Exchange:
@@ -126,7 +126,7 @@ class OwnExecutor(Transaction):
             if not single:
                 result = work(self)
             reach(f"{name}:before-commit")
-        except AnswerLost as lost:  # the connection broke before what commits was sent: nothing happened
+        except AnswerLost as lost:  # the connection broke before the committing statement was sent: nothing happened
             self.close()
             raise StoreUnavailableError(str(lost)) from lost
         except BaseException:
@@ -145,27 +145,27 @@ class OwnExecutor(Transaction):
             self._exchanging().command(text)
 
     def _answered(self, name: str, commit: Callable[[], T], when: str) -> T:
-        """Do what commits; raises OutcomeUnknown, which says `when`, if the connection breaks before the answer."""
+        """Do the commit; if the connection breaks before the answer, raise OutcomeUnknown, which says `when`."""
         try:
             result = commit()
             reach(f"{name}:after-commit")
         except (psycopg.OperationalError, psycopg.InterfaceError, AnswerLost) as error:
             if isinstance(error, psycopg.Error) and not self.broken:
-                raise  # Postgres answered: it failed, and was rolled back
+                raise  # Postgres answered: the transaction failed and was rolled back
             raise unknown(error, when) from error
         return result
 
     @property
     def pooled(self) -> bool:
-        """Whether a proxy stands between: the process that answers is not the one that the connect was told of.
+        """Whether a proxy is in between: another process answers than the connect reported.
 
-        PgBouncer and its like make up the numbers that they tell their clients. Then two statements may meet two
-        sessions, and a lock taken for the session's life would be left with a session that is anybody's.
+        PgBouncer and similar proxies invent the numbers they report to clients. Two statements may then reach two
+        sessions, and a lock taken for the session's life would stay with a session that others use.
         """
         return bool(self.run(_BACKEND)[0].pid != self.connection.info.backend_pid)
 
     def dropped_within(self, timeout_s: float) -> bool:
-        """Wait, and tell whether the server hung up: nothing else is ever said on a connection that only waits."""
+        """Wait, and tell whether the server hung up: it never sends anything else on a connection that only waits."""
         try:
             if self._hung_up is None:
                 self._hung_up = native.poll()  # not select(): a process may have more than a thousand files open
@@ -177,20 +177,20 @@ class OwnExecutor(Transaction):
     @property
     def broken(self) -> bool:
         """Tell whether this connection can no longer be used."""
-        return self._pgconn.status == ConnStatus.BAD  # which a closed one has too
+        return self._pgconn.status == ConnStatus.BAD  # a closed connection has this status too
 
     @property
     def busy(self) -> bool:
-        """Tell whether a statement is under way: a signal's handler raised in the middle of it, as time limits do."""
+        """Tell whether a statement is in progress: a signal handler (a time limit's) raised in the middle of it."""
         return self._pgconn.transaction_status == TransactionStatus.ACTIVE
 
     @property
     def rests(self) -> bool:
-        """Tell whether no transaction is open: one stays failed where even its BEGIN or its ROLLBACK was cancelled."""
+        """Tell whether no transaction is open: one stays failed if even its BEGIN or ROLLBACK was cancelled."""
         return self._pgconn.transaction_status == TransactionStatus.IDLE
 
     def lay_down(self) -> bool:
-        """End a use of it, and with that its deadline; False if it is fit for no other use, and closed."""
+        """End one use of the connection, with its deadline; False if it is unfit for another use, and closed."""
         self.connection.deadline = None
         if self.broken or not self.rests:
             self.close()
@@ -200,8 +200,8 @@ class OwnExecutor(Transaction):
     def close(self) -> None:
         """Close the connection; never raises."""
         fork.note_closed(self.connection)
-        # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq asks for it by
-        # a call that has no time limit and stops every thread: with a server that is silent, for minutes.
+        # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq cancels with a
+        # call that has no time limit and stops every thread: for minutes, if the server is silent.
         if not self.broken and self.busy and psycopg.capabilities.has_cancel_safe():
             with suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=1.0)

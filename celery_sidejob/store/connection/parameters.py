@@ -1,4 +1,4 @@
-"""From a store's URL to what libpq is told."""
+"""Turns a store's URL into libpq's parameters."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PATIENCE_S = 5.0
-"""How long a greenlet waits for a place, before it goes on without one."""
+"""Seconds that a greenlet waits for a place before it continues without one."""
 
 
 class Places:
-    """So many places. It needs no lock: greenlets of one thread give way to others only where they wait.
+    """A number of places. It needs no lock: greenlets of one thread give way to others only where they wait.
 
-    Who has waited long goes on without a place: those who have one may wait for a row which a transaction of the
-    user's has locked, whose body waits here.
+    A greenlet that has waited long continues without a place: the holders of the places may wait for a row that a
+    user's transaction has locked, and the body of that transaction may wait here.
     """
 
     def __init__(self, number: int) -> None:
@@ -24,7 +24,7 @@ class Places:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Have a place within the block, if one comes free in time."""
+        """Hold a place within the block, if one comes free in time."""
         placed = self._take()
         try:
             yield
@@ -47,7 +47,7 @@ class Places:
         return not self._leave(turn)
 
     def _leave(self, turn: threading.Event) -> bool:
-        """Stop waiting; False if the place was given just now."""
+        """Stop waiting; False if a place was given just now."""
         if turn.is_set():
             return False
         self._waiting.remove(turn)

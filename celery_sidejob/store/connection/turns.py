@@ -1,4 +1,4 @@
-"""Who of a process waits for whom before using a connection: threads that share one, greenlets that share some."""
+"""The order in which a process uses connections: threads may share one, and greenlets share a few."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ...model import native
 from .places import Places
 
 GREENLETS_SHARE = 10
-"""How many connections the greenlets of one process use at once, however many bodies they run."""
+"""Connections that the greenlets of one process use at once, however many bodies they run."""
 
 LONGEST_TURN_S = 1.0
-"""How long a service waits for a row that somebody has locked, before the other services have their turn."""
+"""Seconds that a service waits for a locked row before the other services have their turn."""
 
 
 class Turns:
@@ -25,25 +25,25 @@ class Turns:
         self._places = Places(GREENLETS_SHARE) if native.is_patched() else None
 
     def one(self) -> AbstractContextManager[Any]:
-        """Return what this thread or greenlet holds while it uses a connection; to enter it may mean to wait."""
+        """Return the lock to hold while this thread or greenlet uses a connection; entering it may wait."""
         if _thread.takes_turns or _process.shares_one:
             return self._lock
         return self._places.one() if self._places is not None else nullcontext()
 
     def forget(self) -> None:
-        """After a fork: whose turn it was is the parent's concern."""
+        """After a fork: the turns belong to the parent."""
         self._lock = threading.RLock()
 
 
 def share_one() -> None:
-    """Have all threads of this process, and of none that it forks, take turns on one connection to each store."""
+    """Have all threads of this process, but not of its children, take turns on one connection to each store."""
     _process.shares_one = True
 
 
 def take_turns() -> None:
-    """Have this thread's transactions wait for those of all others that called this: they need one connection.
+    """Have this thread's transactions wait for those of all other threads that called this: they need one connection.
 
-    In a turn nobody waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError tells to try again.
+    In a turn no thread waits longer than `LONGEST_TURN_S` for a row: then StoreUnavailableError asks to try again.
     """
     _thread.takes_turns = True
 

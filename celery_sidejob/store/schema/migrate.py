@@ -1,7 +1,7 @@
-"""The schema's migrations: bringing it up to date, and giving it to another owner.
+"""The schema's migrations: upgrading it, and giving it to another owner.
 
-One upgrade at a time per schema; each migration is a transaction of its own, so that one may build its indexes
-concurrently. An upgrade that dies leaves a schema at one of the revisions, and the next goes on from there.
+One upgrade runs at a time per schema. Each migration is a transaction of its own, because one may build its indexes
+concurrently. An upgrade that dies leaves the schema at one of the revisions, and the next continues from there.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
 
 UPGRADE_WAIT_S = 300.0
-"""How long an upgrade waits for another one of the same schema."""
+"""Seconds that an upgrade waits for another one of the same schema."""
 
 LOCK_TIMEOUT_S = 2.0
-"""How long a migration waits for a table, because everybody else then waits behind it."""
+"""Seconds that a migration waits for a table: meanwhile everybody else waits behind it."""
 
 LOCK_ATTEMPTS, LOCK_PAUSE_S = 10, 1.0
-"""How often a migration tries to get its tables, and how long it lets the others pass in between."""
+"""How often a migration tries to get its tables, and the seconds for which it lets others pass in between."""
 
 
 def upgrade(

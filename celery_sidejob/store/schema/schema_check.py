@@ -1,7 +1,7 @@
-"""Telling whether the schema is there, ours, whole, and at a revision that this code runs on.
+"""Checks that the schema exists, is ours, is complete, and is at a revision that this code runs on.
 
-Without Alembic and SQLAlchemy, which only an upgrade (`migrate`) needs, and which are a third of what a process would
-import.
+Imports neither Alembic nor SQLAlchemy: only an upgrade (`migrate`) needs them, and they are a third of a process's
+imports.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ SUPPORTED = range(-1, 2)
 """The revisions this version runs on, counted from its own: the one before, its own, the one after."""
 
 FORMAT = str(formats.FORMAT)
-"""The version of what rows hold as JSON; recorded in `meta` when the schema is made.
+"""The version of the JSON in rows; recorded in `meta` when the schema is made.
 
-A version that could write a newer one goes on writing the recorded one until a contracting migration, which no older
+A version that could write a newer format keeps writing the recorded one, until a contracting migration, which no older
 worker survives, has raised it.
 """
 
@@ -36,19 +36,19 @@ REMEDY = "run `celery -A <app> sidejob db upgrade`"
 
 
 class NotUpgraded(SchemaError):
-    """The schema is missing or too old: an upgrade mends it."""
+    """The schema is missing or too old: an upgrade fixes it."""
 
 
 class NotOurs(SchemaError):
-    """The schema is another app's, another broker's or another program's."""
+    """The schema belongs to another app, another broker or another program."""
 
 
 class Damaged(SchemaError):
-    """The schema lacks what its revision has: no upgrade makes it again."""
+    """The schema lacks a part of its revision: no upgrade makes that part again."""
 
 
 class TooNew(SchemaError):
-    """The schema is newer than this version knows: an upgrade of the package mends it."""
+    """The schema is newer than this version knows: an upgrade of the package fixes it."""
 
 
 def current(store: Connections | str, schema: str = "sidejob", *, setting: str = "sidejob_database_url") -> str | None:

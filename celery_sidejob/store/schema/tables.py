@@ -1,7 +1,7 @@
 """The tables of the schema: their columns, and the rights of the run-time role; a test compares the migrations.
 
-Workers check both when they start. So they notice what a partial restore or a person left out. The schema is made and
-migrated by its owner; the role that runs jobs need not be able to change it.
+Workers check both when they start, and thereby notice objects that a partial restore or a person left out. The owner
+makes and migrates the schema; the role that runs jobs need not be able to change it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ALL = "SELECT INSERT UPDATE DELETE"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: the names of its columns, and the rights that workers and clients need in it."""
+    """A table: the names of its columns, and the rights on it that workers and clients need."""
 
     columns: str
     rights: str = _ALL
@@ -63,7 +63,7 @@ _NEEDED += [(sequence, "USAGE") for sequence in SEQUENCES]
 
 
 def write_grants(schema: str, role: str, out: TextIO) -> None:
-    """Write the GRANTs by which `role` may run workers and clients; who owns the schema runs them, after upgrades."""
+    """Write the GRANTs with which `role` may run workers and clients; the schema's owner runs them after upgrades."""
     grants = [sql.SQL("GRANT USAGE ON SCHEMA {} TO {};").format(sql.Identifier(schema), sql.Identifier(role))]
     grants += [
         sql.SQL("GRANT {} ON {} TO {};").format(
@@ -87,7 +87,7 @@ ORDER BY 1, 2""")
 
 
 def lacking_rights(executor: Reader, schema: str) -> list[str]:
-    """Tell which rights the connection's role lacks in the tables that are there, as "UPDATE on jobs"."""
+    """Return the rights that the connection's role lacks on the existing tables, as "UPDATE on jobs"."""
     found = executor.run(
         _LACKING_RIGHTS, relations=[relation for relation, _ in _NEEDED], privileges=[right for _, right in _NEEDED],
         schema=sql.Identifier(schema).as_string(None),
@@ -103,7 +103,7 @@ GROUP BY c.relname""")
 
 
 def missing(executor: Reader, schema: str) -> list[str]:
-    """Tell what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
+    """Return what a schema at our own revision lacks, as "packets" for a whole table or "jobs.wakes" for a column."""
     found = {row.name: row.columns for row in executor.run(_FOUND, schema=schema)}
     lacking: list[str] = []
     for name, table in sorted(TABLES.items()):

@@ -1,4 +1,4 @@
-"""Whether the store's two URLs lead to one database: an upgrade goes past the proxy, workers and clients through it."""
+"""Checks that the store's two URLs lead to one database: an upgrade bypasses the proxy, workers and clients use it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ..identity import Database, cluster, place
 
 
 def check(url: str, direct_url: str) -> str | None:
-    """Raise SettingsError if the URLs lead to two databases; reads only.
+    """Raise SettingsError if the URLs lead to two databases; only reads.
 
-    Returns why that is not known where `url` does not answer: a proxy may be started after the schema was upgraded. A
-    `direct_url` that does not answer is StoreUnavailableError.
+    If `url` does not answer, returns the reason, and agreement stays unknown: a proxy may be started after the upgrade.
+    If `direct_url` does not answer, raises StoreUnavailableError.
     """
     direct = _look(direct_url, "sidejob_direct_url")
     try:
