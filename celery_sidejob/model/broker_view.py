@@ -1,4 +1,4 @@
-"""What a look into the broker tells of messages that the store has not heard of for a while."""
+"""The result of a look into the broker for messages that have been silent for a while."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A message that is looked for; `publication` says where it went, or if it is a job's, its queue and priority."""
+    """A message to look for; `publication` says where it went. For a job's message, its queue and priority do."""
 
     task_id: str
     publication: str | None = None
@@ -19,34 +19,34 @@ class Sought:
 
     @classmethod
     def of_row(cls, row: Any) -> Sought:
-        """Make it of a row that was published and that nobody holds."""
+        """Make it from a row that was published and that no run holds."""
         return cls(row.task_id, row.publication)
 
     @classmethod
     def of_job(cls, row: Any) -> Sought:
-        """Make it of a job's row that was published and that nobody holds."""
+        """Make it from a job's row that was published and that no run holds."""
         return cls(row.task_id, queue=row.queue, priority=row.priority)
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What was seen of the messages that were looked for; what is in none of these is not in the broker.
+    """The messages that the look found or could not judge; a message in none of these sets is not in the broker.
 
-    A queue is served in order: what is in it behind the part that was read was published later than that part.
+    A queue is served in order: the messages behind the part that was read were published later than that part.
     """
 
     there: AbstractSet[str] = frozenset()
     behind: Mapping[str, str] = field(default_factory=dict)
-    """Those whose queue goes on behind what was read of it: {task id: the queue}."""
+    """Messages whose queue continues behind the part that was read: {task id: the queue}."""
     last: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The task ids that were read last of such a queue, the next to be served first."""
+    """For each such queue, the task ids that were read last, the next to be served first."""
     unread: AbstractSet[str] = frozenset()
-    """Those whose queue was not read this time: nothing is known of them."""
+    """Messages whose queue was not read this time: nothing is known about them."""
 
 
 class Look(Protocol):
-    """One look into the broker, in which each queue is read once, however many messages are looked for."""
+    """One look into the broker, which reads each queue once, however many messages it looks for."""
 
     def find(self, sought: Sequence[Sought]) -> Sight | None:
-        """Look for messages, at a bounded cost; None if the broker does not tell."""
+        """Look for messages, at a bounded cost; None if the broker cannot answer."""
         ...

@@ -1,4 +1,4 @@
-"""What the broker's transport delivers to nobody any more, as the sweeper reads it: by its transport `sidejob://`."""
+"""Messages that the transport `sidejob://` delivers no more, as the sweeper reads them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ class Buried:
     """A message in the transport's dead list."""
 
     text: bytes
-    """As it is in the list, where it is found again by it."""
+    """The entry's text in the list, by which it is found again."""
     key: Key | None
-    """The row that it belongs to; None for a message without one."""
+    """The row of the message; None for a message without one."""
     store: str | None
-    """The name of the store with that row, where there are several."""
+    """The name of the store with that row, if there are several stores."""
     is_doorbell: bool
-    """It only said that there is a job to be run, and whether that is owed is known without it."""
+    """A doorbell: it only said that a job owes a run, and the store knows that without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a list was read whose end grows: by its number and its last entry, which tell if any was taken out."""
+    """How far a list was read that grows at its end: a number and the last entry, which reveal a removed entry."""
 
     number: int = 0
     last: bytes | None = None
 
     def past(self, texts: Sequence[bytes]) -> Place:
-        """Return the place behind further entries, those that stay in the list."""
+        """Return the place after further entries, which stay in the list."""
         return Place(self.number + len(texts), texts[-1]) if texts else self

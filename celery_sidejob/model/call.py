@@ -1,4 +1,4 @@
-"""What a new job needs to know of its Celery task: its name, where it is served, its ports."""
+"""The facts about a Celery task that a new job needs: its name, its queue, its ports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     columns: Mapping[str, Any]
-    """The values of further columns, by their names: those that the task's own options give to its jobs."""
+    """The values of further columns, by name, that the task's own options give to its jobs."""
     inports: Mapping[str, PortOptions]
     outports: Mapping[str, PortOptions]
     task_id: str

@@ -1,7 +1,7 @@
-"""What a caller can ask of the store, as values: the vocabulary in which clients and units speak to `operations`.
+"""The changes that a caller can ask of the store, as values: clients and units pass them to `operations`.
 
-Outside a run a verb applies its change in one transaction. Inside a run changes are collected in the unit and applied
-by its commit, in the order in which they were made.
+Outside a run a verb applies its change in one transaction. Inside a run the unit collects changes, and its commit
+applies them in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PortKey = tuple[int, Direction, str]
 
 @dataclass(frozen=True, slots=True)
 class PortRow:
-    """A port as it is to be: its default as JSON text, None for no default."""
+    """A port to be made: its default as JSON text, None for no default."""
 
     direction: Direction
     name: str
@@ -30,7 +30,7 @@ class PortRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob(JobColumns):
-    """A job to be created: its columns, and the values that go into other tables. Its id is 0 until one is drawn.
+    """A job to be created: its columns, and the values for other tables. Its id is 0 until one is drawn.
 
     Arguments, options and state are JSON text.
     """
@@ -47,7 +47,7 @@ class NewJob(JobColumns):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request that the job (`of_parent`: its parent) run at least once after this; later if a time is given."""
+    """A request that the job (`of_parent`: its parent) run at least once after this, or after a given time."""
 
     job_id: int
     force: bool = False
@@ -126,7 +126,7 @@ class SetChannels:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurePorts:
-    """All ports the job shall have; others go, with their packets."""
+    """All ports that the job shall have; its other ports are removed, with their packets."""
 
     job_id: int
     ports: tuple[PortRow, ...]
@@ -167,7 +167,7 @@ class Disown:
 
 @dataclass(frozen=True, slots=True)
 class RememberInputs:
-    """The defaults with which `for_inputs` was called, so that it is not called with them again."""
+    """The defaults with which `for_inputs` was called, to avoid a second call with the same ones."""
 
     job_id: int
     memo: str

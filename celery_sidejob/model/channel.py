@@ -1,4 +1,4 @@
-"""Channels: names like paths. What is published on one reaches its subscribers and those of each ancestor."""
+"""Channels: names like paths. A message published on a channel reaches its subscribers and those of each ancestor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LENGTH = 512
 
 
 def check(name: str) -> str:
-    """Return `name` if it may name a channel, else say what is wrong with it."""
+    """Return `name` if it is a valid channel name, else raise an error that says why not."""
     if not isinstance(name, str):
         raise InvalidChannelError(f"a channel's name is a string, not a {type(name).__name__}")
     problem = _problem(name)
@@ -32,7 +32,7 @@ def ancestors(name: str) -> list[str]:
 
 
 def job(job_id: int) -> str:
-    """Return the channel of one job: its changes of status, and what it publishes itself."""
+    """Return the channel of one job: its changes of status, and its own publications."""
     return f"/sidejob/job/{job_id}"
 
 

@@ -1,7 +1,6 @@
-"""Checks of given values: arguments of calls, options of tasks, settings, what a message says.
+"""Checks of given values: arguments of calls, options of tasks, settings, fields of messages.
 
-They come before anything is asked of the store: Postgres' own errors name no argument. The rules for names are in
-`names`.
+They come before any statement: Postgres' own errors do not name the argument. The rules for names are in `names`.
 """
 
 from __future__ import annotations
@@ -15,49 +14,49 @@ from .errors import InvalidValueError
 from .names import MAX_LENGTH, why_not_storable
 
 MOST = 2**63 - 1
-"""The largest number that Postgres takes for a bigint."""
+"""The largest number that fits a bigint in Postgres."""
 LONGEST_S = 10_000_000_000.0
-"""Three hundred years; Postgres and Python have an end of their own not far beyond."""
+"""Three hundred years; the limits of Postgres and Python are not far beyond."""
 SLIP = 0.85
-"""How like a name must be to count as a misspelling of it: one letter is wrong, or two have changed places."""
+"""How similar a name must be to count as a misspelling: one letter is wrong, or two have changed places."""
 
 Form = tuple[str, Callable[[Any], bool]]
-"""The values that an option may have: in words for the error, and as a check."""
+"""The values that an option may have: as words for the error, and as a check."""
 
 
 def is_number(value: object, *, least: int = 0, most: int = MOST) -> TypeGuard[int]:
-    """Tell whether this is a whole number from `least` to `most`."""
+    """Tell whether `value` is a whole number from `least` to `most`."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def is_seconds(value: Any, *, least: float = 0.0) -> bool:
-    """Tell whether this is a number of seconds, from `least` to `LONGEST_S`."""
+    """Tell whether `value` is a number of seconds, from `least` to `LONGEST_S`."""
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= LONGEST_S
 
 
 def in_seconds(value: Any) -> Any:
-    """Return a timedelta as seconds, and any other value as it is."""
+    """Return a timedelta as seconds, and any other value unchanged."""
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def is_keepable(text: str) -> bool:
-    """Tell whether a row can hold this text: no row is found by any other."""
+    """Tell whether a row can hold this text: no row could be found by another."""
     return why_not_storable(text, max_length=len(text)) is None
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Tell whether this is a text that a row can hold."""
+    """Tell whether `value` is a text that a row can hold."""
     return isinstance(value, str) and is_keepable(value)
 
 
 def check_number(name: str, number: Any, *, of: str, least: int = 0) -> None:
-    """Raise InvalidValueError for an argument that is no whole number from `least` on; `of` says what it counts."""
+    """Raise InvalidValueError unless `number` is a whole number of at least `least`; `of` names the things counted."""
     if not is_number(number, least=least):
         raise InvalidValueError(f"{name} is a number of {of}, at least {least}, not {shown(number)}.")
 
 
 def check_texts(**texts: Any) -> None:
-    """Raise InvalidValueError for an argument that is neither None nor a text which a row can hold."""
+    """Raise InvalidValueError for an argument that is neither None nor a text that a row can hold."""
     for name, text in texts.items():
         _check_text(name, text, max_length=len(text) if isinstance(text, str) else 0)
 
@@ -79,7 +78,7 @@ def _check_text(name: str, text: Any, *, max_length: int) -> None:
 
 
 def misfit(options: Mapping[str, Any], forms: Mapping[str, Form]) -> str | None:
-    """Say which option has a value that it cannot have: "on_lost is 'requeue' or 'dead', not 'ded'".
+    """Say which option has an invalid value: "on_lost is 'requeue' or 'dead', not 'ded'".
 
     None counts as an option that is not given.
     """
@@ -91,18 +90,18 @@ def misfit(options: Mapping[str, Any], forms: Mapping[str, Form]) -> str | None:
 
 
 def nearest(name: str, known: Iterable[str], *, like: float = 0.6) -> str | None:
-    """Return the known name that is most like this one; None if none is so much like it, of 1.0 for the same name."""
+    """Return the known name most similar to this one; None if none is similar enough (1.0 is the same name)."""
     return next(iter(get_close_matches(name, list(known), 1, like)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """Return the end of an error about a name that is not known: which one was meant, or else this."""
+    """Return the end of an error about an unknown name: the name probably meant, or else `otherwise`."""
     near = nearest(name, known)
     return f" Did you mean {near!r}?" if near else otherwise
 
 
 def shown(value: Any, *, most: int = 100) -> str:
-    """Return a value as an error shows it: in ASCII, and no more than so many characters."""
+    """Return a value as an error shows it: in ASCII, with at most this many characters."""
     try:
         text = ascii(value)
     except Exception:

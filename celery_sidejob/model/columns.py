@@ -1,7 +1,7 @@
 """The columns of `jobs` that are given when a job is made. Each is declared here, and in no other list.
 
-From the declarations come the columns of the INSERT and those that handles and runs read (`store/jobs.py`), the keys of
-`Job.info`, and the options of `enqueue` that go straight into a column. The migrations add the column itself.
+The declarations provide the columns of the INSERT, the columns that handles and runs read (`store/jobs.py`), the keys
+of `Job.info`, and the options of `enqueue` that go straight into a column. The migrations add the column itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Column:
 
     name: str
     sql: str
-    """Its type. JSON is text in Python; `Job.info` decodes it, and shows it through `sidejob_redact`."""
+    """Its SQL type. JSON is text in Python; `Job.info` decodes it, and shows it through `sidejob_redact`."""
     shown: str | None
-    """Its key in `Job.info`. A column without one is read by no handle and no run."""
+    """Its key in `Job.info`. Handles and runs do not read a column without one."""
     check: Callable[[str, Any], Any] | None
-    """Makes the column an option of `enqueue`, of the same name: returns the row's value, or refuses a wrong one."""
+    """Makes the column an option of `enqueue` with the same name: returns the row's value, or refuses a wrong one."""
 
     @property
     def is_json(self) -> bool:
@@ -37,7 +37,7 @@ def _column(sql: str, *, shown: str | None = None, check: Callable[[str, Any], A
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobColumns:
-    """What a new job's row holds in them."""
+    """The values of these columns in a new job's row."""
 
     task: str = field(metadata=_column("text", shown="task"))
     queue: str = field(metadata=_column("text", shown="queue"))
@@ -53,6 +53,6 @@ class JobColumns:
 
 COLUMNS = tuple(Column(each.name, **each.metadata) for each in fields(JobColumns))
 SHOWN = {column.shown: column for column in COLUMNS if column.shown is not None}
-"""By their keys in `Job.info`."""
+"""The columns by their keys in `Job.info`."""
 OPTIONS = {column.name: column.check for column in COLUMNS if column.check is not None}
 """The options of `enqueue` that go into a column as they are given, each with its check."""

@@ -3,11 +3,11 @@
 `reach(name)` stands before and after each commit and each broker call. Outside tests `reach` does nothing: the plan is
 read once, at import, from `SIDEJOB_CRASH_POINTS`, which no production process sets.
 
-The plan is `name=action[@count]`, several joined by commas: the action is taken the `count`-th time (default the
-first) that this process reaches `name`. Actions: `kill` (SIGKILL), `stop` (SIGSTOP, the test sends SIGCONT), `lost`
-(raise `AnswerLost`: what was sent may have been done, the caller cannot know). With `SIDEJOB_CRASH_ONCE=<file>` the
-first process that acts creates the file and no later one acts, so that a restarted worker survives the same point;
-where it is a directory, each point has a file of its own there.
+The plan is `name=action[@count]`, several joined by commas. The action is taken the `count`-th time (default the first)
+that this process reaches `name`. Actions: `kill` (SIGKILL), `stop` (SIGSTOP, the test sends SIGCONT), `lost` (raise
+`AnswerLost`: the statement may have been executed, the caller cannot know). With `SIDEJOB_CRASH_ONCE=<file>` the first
+process that acts creates the file and no later one acts: a restarted worker survives the same point. If it is a
+directory, each point has a file of its own there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A message of an ordinary durable task, as a value; what says in it that a row stands behind it."""
+"""A message of an ordinary durable task, as a value, and the header that leads from a message to its row."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .names import why_not_name
 HEADER = "sidejob_durable"
 """The message's header: ``{"v": 1, "n": generation}``. A message without it has no row.
 
-Where there are several stores, ``"s"`` is the name of the one that has the row. ``"c"`` names the call of a message
-that another store may have a copy of: those in ``"t"``, or any (``"u"``), as its publisher may not know of the row.
+If there are several stores, ``"s"`` names the one that has the row. ``"c"`` names the call of a message of which
+another store may have a copy: the stores in ``"t"``, or any store (``"u"``) if its publisher may not know of the row.
 """
 CALL = "sidejob_call"
-"""The header of a message that is published without a row, as all stores are away: some may have a copy of it."""
+"""The header of a message published without a row, because all stores are unavailable: some may have a copy."""
 REPUBLISHED = "sidejob_republished"
-"""A header of copies: the store published it again, because the first was not heard of; or may have, before it."""
+"""A header of copies: the store has published the message before, or may have; the first one was silent."""
 WORKER = "sidejob_worker"
-"""The request's key for the identity under which the worker claims; set by the parent for each delivery."""
+"""The request's key for the identity under which the worker claims; the parent sets it for each delivery."""
 ADOPTED = "sidejob_adopted"
-"""The request's key for the whole message of a publisher without this package; set by the parent."""
+"""The request's key for the whole message of a publisher without this package; the parent sets it."""
 LATE = "sidejob_late"
-"""The request's key for a run that may begin without a lock; set by the parent."""
+"""The request's key for a run that may begin without a lock; the parent sets it."""
 DIGEST = "sidejob_digest"
-"""The request's key for the digest of the body that was received, a `Digest`; set by the parent."""
+"""The request's key for the digest of the received body, a `Digest`; the parent sets it."""
 DEATHS = "sidejob_deaths"
-"""A header of what was taken out of the dead set: its earlier deaths, the oldest first; retries bring it along."""
+"""A header of messages taken out of the dead set: their earlier deaths, the oldest first; retries keep it."""
 FORMAT = 2
-"""The version of a publication. Code that knows continuations only, format 1, leaves such a row to others."""
+"""The version of a publication. Code that knows only continuations (format 1) leaves such a row to other processes."""
 HEADER_FORMAT = 1
 
 ON_LOST = ("requeue", "dead")
@@ -45,30 +45,30 @@ Key = tuple[str, int]
 
 
 class Content(NamedTuple):
-    """What a delivery runs. A delivery whose content is not that of its row is forged, and its row stays as it is."""
+    """The content that a delivery runs. If its row's content differs, it is forged, and the row stays as it is."""
 
     task: str
     digest: str
-    """The body's, as `digest_of` makes it."""
+    """The body's digest, by `digest_of`."""
     unpack: Callable[[bytes], bytes] | None = None
     """Undoes the compression of the row's body, where the delivery says that there is one: what was received is not
     compressed any more."""
 
 
 def digest_of(body: bytes) -> str:
-    """Return what stands for a body; the store makes the same of a row's."""
+    """Return the digest of a body; the store computes the same for a row's body."""
     return hashlib.sha256(body).hexdigest()
 
 
 class Digest(str):
-    """What the worker's parent has made of a body, as `digest_of` makes it; what a message says of itself is a str."""
+    """A body's digest, from `digest_of` in the worker's parent; a value from the message itself is a plain str."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """Why a task is buried, as its entry in the dead set tells."""
+    """The reason why a task is buried, for its entry in the dead set."""
 
     reason: str
     error: str
@@ -79,9 +79,9 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A whole message: `body` is the bytes as published, `publication` (JSON text) all that goes around them.
+    """A whole message: `body` is the bytes as published, `publication` (JSON text) is everything around them.
 
-    `generation` counts what was published under this task id: a retry is the next one, a copy the same.
+    `generation` counts the messages published under this task id: a retry is the next one, a copy is the same.
     """
 
     task_id: str
@@ -94,19 +94,19 @@ class Message:
     expires_at: datetime | None = None
     again: bool = False
     about: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
-    """What `publication` says, where this process has just made it: it need not be read back."""
+    """The parsed `publication`, if this process has just made it: there is no need to parse it."""
     store: str | None = None
-    """The name of the store that has the row, where there are several."""
+    """The name of the store that has the row, if there are several."""
     call: str | None = None
-    """Names the call that made it, where another store may be given a copy of it."""
+    """The name of the call that made the message, if another store may receive a copy."""
     tried: tuple[str, ...] = ()
-    """The stores that may have a copy: they took it and did not answer."""
+    """The stores that may have a copy: they took the message and did not answer."""
     unconfirmed: bool = False
-    """Its publisher may not know of the row: it may have given a copy to another store."""
+    """Its publisher may not know of the row, and may have given a copy to another store."""
 
     @property
     def content(self) -> Content:
-        """What a delivery of it runs."""
+        """The content that a delivery of this message runs."""
         return Content(self.task, digest_of(self.body))
 
     @classmethod
@@ -119,11 +119,11 @@ class Message:
 
 
 WAITS = "w"
-"""How the name of a call begins whose message waits in the store first: whoever made it is long through with it."""
+"""How the name of a call begins whose message first waits in the store: its publisher is done long before."""
 
 
 def header_of(message: Message) -> dict[str, Any]:
-    """Return what a message's header says."""
+    """Return the value of a message's header."""
     header: dict[str, Any] = {"v": HEADER_FORMAT, "n": message.generation}
     if message.store is not None:
         header["s"] = message.store
@@ -138,7 +138,7 @@ def header_of(message: Message) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """What a message's header says of where its row is."""
+    """The location of a message's row, from the message's header."""
 
     store: str | None = None
     call: str | None = None
@@ -147,7 +147,7 @@ class Address:
 
     @classmethod
     def of(cls, header: Any) -> Address:
-        """Read it; a message without a header has no row."""
+        """Read the header; a message without one has no row."""
         if not isinstance(header, Mapping) or why_no_header(header) is not None:
             return cls()
         return cls(header.get("s"), header.get("c"), tuple(header.get("t") or ()), bool(header.get("u")))
@@ -158,7 +158,7 @@ NOWHERE = Address()
 
 
 def headers_of(publication: str) -> Mapping[str, Any]:
-    """Return the headers of a kept message, to be shown; none of one that this version cannot read."""
+    """Return the headers of a kept message, for people; none if this version cannot read them."""
     try:
         headers = json.loads(json.loads(publication)["about"])["headers"]
     except (ValueError, LookupError, TypeError):
@@ -167,7 +167,7 @@ def headers_of(publication: str) -> Mapping[str, Any]:
 
 
 def why_no_header(header: object) -> str | None:
-    """Say what is wrong with the header of a durable task's message, or return None; newer formats may say anything."""
+    """Say why the header of a durable task's message is invalid, or return None; newer formats may hold anything."""
     if not isinstance(header, Mapping):
         return "it is no mapping"
     if not is_number(header.get("v", HEADER_FORMAT)):
@@ -184,15 +184,15 @@ def why_no_header(header: object) -> str | None:
 
 
 def is_newer(header: object) -> bool:
-    """Tell whether a newer version wrote a header that is in order."""
+    """Tell whether a newer version wrote a valid header."""
     return isinstance(header, Mapping) and why_no_header(header) is None and header.get("v", 1) > HEADER_FORMAT
 
 
 def key_of(task_id: str, header: Any) -> Key | None:
-    """Return which row a delivery belongs to.
+    """Return the key of a delivery's row.
 
-    None if its publisher did not have this package, or a newer version of it, and for a header that no publisher of
-    ours has made.
+    None if its publisher did not have this package or had a newer version of it, and for a header that this package
+    never writes.
     """
     if header is None or why_no_header(header) is not None or is_newer(header):
         return None
@@ -203,10 +203,10 @@ _OF_THE_FIRST = {"v", "n", "s"}
 
 
 def is_first(request: Mapping[str, Any]) -> bool:
-    """Tell whether a delivery is plainly the first of its message, and its row as it was when that was kept.
+    """Tell whether a delivery is plainly the first of its message, and its row unchanged since it was kept.
 
-    Not a retry, nothing that has waited for an eta, was published or delivered again, or may have a copy in another
-    store. What is counted as the first and is not, as what a restored broker delivers, finds its row gone.
+    Not a retry, not a message that has waited for an eta, was published or delivered again, or may have a copy in
+    another store. If it only looks like the first, as from a restored broker, it finds its row gone.
     """
     header = request.get(HEADER)
     if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _OF_THE_FIRST:
@@ -219,7 +219,7 @@ def is_first(request: Mapping[str, Any]) -> bool:
 
 
 def call_of(publication: str) -> str | None:
-    """Return the name of the call that made a message; None where there was only one store, or it cannot be read."""
+    """Return the name of the call that made a message; None if there was only one store, or it cannot be read."""
     try:
         call: str | None = json.loads(publication).get("call")
     except (ValueError, AttributeError):

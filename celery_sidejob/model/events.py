@@ -1,6 +1,6 @@
-"""What an observer is told: an event is a value, told once, after the commit that it is of.
+"""Events for observers: an event is a value, told once, after the commit that made it true.
 
-If the process dies between the two, the event is not told. What must not be missed is a row.
+If the process dies between the two, the event is not told. Facts that must not be missed are rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class JobEvent:
     total: ClassVar[str | None]
     """The name of the total that counts these events, in `stats` and the metrics; None: they are not counted."""
     meaning: ClassVar[str]
-    """The total in one sentence, for `stats` and the metrics."""
+    """The total's meaning in one sentence, for `stats` and the metrics."""
     counted_by: ClassVar[str | None] = None
-    """The field that its label is."""
+    """The field whose value is the total's label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class TaskEndedWell(TaskEvent):
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The sweeper has done a turn: how many of each total."""
+    """The sweeper has finished a turn: its increase of each total."""
 
     totals: Mapping[str, int]
 

@@ -1,4 +1,4 @@
-"""What `doctor` finds: how grave it is, what it means, and what to do."""
+"""The findings of `doctor`: their severity, their meaning, and what to do."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How grave a finding is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -16,7 +16,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `meaning` and `remedy` are empty where all is well."""
+    """The result of one check. `meaning` and `remedy` are empty if all is well."""
 
     check: str
     level: Level
@@ -26,12 +26,12 @@ class Finding:
 
 
 def well(check: str, found: str) -> Finding:
-    """Return a finding that needs nobody."""
+    """Return a finding that needs no action."""
     return Finding(check, Level.OK, found)
 
 
 def warning(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
-    """Return a finding that somebody should look at, though work goes on."""
+    """Return a finding that somebody should look at, although work goes on."""
     return Finding(check, Level.WARNING, found, meaning, remedy)
 
 

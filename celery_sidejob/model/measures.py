@@ -1,4 +1,4 @@
-"""What a process has counted and timed, until it is stored."""
+"""Counts and durations of a process, until they are stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from . import events, native
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""The upper bounds of a duration's buckets, in seconds; what takes longer is in one more, without a bound."""
+"""The upper bounds of a duration's buckets, in seconds; longer durations go into one more bucket, without a bound."""
 
 BUCKET, SUM = "bucket", "sum"
 
 LABELS = {"after": "status"}
-"""The label of a total, where it is called otherwise than the field of the event."""
+"""The label of a total, if its name differs from the event's field."""
 
 Key = tuple[str, str]
 """(name, label)"""
@@ -26,8 +26,8 @@ Key = tuple[str, str]
 class Measures:
     """Counts and durations of one process that are not stored yet; safe from any thread.
 
-    Nothing is kept before `begin`: only a worker's processes have somebody who stores what they count. If a process
-    is killed, what it had not stored is missing from the totals.
+    Nothing is counted before `begin`: only a worker's processes store their counts. If a process is killed, its
+    unstored counts are missing from the totals.
     """
 
     def __init__(self) -> None:
@@ -39,22 +39,22 @@ class Measures:
         self._begun = True
 
     def end(self) -> None:
-        """Count nothing more."""
+        """Stop counting."""
         self._begun = False
 
     def count(self, name: str, label: str = "", amount: int = 1) -> None:
-        """Count something that happened."""
+        """Add `amount` to a count."""
         if self._begun and amount:
             self._add({(name, label): float(amount)})
 
     def time(self, operation: str, seconds: float) -> None:
-        """Note how long an operation took."""
+        """Add the duration of an operation."""
         if self._begun:
             place = bisect_left(BOUNDS_S, seconds)
             self._add({(f"{operation}_{BUCKET}", str(place)): 1.0, (f"{operation}_{SUM}", ""): seconds})
 
     def take(self) -> dict[Key, float]:
-        """Return what was counted since this was last called, and forget it."""
+        """Return the counts since the last call, and forget them."""
         self._mind_fork()
         with self._lock:
             taken = dict(self._values)
@@ -63,22 +63,22 @@ class Measures:
         return taken
 
     def give_back(self, values: Mapping[Key, float]) -> None:
-        """Take back what could not be stored: it is tried again with what comes."""
+        """Add counts that could not be stored again: they are stored with the next ones."""
         self._add(values)
 
     @property
     def begun(self) -> bool:
-        """Whether anything is counted."""
+        """Whether counting has begun."""
         return self._begun
 
     @property
     def age_s(self) -> float:
-        """How long ago something was taken."""
+        """Seconds since counts were last taken."""
         return time.monotonic() - self._taken_at
 
     @property
     def quiet_s(self) -> float:
-        """How long nothing has been counted."""
+        """Seconds since anything was last counted."""
         return time.monotonic() - self._added_at
 
     def _add(self, values: Mapping[Key, float]) -> None:
@@ -89,7 +89,7 @@ class Measures:
             self._added_at = time.monotonic()
 
     def _mind_fork(self) -> None:
-        if self._pid != os.getpid():  # what the parent has counted is stored by the parent
+        if self._pid != os.getpid():  # the parent stores the parent's counts
             self._start_anew()
 
     def _start_anew(self) -> None:
@@ -107,18 +107,18 @@ COUNTED_BY = {
     for event in events.COUNTED
     if event.counted_by is not None and event.total
 }
-"""The totals of events that are counted by a label: the label's name, and what the total means."""
+"""The totals of events counted by a label: the label's name, and the total's meaning."""
 
 TIMED = {
     "claim": "a run's claim",
     "checkpoint": "a commit in the middle of a run",
     "end": "a run's last commit",
 }
-"""The transactions of runs that are timed, and what each is."""
+"""The timed transactions of runs, and the meaning of each."""
 
 
 def counts(totals: Mapping[Key, float], counted: Iterable[str]) -> dict[str, Any]:
-    """Return the totals of what is `counted`, {name: number}, and of what is by a label, {name: {label: number}}."""
+    """Return the totals of `counted`, {name: number}, and for those with a label {name: {label: number}}."""
     by_label = {
         name: {label: int(value) for (found, label), value in sorted(totals.items()) if found == name}
         for name in COUNTED_BY
@@ -127,9 +127,9 @@ def counts(totals: Mapping[Key, float], counted: Iterable[str]) -> dict[str, Any
 
 
 def durations(totals: Mapping[Key, float]) -> dict[str, dict[str, Any]]:
-    """Return how long each timed transaction took: how many, seconds in sum, quantiles, and cumulated buckets.
+    """Return the durations of each timed transaction: their number, sum in seconds, quantiles and cumulative buckets.
 
-    A quantile is interpolated within its bucket, None if there is none, and at most the last bound.
+    A quantile is interpolated within its bucket; None without data, and at most the last bound.
     """
     found = {}
     for operation in TIMED:

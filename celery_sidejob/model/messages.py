@@ -1,6 +1,6 @@
-"""What goes to the broker and to the result backend, as values.
+"""Messages for the broker and outcomes for the result backend, as values.
 
-Operations decide what must be sent and remember it in the store; `hooks` knows how Celery sends it.
+Operations decide what must be sent and store it; `hooks` knows how Celery sends it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .checks import is_number
 from .errors import InvalidValueError
 
 FORMAT = 1
-"""The version of what we put into rows and messages."""
+"""The version of the formats that we write into rows and messages."""
 
 
 GONE = -1
-"""In place of the number of messages in a queue: there is no such queue."""
+"""Stands for the number of messages in a queue that does not exist."""
 
 
 def is_readable(document: Mapping[str, Any]) -> bool:
@@ -27,7 +27,7 @@ def is_readable(document: Mapping[str, Any]) -> bool:
 
 
 def why_no_doorbell(header: object) -> str | None:
-    """Say what is wrong with the header of a job's message, or return None; a newer format is not looked into."""
+    """Say why the header of a job's message is invalid, or return None; a newer format is not checked."""
     if not isinstance(header, Mapping):
         return "it is no mapping"
     if not is_number(header.get("v", FORMAT)):
@@ -39,7 +39,7 @@ def why_no_doorbell(header: object) -> str | None:
 
 
 CONTINUATION = "continuation:"
-"""How the key of a continuation's row begins."""
+"""The prefix of a continuation's row key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Doorbell:
 
     @classmethod
     def of_row(cls, row: Any) -> Doorbell:
-        """Make the doorbell of a message that was read with its job and its asking."""
+        """Make the doorbell from a message that was read with its job and its asking."""
         return cls.of(row.job_id, row, row, row.options)
 
 
@@ -83,12 +83,12 @@ class Continuation:
 
     @property
     def key(self) -> str:
-        """The key of its row: the task id itself is wanted by the message of the job that this may become."""
+        """The key of its row. It is not the task id, which the message of the resulting job may need."""
         return CONTINUATION + self.task_id
 
     @property
     def task(self) -> str:
-        """The name of the task that it calls, as far as that can be read."""
+        """The name of the task that it calls, if that can be read."""
         try:
             return str(json.loads(self.publication)["signature"]["task"])
         except (ValueError, TypeError, LookupError):
@@ -96,7 +96,7 @@ class Continuation:
 
     @classmethod
     def of_row(cls, key: str, queue: str, publication: str) -> Continuation | None:
-        """Make the continuation of a row; None if a newer version wrote it. InvalidValueError if nobody can read it."""
+        """Make the continuation of a row; None if a newer version wrote it. InvalidValueError if it is unreadable."""
         try:
             if not is_readable(json.loads(publication)):
                 return None

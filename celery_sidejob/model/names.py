@@ -1,6 +1,6 @@
 """The names users give to jobs: aliases, unique everywhere, and a child's name, unique under its parent.
 
-What every name of ours has in common, channels' too, is that Postgres must be able to keep and index it.
+Postgres must be able to store and index every name, channels' names too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_LENGTH = 255
 
 
 def check_alias(name: str) -> str:
-    """Return `name` if it may be an alias: nobody can take it for a job's id or a task's id."""
+    """Return `name` if it is a valid alias: it cannot be taken for a job's id or a task's id."""
     if not isinstance(name, str):
         raise InvalidAliasError(f"an alias is a string, not a {type(name).__name__}")
     problem = "it must start with a letter" if not name[:1].isalpha() else why_not_storable(name)
@@ -27,7 +27,7 @@ def check_alias(name: str) -> str:
 
 
 def check_child_name(name: str) -> str:
-    """Return `name` if it may be a child's name."""
+    """Return `name` if it is a valid child's name."""
     if not isinstance(name, str):
         raise InvalidValueError(f"a child's name is a string, not a {type(name).__name__}")
     problem = "it is empty" if not name else why_not_storable(name)
@@ -37,7 +37,7 @@ def check_child_name(name: str) -> str:
 
 
 def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTakenError:
-    """Return the error for children, each its parent and its name, of which one's name another child has."""
+    """Return the error for children, (parent id, name), if one of the names belongs to another child."""
     named = ", ".join(f"{name!r} of job {parent_id}" for parent_id, name in children if name is not None)
     return ChildNameTakenError(f"A child's name is taken already: {named}. Choose another name, or see job.children.")
 
@@ -58,7 +58,7 @@ def check_key(key: Any) -> str:
 
 
 def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
-    """Say why the store could not keep this name, or return None."""
+    """Return why the store could not keep this name, or None."""
     if len(name) > max_length:
         return f"it has {len(name)} characters; {max_length} are allowed"
     if "\0" in name:
@@ -69,7 +69,7 @@ def why_not_storable(name: str, *, max_length: int = MAX_LENGTH) -> str | None:
 
 
 def why_not_name(name: object) -> str | None:
-    """Say why a task id or the name of a queue cannot be kept and sent, or return None; AMQP counts bytes."""
+    """Return why a task id or the name of a queue cannot be kept and sent, or None; AMQP counts bytes."""
     if not isinstance(name, str):
         return f"it is a string, not a {type(name).__name__}"
     if not name:

@@ -1,10 +1,10 @@
-"""Threads and locks of the operating system, also where gevent has put its own in the place of Python's.
+"""Threads and locks of the operating system, even where gevent has replaced Python's with its own.
 
-A thread of gevent is a greenlet: it stands still while another one computes. What must go on then is a real thread, and
-what it shares with greenlets is guarded by real locks. Whoever waits for such a lock stops all greenlets beside it, so
-nothing that may wait (a statement, a socket, a lock of gevent's) is done while one is held.
+A thread of gevent is a greenlet: it stands still while another greenlet computes. Work that must go on then needs a
+real thread, and its data shared with greenlets needs real locks. Waiting for such a lock stops all greenlets of the
+thread. While holding one, therefore, never do anything that may wait: a statement, a socket, a lock of gevent's.
 
-With eventlet all these are eventlet's own: its locks, logging's among them, hang once two real threads want one.
+Under eventlet all these are eventlet's own: its locks, including logging's, hang once two real threads want one.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ def is_patched() -> bool:
 
 
 def lock() -> Any:
-    """Return a lock to be held for moments only; whoever holds it may take it again, as a signal's handler may."""
+    """Return a lock to be held only briefly; its holder may take it again, as a signal handler may."""
     return _original("_thread", "RLock")()
 
 
 def poll() -> Any:
-    """Return what waits for files as `select.poll` does."""
+    """Return an object that waits for files, like `select.poll`."""
     return _original("select", "poll")()
 
 
 def sleep(seconds: float) -> None:
-    """Let so much time pass for this real thread."""
+    """Make this real thread wait this many seconds."""
     _original("time", "sleep")(seconds)
 
 
 def thread_id() -> int:
-    """Return by what this real thread is known, whichever greenlet runs in it."""
+    """Return the id of this real thread, whichever greenlet runs in it."""
     found: int = _original("_thread", "get_ident")()
     return found
 
 
 class Bell:
-    """What a real thread may wait for again and again; whoever rings it wakes it once."""
+    """A signal that a real thread may wait for again and again; each ring wakes it once."""
 
     def __init__(self) -> None:
         self._gate = _original("_thread", "allocate_lock")()
         self._gate.acquire()
 
     def ring(self) -> None:
-        """Wake whoever waits, or will; ringing again before that adds nothing."""
+        """Wake the waiting thread, or the next one to wait; ringing again before that adds nothing."""
         with suppress(RuntimeError):
             self._gate.release()
 
     def wait(self, timeout: float, /) -> bool:
-        """Wait until it rings, for so many seconds at most, and tell whether it has."""
+        """Wait until it rings, for at most this many seconds, and tell whether it has."""
         return bool(self._gate.acquire(timeout=timeout))
 
 
 class Event:
-    """An event as `threading.Event` is one, for a real thread to wait for; anybody may set it, once."""
+    """An event like `threading.Event`, for a real thread to wait for; any thread may set it, once."""
 
     def __init__(self) -> None:
         make = _original("_thread", "allocate_lock")
@@ -75,19 +75,19 @@ class Event:
         return bool(self._once.locked())
 
     def set(self) -> None:
-        """Set it; again does no harm."""
+        """Set it; setting it again is harmless."""
         if self._once.acquire(False):
             self._gate.release()
 
     def wait(self, timeout: float | None = None, /) -> bool:
-        """Wait until it is set, for so many seconds at most, and tell whether it is."""
+        """Wait until it is set, for at most this many seconds, and tell whether it is."""
         if self._gate.acquire(timeout=-1 if timeout is None else timeout):
             self._gate.release()
         return self.is_set()
 
 
 class Thread:
-    """A real thread, which does not keep the process from ending."""
+    """A real thread, which does not keep the process from exiting."""
 
     def __init__(self, target: Callable[[], None], *, name: str) -> None:
         self._target = target
@@ -104,7 +104,7 @@ class Thread:
         return self._alive
 
     def join(self, timeout: float) -> None:
-        """Wait for its end, for so many seconds at most; greenlets go on meanwhile."""
+        """Wait for its end, for at most this many seconds; greenlets continue meanwhile."""
         deadline = time.monotonic() + timeout
         while self._alive and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -29,17 +29,17 @@ class NoData:
         return "NO_DATA"
 
     def __reduce__(self) -> str:
-        # The name of a global: pickle and copy then give back the one and only.
+        # The name of a global: pickle and copy then return this single instance.
         return "NO_DATA"
 
 
 NO_DATA: Final = NoData()
-"""What a port without packets and without default reads as. Null is data; this is not."""
+"""The value that a port without packets and without default returns. Null is data; this is not."""
 
 
 @dataclass(frozen=True)
 class PortOptions:
-    """What a port is made with. `default` is as readers get it."""
+    """The options of a new port. `default` is the value that readers get."""
 
     default: Any = NO_DATA
     channels: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def check_port_name(name: str, *, wildcard: bool = False) -> str:
 
 
 def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple[str, str]]) -> PortNotFoundError:
-    """Return the error for a port that a job does not have; `ports` are those it has, (direction, name)."""
+    """Return the error for a port that a job does not have; `ports` are its ports, (direction, name)."""
     known = ", ".join(sorted(other for side, other in ports if side == direction)) or "none"
     return PortNotFoundError(
         f"Job {job_id} has no {direction}put port {name!r}; it has: {known}. Name it in the task's or the job's "
@@ -72,7 +72,7 @@ def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple
 
 
 def parse_ports(spec: Any, *, where: str) -> dict[str, PortOptions]:
-    """Return the options of each port that ``inports=`` or ``outports=`` names, in its order.
+    """Return the options of each port that ``inports=`` or ``outports=`` names, in their order.
 
     `spec` is a list or tuple of names, or a mapping from name to a mapping of options (or None); None means no ports.
     `where` begins the messages: ``inports of task shop.add``.
@@ -114,7 +114,7 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
         if option not in _OPTIONS:
             raise InvalidPortError(f"{where}: unknown option {option!r}{_nearest(option)}")
     if name == WILDCARD and options.get("channels"):
-        # Ports made through "*" appear by being used; nobody could tell which of them a message is meant for.
+        # Ports made through "*" appear when used; no rule could tell which of them a message is meant for.
         raise InvalidPortError(f'{where}: "*" may have a default only; give channels to ports by their names')
     if options.get("limit") is not None:
         raise InvalidPortError(f"{where}: limit is not supported yet; leave it out")

@@ -38,15 +38,15 @@ class Publisher(Protocol):
         ...
 
     def make_ready(self, messages: Sequence[Message]) -> Any:
-        """Make what is to be sent of messages, and send none; None where `publish` is to do all of it."""
+        """Prepare messages for sending, without sending any; None if `publish` is to do everything."""
         ...
 
     def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
-        """Wait for what the broker still owes an answer to, and return which of these messages it has."""
+        """Wait for the broker's outstanding answers, and return which of these messages it has."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; the next publish opens another."""
+        """Close the connection; the next publish opens another."""
         ...
 
 
@@ -64,9 +64,9 @@ class Broker(Protocol):
         ...
 
     def ready_messages(self, queue: str) -> int | None:
-        """Count the messages of a queue that no worker has fetched, GONE without the queue; None if that is not known.
+        """Count the messages of a queue that no worker has fetched; GONE if there is no such queue, None if unknown.
 
-        What a worker has fetched is not counted, and copies are.
+        Fetched messages are not counted; copies are.
         """
         ...
 
@@ -75,22 +75,22 @@ class Broker(Protocol):
         ...
 
     def dead_list(self) -> int | None:
-        """Count what the broker's transport has given up; None where it has no such list, or does not answer."""
+        """Count the messages that the transport has given up; None without such a list or the broker's answer."""
         ...
 
     def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
-        """Read a page, behind a place, of what the broker's transport has given up; nothing where it has no such list.
+        """Read a page, after a place, of the messages that the transport has given up; nothing without such a list.
 
-        Returns that place as well: the beginning, where something before it was taken out.
+        Also returns the place: the list's beginning, if an earlier entry was removed.
         """
         ...
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
-        """Take some of it out of that list; False if the broker does not answer, and it is all to be read again."""
+        """Remove entries from that list; False if the broker does not answer, and the whole list must be read again."""
         ...
 
     def was_emptied(self, store: str | None = None) -> bool:
-        """Tell whether the broker has lost what it had since this was last asked, where that can be known.
+        """Tell whether the broker has lost its messages since the last call, if that can be known.
 
         It is told once for each store (None is the primary), whose rows are then published again.
         """
@@ -98,14 +98,14 @@ class Broker(Protocol):
 
 
 class Results(Protocol):
-    """Brings outcomes to the result backend and to what follows an asking."""
+    """Brings outcomes to the result backend and to the continuations of an asking."""
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
         """Tell whether anything is to be sent when this asking ends."""
         ...
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:
-        """Return the publications that follow, each with a task id of its own from now on. No network."""
+        """Return the publications that follow, each with its own task id from now on. Uses no network."""
         ...
 
     def deliver(self, outcome: Outcome) -> bool:
@@ -113,23 +113,23 @@ class Results(Protocol):
         ...
 
     def show(self, outcome: Outcome) -> bool:
-        """Only show how an asking stands, with no effect beyond that; False if nothing was stored. Never raises."""
+        """Show an asking's state in the backend, without further effect; False if nothing was stored. Never raises."""
         ...
 
     def module_of(self, error: str) -> str:
-        """Return where the class of an error is by which a run ends that did not raise one, by the class's name."""
+        """Return the module of an error class, by the class's name, for runs that end without raising it."""
         ...
 
     def fail_continuation(self, continuation: Continuation, error: str) -> None:
-        """Store FAILURE for what followed an asking and will not be sent. Never raises."""
+        """Store FAILURE for a continuation that will not be sent. Never raises."""
         ...
 
     def tell_of_doom(self, message: Message, reason: str, error: str, *, place: int) -> str:
-        """Store that an ordinary durable task was lost, has expired or was revoked, with errbacks and the chord's part.
+        """Store that an ordinary durable task was lost, has expired or was revoked; with errbacks and the chord's part.
 
-        `place`: of the store that has its row, among all stores.
-        Returns what to do with its row: ``bury`` it, ``remove`` it (it had ended well after all, and nothing follows
-        it), or ``wait`` for a backend that could not be reached.
+        `place`: the position among all stores of the one that has its row. Returns what to do with its row: ``bury``
+        it, ``remove`` it (the task had ended well after all, and nothing follows it), or ``wait`` for a backend that
+        could not be reached.
         """
         ...
 
@@ -139,7 +139,7 @@ class Results(Protocol):
 
 
 class Observer(Protocol):
-    """Is told what happened, after its commit."""
+    """Is told of events, after their commits."""
 
     def tell(self, event: Event) -> None:
         """Make an event known. Never raises."""
@@ -171,11 +171,11 @@ class Tasks(Protocol):
         ...
 
     def delivered_from(self, delivery_info: Mapping[str, Any]) -> str | None:
-        """Return the queue that a message came from, if where it was sent tells one that we know."""
+        """Return the queue that a message came from, if its routing data names one that we know."""
         ...
 
     def localize(self, eta: datetime) -> datetime:
-        """Return `eta` with a time zone: the app's, where it has none."""
+        """Return `eta` with a time zone: the app's, if it has none."""
         ...
 
     def result(self, task_id: str) -> Any:

@@ -1,4 +1,4 @@
-"""Where a job is in its life, and the legal moves between statuses."""
+"""A job's statuses, and the legal moves between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Status(StrEnum):
 
 
 def status_of(name: str) -> Status:
-    """Return the status of this name; InvalidValueError says which there are."""
+    """Return the status of this name; InvalidValueError lists the statuses."""
     try:
         return Status(name)
     except ValueError:
@@ -34,7 +34,7 @@ UNFINISHED = tuple(status for status in Status if status not in FINISHED)
 """The statuses that `stats` and the metrics count beside failed jobs."""
 
 ASKABLE = frozenset({Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.COMPLETED})
-"""A run may be asked for without force only from these."""
+"""The statuses from which a run may be asked for without force."""
 
 _Q, _R, _S, _C, _F = Status.QUEUED, Status.RUNNING, Status.SUSPENDED, Status.COMPLETED, Status.FAILED
 _TG, _TD = Status.TERMINATING, Status.TERMINATED
@@ -42,7 +42,7 @@ _TG, _TD = Status.TERMINATING, Status.TERMINATED
 MOVES: dict[Status | None, frozenset[Status]] = {
     None: frozenset({_Q}),  # a new job
     # queued -> suspended, completed, failed: asked for again during the run, which now ends; announced, then queued.
-    # The row stays queued, unless the run was lost once too often: that makes it failed.
+    # The row stays queued, unless this was one lost run too many: then it is failed.
     _Q: frozenset({_R, _TG, _S, _C, _F}),
     _R: frozenset({_Q, _S, _C, _F, _TG}),
     _S: frozenset({_Q, _TG}),

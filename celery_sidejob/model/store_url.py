@@ -1,4 +1,4 @@
-"""A store's URL: whether libpq reads it as it is meant, and where it leads."""
+"""A store's URL: whether libpq reads it as it was meant, and where it leads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import parse_qsl
 ESCAPED = (
     "in a name or a password `/`, `#`, `?`, `@`, `[`, `]` and `%` are written as %2F, %23, %3F, %40, %5B, %5D and %25"
 )
-"""What to do about a URL that is not clear."""
+"""The remedy for a URL that is not clear."""
 
 _HOST = r"(\[[^\]/?#@]*\]|[^][:,/?#@]*)(:\d*)?"
 _PARAMETER = r"(\w*password=[^&]*|\w+=[^&#]*)"
@@ -20,21 +20,21 @@ _BARE_PERCENT = re.compile(r"%(?!(?!00)[0-9a-fA-F]{2})")
 
 
 def spelled_out(url: str) -> str:
-    """Return a URL that libpq takes too, postgres://, as what SQLAlchemy takes alone."""
+    """Return a URL in the form that SQLAlchemy accepts; libpq also accepts postgres://."""
     return re.sub(r"^postgres://", "postgresql://", url)
 
 
 def is_clear(url: str) -> bool:
-    """Tell whether libpq takes each part of a URL for what it is.
+    """Tell whether libpq reads each part of a URL as it was meant.
 
-    A `/` or `#` that stands in a password as it is makes the rest of it a port or a database, which libpq, or the
-    server, then names in its complaint.
+    An unescaped `/` or `#` in a password turns the rest of it into a port or a database. libpq, or the server, then
+    reveals it in an error.
     """
     return _CLEAR.fullmatch(url) is not None and _BARE_PERCENT.search(url) is None
 
 
 def place(url: str) -> tuple[str, str]:
-    """Return where a clear URL leads as it is written, whoever goes there: hosts with ports, and the database."""
+    """Return the address in a clear URL, as written: hosts with ports, and the database."""
     parts = _CLEAR.fullmatch(url)
     assert parts is not None
     query = dict(parse_qsl(parts["query"] or ""))

@@ -1,4 +1,4 @@
-"""Troubles with single rows, which come again at each try: the log has the traceback of each once."""
+"""Errors of single rows, which return at each try: the log has the traceback of each once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from logging import Logger
 
 MOST = 1000
-"""How many troubles this process remembers."""
+"""How many errors this process remembers."""
 
 _told: set[tuple[str, object, type]] = set()
 
 
 def log_trouble(logger: Logger, row: object, text: str, *args: object) -> None:
-    """Log the error that is being handled, of a row: with its traceback at first, then in one line."""
+    """Log the error of a row that is being handled: first with its traceback, then in one line."""
     error = sys.exc_info()[1]
     trouble = (text, row, type(error))
     if trouble in _told:

@@ -25,18 +25,18 @@ from uuid import UUID
 from .errors import InvalidValueError
 
 MAX_DEPTH = 500
-"""Levels of nesting in the text. Fixed, because a reader may have much less of its stack left than the writer had."""
+"""Levels of nesting in the text. Fixed, because a reader may have much less stack left than the writer had."""
 
 MAX_DIGITS = sys.int_info.default_max_str_digits
-"""Digits of an integer. Python's default, also where this process allows more: another one has to read it."""
+"""Digits of an integer. Python's default, even if this process allows more: other processes must read it."""
 
 
 def encode(value: Any, *, limit: int | None = None, what: str = "value") -> str:
-    """Return the ASCII JSON text that `decode` turns into an equal value, or refuse with the path to what is wrong.
+    """Return the ASCII JSON text that `decode` turns into an equal value, or refuse it with the path to the fault.
 
     `what` names the value in messages: ``value["a"][3]: nan is not a JSON value``. `limit` is in bytes of the text.
-    Tuples come back as lists, members of string and integer enums as their value, an object with ``__json__()`` as what
-    that returns, an aware datetime with a fixed offset.
+    Tuples come back as lists, members of string and integer enums as their values, an object with ``__json__()`` as the
+    value that it returns, and an aware datetime with a fixed offset.
     """
     try:
         text = _ENCODER.encode(_checked(value, 1))
@@ -55,13 +55,13 @@ def encode(value: Any, *, limit: int | None = None, what: str = "value") -> str:
 
 
 def decode(text: str) -> Any:
-    """Return the value whose text `encode` made."""
+    """Return the value for a text made by `encode`."""
     value = json.loads(text)
-    # Quotes inside a string are escaped: this finds keys and strings that are exactly the word.
+    # Quotes inside a string are escaped: this finds only keys and strings that are exactly the word.
     return _opened(value) if '"__type__"' in text else value
 
 
-# Depth is bounded by _checked, which makes json's own search for cycles superfluous.
+# _checked bounds the depth, which makes json's own search for cycles superfluous.
 _ENCODER = json.JSONEncoder(check_circular=False, allow_nan=False, separators=(",", ":"))
 
 _ENVELOPE = {"__type__", "__value__"}
@@ -93,10 +93,10 @@ _INSTEAD: tuple[tuple[type | tuple[type, ...], str], ...] = (
 
 
 def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesting is to take one frame
-    """Return `value` itself if json can write it as it stands, else what json is to write for it.
+    """Return `value` itself if json can write it unchanged, else the object that json is to write for it.
 
-    Copies are made only where something changes: most values are plain JSON and pay for one walk. A level of nesting
-    takes one frame of the stack, so that `MAX_DEPTH` levels fit into what Python gives a thread.
+    Copies are made only where something changes: most values are plain JSON and cost one walk. A level of nesting takes
+    one frame of the stack, to fit `MAX_DEPTH` levels into the stack of a Python thread.
     """
     kind = type(value)
     if kind is str and value.isascii():  # the most frequent case
@@ -104,7 +104,7 @@ def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesti
     if kind in _ATOMS:
         _ATOMS[kind](value)
         return value
-    # By the class and not by isinstance: a proxy claims the class of what it stands for, and json is not fooled.
+    # By the class and not by isinstance: a proxy claims the class of its target, and json is not fooled.
     if issubclass(kind, dict):
         plain: Any = _with_plain_keys(value if kind is dict else dict(value.items()))
         escaped = plain.keys() == _ENVELOPE
@@ -130,7 +130,7 @@ def _checked(value: Any, depth: int) -> Any:  # noqa: PLR0912 - a level of nesti
 
 def _checked_object(value: Any, depth: int) -> Any:
     kind = type(value)
-    # Enums with one of these bases, Django's SafeString, numpy's float64: json writes what the base holds.
+    # Enums with one of these bases, Django's SafeString, numpy's float64: json writes the base's value.
     for base, held in _HELD:
         if issubclass(kind, base):
             _ATOMS[base](held(value))
@@ -143,7 +143,7 @@ def _checked_object(value: Any, depth: int) -> Any:
     if to_json is None:
         _refuse(value)
     _check_depth(depth)  # it may return itself
-    return _checked(to_json(), depth + 2)  # two, for this takes two frames
+    return _checked(to_json(), depth + 2)  # two, because this takes two frames
 
 
 def _refuse(value: Any) -> NoReturn:
@@ -170,7 +170,7 @@ def _with_plain_keys(value: dict[Any, Any]) -> dict[str, Any]:
             _check_text(key, "a key")
     if all_plain:
         return value
-    # Members of string enums and the like. Two that differ only by their class would become one.
+    # Members of string enums and the like. Two keys that differ only in their class would become one.
     plain = {str.__str__(key): item for key, item in value.items()}
     if len(plain) < len(value):
         raise _RefusedError("two keys become the same string")
@@ -197,7 +197,7 @@ def _decimal_text(number: Decimal) -> str:
 
 
 def _check_digits(number: int) -> None:
-    if number.bit_length() < 2000:  # below the lowest limit that Python lets anyone set (640 digits)
+    if number.bit_length() < 2000:  # below the lowest limit that Python allows (640 digits)
         return
     try:
         # Above this size str() would be slow as well as forbidden.
@@ -240,7 +240,7 @@ def _from_envelope(tag: Any, payload: Any) -> Any:
 
 
 class _RefusedError(Exception):
-    """A part of the value is refused. The walk adds the steps to it on its way out: a good value pays nothing."""
+    """A part of the value is refused. The walk adds its steps on the way out: a good value costs nothing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
