@@ -1,6 +1,6 @@
-"""Keep messages of ordinary durable tasks: in the first of the stores that answers, or in a transaction that was lent.
+"""Keep messages of ordinary durable tasks: in the first store that answers, or in a transaction lent by the caller.
 
-Then the broker is given them (`publishing.py`); whoever dies in between leaves that to the sweeper.
+The broker is then given the messages (`publishing.py`). If the process dies in between, the sweeper does that.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ logger = logging.getLogger("celery_sidejob")
 
 PAGE = 1000
 PAGE_BYTES = 8_000_000
-"""How many messages one statement keeps at most, and how large they may be together, but for the last."""
+"""How many messages one statement keeps at most, and their total size at most, without the last one."""
 PAGE_TAKES_S = 1.0
-"""How much later the sweeper checks each further page of one call: so long its publisher may take for a page."""
+"""Seconds by which the sweeper checks each further page of a call later: its publisher may need as long for a page."""
 
 
 def keep(runtime: Runtime, message: Message) -> None:
-    """Keep a message and give it to the broker. Once this returns it runs or is in the dead set.
+    """Keep a message and give it to the broker. Once this returns, the task runs or is in the dead set.
 
-    It is kept in the first of the stores that answers, and the wait for each that does not is bounded: once per pause.
-    Raises StoreUnavailableError if none does, or InvalidValueError if another message of this task id is not finished.
-    What is not due before `sidejob_timer_horizon` waits in the store. Dying between commit and publication only means
-    that the sweeper publishes.
+    It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. Raises
+    StoreUnavailableError if no store answers, or InvalidValueError if another message of this task id is not finished.
+    A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
+    publication, the sweeper publishes.
     """
     began = time.monotonic()
     ready: list[Any] = []
@@ -53,10 +53,10 @@ def keep(runtime: Runtime, message: Message) -> None:
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
-    """Keep what a run publishes after its body, in the run's own store, unless its first try has kept it already.
+    """Keep a message that a run publishes after its body, in the run's own store, unless a first try has kept it.
 
-    A store that is away is tried for a lease: Celery takes an errback that cannot be sent for sent, and before 5.7 the
-    body of a chord for failed.
+    Tries for a lease if the store is unavailable: Celery takes an errback that cannot be sent for sent, and before 5.7
+    the body of a chord for failed.
     """
 
     def once() -> Kept | None:
@@ -72,9 +72,9 @@ def keep_again(runtime: Runtime, message: Message) -> None:
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
-    """Keep a message in the caller's transaction, and give it to the broker once that is committed.
+    """Keep a message in the caller's transaction, and give it to the broker once the transaction is committed.
 
-    Where nobody tells of the commit, and if this process dies before, the sweeper does.
+    If we are not told of the commit, or this process dies before, the sweeper does that.
     """
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     began = time.monotonic()
@@ -91,11 +91,11 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
 
 
 def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = False) -> None:
-    """Keep messages, all or none in one commit, and give them to the broker, all of a page at once.
+    """Keep messages, all or none in one commit, and give them to the broker, each page at once.
 
-    All in the first store that answers, as `keep` does; or in this one, `of_run`: what a run publishes after its body,
-    which its first try may have kept already. Raises StoreUnavailableError, and InvalidValueError where the task id of
-    one is taken.
+    All go to the first store that answers, as in `keep`. With `of_run` they go to this store: a run publishes them
+    after its body, and its first try may have kept them already. Raises StoreUnavailableError, and InvalidValueError if
+    a task id is taken.
     """
     _check_ids(messages)
     pages = list(_pages(messages))
@@ -119,7 +119,7 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
 
 
 def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -> None:
-    """Keep messages in the caller's transaction, and give them to the broker once that is committed."""
+    """Keep messages in the caller's transaction, and give them to the broker once it is committed."""
     _check_ids(messages)
     pages = list(_pages(messages))
     borrowed: Borrowed = runtime.connections.borrow(transaction)
@@ -130,7 +130,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
     def committed() -> None:
         for number, page in enumerate(pages):
             ids = [message.task_id for message in page]
-            # Its savepoint may have been rolled back, and the sweeper may have been quicker.
+            # Their savepoint may have been rolled back, and the sweeper may have been faster.
             there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
             due = [message for message in page if message.task_id in there]
             send(runtime, due, since=began + number * PAGE_TAKES_S)
@@ -139,9 +139,9 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
 
 
 def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
-    """Tell whether some store has the row of a task id; this one is asked first.
+    """Tell whether some store has the row of a task id; this store is asked first.
 
-    Raises StoreUnavailableError if a store does not answer, and none of the others has it.
+    Raises StoreUnavailableError if a store does not answer, and no other has the row.
     """
     stores = runtime.stores
     failure: StoreUnavailableError | None = None
@@ -170,9 +170,9 @@ def waits_of(runtime: Runtime) -> Waits:
 
 
 def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: list[Any]) -> Kept:
-    """Keep a message in one store; `ready` then has what the publisher has made of it meanwhile."""
+    """Keep a message in one store; `ready` then holds the message that the publisher has prepared meanwhile."""
     within_s = runtime.stores.wait_s
-    is_unknown = False  # whether a try has had no answer
+    is_unknown = False  # whether a try got no answer
 
     def keeping(executor: OwnExecutor) -> Kept | None:
         ready.clear()
@@ -190,14 +190,14 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: lis
 
     kept = repeat(once)
     if kept is None and is_unknown and _is_kept(runtime, message, within_s):
-        return Kept(waits=True)  # by the first of two tries: the sweeper publishes it
+        return Kept(waits=True)  # the first of two tries kept it: the sweeper publishes it
     if kept is None:
         raise _taken(message.task_id)
     return kept
 
 
 def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:
-    """Tell whether the row in whose way a message is, is its own; OutcomeUnknown if the store goes away just then."""
+    """Tell whether the conflicting row is the message's own; OutcomeUnknown if the store goes away just then."""
     try:
         return runtime.connections.read(lambda executor: tasks.is_kept(executor, message), within_s=within_s)
     except StoreUnavailableError as error:
@@ -209,7 +209,7 @@ def _keep_all(
 ) -> set[str] | None:
     """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them.
 
-    What is to be sent is made meanwhile, and is in `ready` then: for each page what the publisher has made of it.
+    The publisher prepares the messages meanwhile; `ready` then holds its result for each page.
     """
     within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S
 
@@ -235,10 +235,10 @@ def _keep_all(
 def _making_ready(
     runtime: Runtime, executor: OwnExecutor, messages: list[Message], tried: tuple[str, ...], ready: list[Any]
 ) -> Callable[..., list[Any]]:
-    """Return what runs a statement and adds to `ready` meanwhile what the publisher has made of messages."""
+    """Return a function that runs a statement, and meanwhile adds the publisher's prepared messages to `ready`."""
 
     def make_ready() -> None:
-        # A message says which stores were tried and which one has its row. This statement does not wait for a name.
+        # A message names the stores that were tried and the store of its row. This statement does not wait for a name.
         is_known = not tried and (runtime.store.name is not None or not runtime.stores.several)
         ready.append(runtime.publisher.make_ready(addressed(runtime, messages)) if is_known else None)
 
@@ -246,7 +246,7 @@ def _making_ready(
 
 
 def _note(executor: Transaction, messages: Sequence[Message], tried: tuple[str, ...]) -> None:
-    """Note the calls of messages that the stores which were `tried` may have as well."""
+    """Note the calls of messages that the `tried` stores may have as well."""
     made = [(message.task_id, message.call) for message in messages if message.call is not None]
     if made and tried:
         duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
@@ -270,7 +270,7 @@ def _check_ids(messages: Sequence[Message]) -> None:
 
 
 def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield messages in order, a statement's worth at a time: a thousand, or a few megabytes."""
+    """Yield messages in order, one statement's worth at a time: a thousand, or a few megabytes."""
     page: list[Message] = []
     size = 0
     for message in messages:
@@ -286,7 +286,7 @@ def _pages(messages: Sequence[Message]) -> Iterator[list[Message]]:
 def _keep_pages(
     runs: Iterable[Callable[..., Sequence[Any]]], pages: Iterable[list[Message]], waits: Waits, *, repeated: bool
 ) -> set[str]:
-    """Keep all, each page by its own of `runs`, or raise; returns the ids of those that wait in the store."""
+    """Keep all, each page with its own of `runs`, or raise; returns the ids of those that wait in the store."""
     waiting: set[str] = set()
     for number, (run, page) in enumerate(zip(runs, pages, strict=True)):
         held_back, taken = tasks.keep_many(run, page, waits, publishing_takes_s=number * PAGE_TAKES_S)

@@ -1,4 +1,4 @@
-"""Writing into a transaction that was lent to us: what follows its commit, of which we may never be told."""
+"""Writing into a lent transaction: the work after its commit, of which we may never be told."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ logger = logging.getLogger("celery_sidejob")
 
 
 def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCommit) -> Callable[[], None]:
-    """Carry out what follows when the caller's transaction commits; never after its rollback.
+    """Do the follow-up work when the caller's transaction commits; never after its rollback.
 
-    Returns what does it, for a caller who learns of the commit in another way.
+    Returns a function that does it, for a caller who learns of the commit in another way.
 
     The rows are read again then: a savepoint inside the transaction may have been rolled back.
     """

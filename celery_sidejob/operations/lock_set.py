@@ -1,8 +1,8 @@
-"""What a set of changes touches: found without locks, then locked, then compared.
+"""The jobs that a set of changes affects: found without locks, then locked, then compared.
 
-The jobs that will be touched are known before they are locked: what decides the set is read first without locks and
-compared afterwards; if it moved, the transaction is repeated. All are locked in one statement in ascending order of
-their ids, so that two units never deadlock, whoever they write to.
+The affected jobs are known before they are locked. The rows that decide the set are first read without locks and
+compared afterwards; if they changed, the transaction is repeated. One statement locks all jobs in ascending order of
+their ids. Two units therefore never deadlock, whatever jobs they write to.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ..store.errors import Moved
 from ..store.statement import Transaction
 
 FAN_OUT = 64
-"""Above so many subscribers their jobs are not locked: packets and asks are only noted, and applied afterwards."""
+"""Above this many subscribers, their jobs are not locked: packets and asks are only noted, and applied afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Ids as they were found without locks."""
+    """Ids that were found without locks."""
 
     everything: set[int]
     named: list[int]
-    """Those that the changes name, as opposed to those that come with them."""
+    """The jobs that the changes name, not those that come with them."""
 
 
 class Touched:
-    """The jobs that changes touch, their parents, ports and subscribers, as the transaction knows them."""
+    """The jobs that changes affect, with their parents, ports and subscribers, as the transaction knows them."""
 
     def __init__(self, executor: Transaction, changes: Sequence[Change]) -> None:
         self._executor = executor
@@ -53,7 +53,7 @@ class Touched:
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
-        """By job id, as the changes applied so far leave them; also of the new ones."""
+        """By job id, as the changes applied before leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
         self.ports: dict[PortKey, Any] = {}
         self.subscribers: dict[str, Sequence[Any]] = {}
@@ -61,14 +61,14 @@ class Touched:
 
     @classmethod
     def of_row(cls, executor: Transaction, row: Any) -> Touched:
-        """Return what is known of a single job that was locked already."""
+        """Return the set for a single job that was locked already."""
         touched = cls(executor, ())
         touched.rows = {row.id: row}
         touched.statuses = {row.id: row.status}
         return touched
 
     def job(self, job_id: int) -> Any:
-        """Return the row of a job that is touched, or what it is made of if it is new."""
+        """Return the row of an affected job; for a new job, the values it is made of."""
         return self.rows.get(job_id) or self.new[job_id]
 
     def knows(self, job_id: int) -> bool:
@@ -76,7 +76,7 @@ class Touched:
         return job_id in self.rows or job_id in self.new
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
-        """Find out which jobs the changes touch and lock them all, in one statement, and `also` those.
+        """Find the jobs that the changes affect, and lock them all, and those of `also`, in one statement.
 
         The `parents` of further jobs, as they were read before, are locked with them.
         """
@@ -84,7 +84,7 @@ class Touched:
         exclusive = any(isinstance(change, Adopt | Disown) for change in self._changes)
         self.rows = self._lock_rows(found.everything, exclusive)
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
-        for name, subscribed in self.subscribers.items():  # one that was deleted meanwhile subscribes to nothing
+        for name, subscribed in self.subscribers.items():  # a port deleted meanwhile subscribes to nothing
             if len(subscribed) <= FAN_OUT:
                 self.subscribers[name] = [row for row in subscribed if self.knows(row.job_id)]
         for job_id in found.named:
@@ -94,7 +94,7 @@ class Touched:
                 raise Moved(f"job {job_id} has another parent than before it was locked")
 
     def look(self) -> None:
-        """In a borrowed transaction: read without locks what a lock would have shown, and judge by it for now."""
+        """In a borrowed transaction: read without locks the rows that a lock would return; judge by them."""
         ids = self._find().everything
         found = jobs.find(self._executor, sorted(ids)) if ids else ()
         self.rows = {row.id: row for row in found}
@@ -104,7 +104,7 @@ class Touched:
             raise JobNotFoundError(f"There is no job {min(missing)}: it was deleted, or never committed.")
 
     def channels_of(self, write: Write) -> Sequence[str]:
-        """Return the channels to which what is written to an output port is published."""
+        """Return the channels to which writes to an output port are published."""
         if write.job_id in self.new and (write.job_id, write.direction, write.port) not in self.ports:
             for port in self.new[write.job_id].ports:
                 if (port.direction, port.name) == (write.direction, write.port):
@@ -114,7 +114,7 @@ class Touched:
         return row.channels if row is not None else ()
 
     def _find(self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None) -> _Found:
-        """Read without locks which jobs are touched; those that this transaction creates are not there yet."""
+        """Find the affected jobs, without locks; jobs that this transaction creates are left out."""
         known = parents or {}
         touched, upward, downward = self._touched()
         touched.update(also)
@@ -124,7 +124,7 @@ class Touched:
         self._read_ports()
         self._read_subscribers()
         self.parents.update({row.job_id: row.parent_id for row in self.ports.values() if row.job_id in upward})
-        adopts = any(isinstance(change, Adopt) for change in self._changes)  # what is above may move, too
+        adopts = any(isinstance(change, Adopt) for change in self._changes)  # the ancestors may move, too
         if adopts or not upward <= self.parents.keys():
             self.parents.update(jobs.parents(self._executor, named))
         upward |= known.keys()
@@ -142,7 +142,7 @@ class Touched:
         return jobs.lock(self._executor, ids)
 
     def _touched(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912 - an arm for each kind of change
-        """Return the ids of jobs that are touched, those whose parent is, and those whose subtree is."""
+        """Return the ids of jobs that are affected, of those whose parent is, and of those whose subtree is."""
         touched: set[int] = set()
         upward: set[int] = set()
         downward: set[int] = set()
@@ -173,7 +173,7 @@ class Touched:
     def _touched_by_family(self) -> set[int]:
         """Return children that are disowned by name, and the ancestors of adopting jobs.
 
-        These are locked too, or two adoptions could close a circle behind each other's back.
+        These are locked too. Otherwise two adoptions could close a circle without seeing each other.
         """
         touched: set[int] = set()
         for change in self._changes:

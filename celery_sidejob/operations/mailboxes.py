@@ -1,4 +1,4 @@
-"""Ports and their packets, as the changes of one transaction make them: a job's mailboxes, and who is told of mail."""
+"""Ports and their packets, as the changes of one transaction make them: the job's mailboxes, and their readers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Mailboxes:
         self._written: list[Any] = []
 
     def apply(self, change: PortChange) -> None:
-        """Change ports; the last value of a write may become the default. Packets come later (`write`)."""
+        """Change ports; the last value of a write may become the default. Packets follow later (`write`)."""
         match change:
             case ConfigurePorts():
                 self._configure(change)
@@ -49,14 +49,14 @@ class Mailboxes:
                 pass
 
     def _configure(self, change: ConfigurePorts) -> None:
-        """Replace a job's ports; the packets of those that stay are kept."""
+        """Replace a job's ports; the ports that stay keep their packets."""
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
         self._touched.ports = {key: row for key, row in self._touched.ports.items() if key[0] != change.job_id}
         self._touched.ports.update({(row.job_id, row.direction, row.name): row for row in kept})
 
     def subscribe_new_ports(self, changes: Sequence[Change]) -> None:
-        """Have what is published here also reach the ports that these very changes subscribe."""
+        """Have publications of this transaction also reach the ports that the same changes subscribe."""
         if not self._touched.subscribers or not any(
             isinstance(change, NewJob | SetChannels | ConfigurePorts) for change in changes
         ):
@@ -69,7 +69,7 @@ class Mailboxes:
             self._touched.subscribers[name] = found
 
     def write(self, change: Write | Publish) -> None:
-        """Collect the packets of a change and tell their readers; `flush` stores them."""
+        """Collect the packets of a change and notify their readers; `flush` stores them."""
         match change:
             case Write(as_default=True):
                 self._notify(change)
@@ -87,8 +87,8 @@ class Mailboxes:
     def flush(self) -> None:
         """Store the packets, in the order in which they were written.
 
-        Nobody is told of a port that went, whose packets would be lost, or that has other channels by now: then all is
-        done again. A subscriber that went is passed over.
+        If a port was deleted, which would lose its packets, or has other channels by now, nobody is notified and the
+        transaction is repeated. A deleted subscriber is skipped.
         """
         if not self._rows:
             return
@@ -99,7 +99,7 @@ class Mailboxes:
         self._rows, self._written = [], []
 
     def _port(self, change: Write | SetDefault | SetChannels) -> Any:
-        """Return the row of the port; one that the task allows by `"*"` is created by its first use."""
+        """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
         job_id, direction, name = key = (change.job_id, change.direction, change.port)
         if key in self._touched.ports:
             return self._touched.ports[key]
@@ -110,7 +110,7 @@ class Mailboxes:
         return self._changed(ports.make(self._executor, pattern.id, name))
 
     def _changed(self, row: Any | None) -> Any:
-        """Know a port as it now is; raises Moved if another client has made, taken away or replaced it meanwhile."""
+        """Record a port as it now is; raises Moved if another client has made, deleted or replaced it meanwhile."""
         if row is None:
             raise Moved("a port was made or taken away before its job was locked")
         self._touched.ports[row.job_id, row.direction, row.name] = row
@@ -140,7 +140,7 @@ class Mailboxes:
 
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
-    """Return a port as the store takes it."""
+    """Return a port in the form that the store takes."""
     return {
         "job_id": job_id,
         "direction": port.direction,

@@ -1,4 +1,4 @@
-"""Asks that were only noted, as due timers: by a borrowed transaction, by a timer, or of a job that was not locked."""
+"""Asks that were only noted, as due timers: by a borrowed transaction, by a timer, or for a job that was not locked."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ logger = logging.getLogger("celery_sidejob")
 def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
     """Judge and apply the due timers of jobs, each in a transaction of its own.
 
-    What noted them is committed, so nothing here may fail it: a locked job, and a store that is away, are left to the
-    sweeper.
+    The transaction that noted them is committed, so no error here may make it fail. A locked job, or an unavailable
+    store, is left to the sweeper.
     """
     waiting = sorted(set(job_ids), reverse=True)
     while waiting:
@@ -32,14 +32,14 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
         try:
             after_commit = runtime.connections.transact("mature", work)
         except StoreUnavailableError as error:
-            logger.warning("What was asked of job %d is noted, and applied by the sweeper: %s", job_id, error)
+            logger.warning("The ask of job %d is noted, and the sweeper applies it: %s", job_id, error)
             return
         follow(runtime, after_commit)
-        waiting += after_commit.noted  # a recursive termination notes what is below
+        waiting += after_commit.noted  # a recursive termination notes the jobs below
 
 
 def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:
-    """Apply a job's due timers, unless somebody has it locked."""
+    """Apply a job's due timers, unless its row is locked."""
     after_commit = AfterCommit()
     row = jobs.lock_if_free(executor, job_id)
     if row is None:

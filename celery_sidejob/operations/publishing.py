@@ -1,4 +1,4 @@
-"""Give kept messages to the broker, and note in their rows that it has them; what it has not the sweeper publishes."""
+"""Give kept messages to the broker and mark their rows; the sweeper publishes messages that the broker did not take."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .runtime import Runtime
 logger = logging.getLogger("celery_sidejob")
 
 ALONE_S = FIRST_CHECK_S / 2
-"""For how long after it began to keep a message its publisher is sure that nobody else has published it."""
+"""Seconds after it began to keep a message for which its publisher is sure that no other process has published it."""
 
 
 def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: Any = None) -> int:
-    """Publish what was kept `since` then, and return how much the broker was given; one that is down costs a while.
+    """Publish messages kept at `since`; returns how many the broker was given. A broker that is down costs some time.
 
-    The sweeper checks such rows only after `FIRST_CHECK_S`, and not those that a run has begun by then. So the mark
-    that they were published has time: those of a second are one statement, and most have nothing left to mark. Dying
-    before it means one copy more. Who comes after the sweeper publishes what says that it may be a copy: nothing else
-    tells a worker that another one was run and done before it (`deferred_locks.py`).
+    The sweeper checks such rows only after `FIRST_CHECK_S`, and skips those that a run has begun by then. The mark of
+    publication may therefore wait: one statement writes the marks of a second, and most rows are gone by then. A death
+    before the mark costs one more copy. A publisher that is later than the sweeper says in the message that it may be a
+    copy: nothing else tells a worker that another copy was run and done before it (`deferred_locks.py`).
     """
     if not messages:
         return 0  # as after most runs
@@ -49,7 +49,7 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
-    """Publish, mark at once what the broker has, and return how many those were; as `after_commit.dispatch` does."""
+    """Publish, mark at once the messages that the broker has, and return their number, like `after_commit.dispatch`."""
     published = runtime.publisher.confirm(_publish(runtime, messages, refused=refused))
     if published:
         try:
@@ -60,7 +60,7 @@ def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused 
 
 
 def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages that say in which store their rows are, where there are several."""
+    """Return the messages with the name of their rows' store in them, if there are several stores."""
     if not runtime.stores.several or not messages:
         return messages
     name = runtime.stores.name_of(runtime.store)
@@ -76,7 +76,7 @@ def _publish(
     try:
         messages = addressed(runtime, messages)
     except StoreUnavailableError as error:
-        logger.warning("The sweeper will publish what is kept in a store that does not answer: %s", error)
+        logger.warning("The sweeper will publish messages kept in a store that does not answer: %s", error)
         return []
     sent = runtime.publisher.publish(messages, ready=ready, refused=refused)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]

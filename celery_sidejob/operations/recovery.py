@@ -1,4 +1,4 @@
-"""Freeing what a worker held: rescued because it was lost, or released because the worker stops or cannot run it."""
+"""Freeing a worker's runs: rescued because they were lost, or released because the worker stops or cannot run them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
 LOST = "WorkerLostError"
-"""The class of the error by which Celery tells of a process that was lost."""
+"""The class of Celery's error for a lost process."""
 
 
 def rescue(  # noqa: PLR0913 - which run, and how it is taken
@@ -32,8 +32,8 @@ def rescue(  # noqa: PLR0913 - which run, and how it is taken
     """Take a lost run from its worker, in one transaction; the job is queued again with its inputs intact.
 
     The worker must have been declared dead, unless it rescues its `own` run. The loss counts towards `max_losses`,
-    unless it was none: the worker had left as planned. A job that somebody has locked is left for the next look, unless
-    this is to `wait`. Returns whether the run was taken.
+    unless it is none: the worker left as planned. A locked job is left for the next look, unless `wait` is set. Returns
+    whether the run was taken.
     """
     ending = Ending(RunEnd.LOST if loss else RunEnd.GIVEN_BACK)
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=own, ending=ending, wait=wait)
@@ -42,18 +42,18 @@ def rescue(  # noqa: PLR0913 - which run, and how it is taken
 def release(
     runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, wait: bool = False, moved: bool = False
 ) -> bool:
-    """Have a worker give back a run of its own, as `rescue` does, but without a loss: it does not run it after all.
+    """Have a worker give back a run of its own, like `rescue` but without a loss: it does not run it after all.
 
-    `moved`: another reader had packets that the run had read, so the next one takes them before it goes on with them.
+    `moved`: another reader took packets that the run had read, so the next run takes its packets before it uses them.
     """
     ending = Ending(RunEnd.GIVEN_BACK, moved=moved)
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
 
 
 def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
-    """Rescue a run of this process that cannot go on for want of the store; waits a lease for it.
+    """Rescue a run of this process that cannot continue without the store; waits a lease for the store.
 
-    If the store stays away, the worker finds by itself that it holds what it does not run.
+    If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
     """
     deadline = time.monotonic() + runtime.settings.lease
     while True:
@@ -90,7 +90,7 @@ def _free_locked(
     job = hold.row
     is_lost = ending.how == RunEnd.LOST
     if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
-        # What is noted and committed by now came before the end. The lock is held, this only reads what became of it.
+        # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
         Wakes(runtime, executor, Touched.of_row(executor, job), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job)
@@ -100,7 +100,7 @@ def _free_locked(
     if row is None:
         return None
     if ending.gives_up:
-        if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # its shutdown would have handed this down
+        if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # the children's turn, as in its shutdown
             below = jobs.child_ids(executor, job.id)
             asks.note(executor, below, "terminate_tree")
             after_commit.noted += below
@@ -113,7 +113,7 @@ def _free_locked(
 
 
 def _giving_up(runtime: Runtime, job: Any) -> Ending:
-    """Return the ending of a run that is one loss too many; a termination is honoured all the same."""
+    """Return the ending of a run that is one loss too many; a termination still takes effect."""
     message, reason, rests = f"{job.losses + 1} runs in a row were lost with their workers.", "lost", Status.FAILED
     if job.status == Status.TERMINATING:
         message, reason, rests = SHUTDOWN_LOST, "shutdown lost", Status.TERMINATED

@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def patience_s(runtime: Runtime) -> float | None:
-    """Return how long what a run does waits for an answer: without another store, as long as this one answers."""
+    """Return how long a run's statements wait for an answer: without another store, as long as this one answers."""
     return runtime.settings.lease if runtime.stores.several else None
 
 
 def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
-    """Do what must not be given up for a store that is away for a moment: tries for a lease."""
+    """Repeat `once`, for a lease, while the store is unavailable: a short outage must not make it fail."""
     deadline = time.monotonic() + runtime.settings.lease
     while True:
         try:
@@ -32,7 +32,7 @@ def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
 
 
 def repeat(once: Callable[[], T]) -> T:
-    """Do what may be repeated again if its answer was lost with its connection; then its outcome stays unknown."""
+    """Run `once`, and again if its answer was lost; if the second try fails too, the outcome stays unknown."""
     try:
         return once()
     except NoAnswer:

@@ -1,4 +1,4 @@
-"""Revoking ordinary durable tasks, so that it outlives every worker."""
+"""Revoking ordinary durable tasks: the store keeps the revocation, whatever happens to workers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from .runtime import Runtime
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """What was there to be revoked, by task id."""
+    """The tasks found to revoke, by task id."""
 
     waiting: tuple[str, ...] = ()
-    """These do not run; the sweeper tells who waits for them, and buries them."""
+    """Tasks that do not run; the sweeper tells whoever waits for them, and buries them."""
     running: tuple[str, ...] = ()
-    """These go on, and do not begin again."""
+    """Tasks that run; they continue, and do not begin again."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevokedInAll(Revoked):
-    """What was there to be revoked in all stores, and what is not known to be kept."""
+    """The tasks found to revoke in all stores, and the stores that may lack the revocation."""
 
     unavailable: StoreUnavailableError | None = None
     """Why a store that may have one of the tasks did not answer."""
     unfit: SchemaError | None = None
-    """Why a store can keep no revocation."""
+    """Why a store cannot keep revocations."""
 
 
 def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
-    """Keep the revocation of these task ids in every store that answers.
+    """Store the revocation of these task ids in every store that answers.
 
-    Two stores may have a copy each, so all are asked. One that does not answer is no trouble where each id was found in
-    another: who buries it there has a copy revoked first (`copies.revoke`).
+    Two stores may each have a copy, so all are asked. A silent store is no problem if each id was found in another:
+    before a copy is buried there, the other copies are revoked (`copies.revoke`).
     """
     ids = [task_id for task_id in task_ids if is_keepable(task_id)]
     waiting: dict[str, None] = {}
@@ -62,10 +62,10 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
 
 
 def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
-    """Keep the revocation of these task ids, in one statement.
+    """Store the revocation of these task ids, in one statement.
 
-    Ids without a row, of jobs and of what was revoked before, are passed over. Raises StoreUnavailableError. Who dies
-    after the commit has revoked them, whoever was told of it.
+    Ids without a row, of jobs and of tasks revoked before, are skipped. Raises StoreUnavailableError. Once committed,
+    the revocation holds even if this process dies.
     """
     ids = list(task_ids)
 
@@ -78,6 +78,6 @@ def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
     try:
         return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
     except NoAnswer:
-        raise  # nor would it answer at once
+        raise  # a second store call would not be answered at once either
     except OutcomeUnknown:
         return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)

@@ -26,22 +26,22 @@ from .unit_of_work import Applied
 
 
 class CameLateError(Exception):
-    """The job's parent was terminated with all below it while a borrowed transaction was making this one a child."""
+    """The job's parent was terminated recursively while a borrowed transaction was making this job its child."""
 
 
 class InputsMovedError(Exception):
-    """Packets this unit has read are no longer there: the unit is refused, and the run must begin again."""
+    """Packets that this unit has read are gone: the unit is refused, and the run must begin again."""
 
 
 @dataclass(slots=True)
 class Unit:
-    """What one commit of a run applies: what was read, and what was asked and written, in order."""
+    """The content of one commit of a run: the packets read, and the asks and writes, in order."""
 
     changes: list[Change] = field(default_factory=list)
     read: list[tuple[int, int]] = field(default_factory=list)
     took: bool = False
     serial: int = field(default_factory=itertools.count().__next__)
-    """Tells a snapshot of this unit from one of a unit that was committed since."""
+    """Tells a snapshot of this unit from a snapshot of a unit committed since."""
 
     @property
     def empty(self) -> bool:
@@ -50,33 +50,33 @@ class Unit:
 
     @property
     def has_inputs(self) -> bool:
-        """Whether it has read something: packets, or the defaults of a turn that is not to come again."""
+        """Whether the unit has read anything: packets, or the defaults of a turn that will not come again."""
         return bool(self.read) or any(isinstance(change, RememberInputs) for change in self.changes)
 
     def terminations_of(self, job_id: int) -> list[Change]:
-        """Return what is not forgotten with the unit of a run that raised: the termination of the run's own job."""
+        """Return the part that survives the unit of a run that raised: the termination of the run's own job."""
         return [change for change in self.changes if isinstance(change, Terminate) and change.job_id == job_id]
 
     def copy(self) -> Unit:
-        """Return a snapshot to go back to."""
+        """Return a snapshot to return to."""
         return Unit(list(self.changes), list(self.read), self.took, self.serial)
 
 
 LOOK_MOST = 500
-"""Children up to which a claim reads them: the body may ask for none of them."""
+"""Children up to which a claim reads them: the body may not ask for any."""
 
 
 def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int) -> Hold | None:
-    """Begin the run this delivery announces; None if it is stale: it must then be forgotten.
+    """Begin the run that this delivery announces; None if the delivery is stale: it must then be forgotten.
 
-    Its row says what the job's `task` is: a delivery that says otherwise begins nothing.
+    The job's row says which `task` it runs: a delivery with another task begins nothing.
 
-    A claim whose answer was lost is made again, or the job would be held by nobody who runs it. If the process dies
-    after the commit, the worker's death or its own reconciliation gives the job back.
+    A claim whose answer was lost is repeated. Otherwise the job could be held by a worker that does not run it. If the
+    process dies after the commit, the worker's death or its own reconciliation gives the job back.
 
-    The hold has the job's children as of the asks that the claim has taken: a child's end that the body can see is
-    none for which a further run is owed. Where the children are more than `LOOK_MOST`, the body that asks for them
-    reads them later than that: it may see such an end, and misses none.
+    The hold has the job's children as of the asks that the claim has taken: if the body can see a child's end, no
+    further run is owed for it. If there are more than `LOOK_MOST` children, a body that asks for them reads them later:
+    it may see an end for which a further run is owed, but it misses none.
     """
 
     def work(executor: Transaction) -> Sequence[Any]:
@@ -111,7 +111,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     """Apply a unit of a run in one commit, or nothing of it.
 
     Raises LeaseLostError if the run is no longer the job's current one, InputsMovedError if another reader consumed
-    what it had read.
+    packets that it had read.
     """
 
     def work(executor: Transaction) -> Applied:
@@ -128,10 +128,11 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
 def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:
     """Write a unit of a run into the caller's transaction; the caller commits.
 
-    Returns the transaction's number, and what must follow its commit where nobody tells us of that.
+    Returns the transaction's number, and a function with the work after its commit, in case we are not told of the
+    commit.
 
-    Lock, fence and everything buffered are in it, or after an error nothing. Wakes of other jobs are only noted there,
-    so that the caller's transaction locks no job but the run's own.
+    The transaction contains the lock, the fence and all buffered changes, or after an error nothing. Wakes of other
+    jobs are only noted in it: the caller's transaction locks no job but the run's own.
     """
     if any(isinstance(change, Adopt | Disown) for change in unit.changes):
         raise IllegalMoveError(
@@ -153,14 +154,14 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
 
 
 def is_applied(runtime: Runtime, hold: Hold) -> bool:
-    """Tell whether the unit written into a transaction that is over was committed."""
+    """Tell whether the unit written into a transaction that has ended was committed."""
     return _is_next(hold, claims.outcome(runtime.connections, hold.job_id))
 
 
 def was_applied(runtime: Runtime, hold: Hold) -> bool:
-    """Tell whether a commit of ours in whose middle something was raised (a time limit) was applied.
+    """Tell whether a commit of ours was applied that an exception (a time limit) has interrupted.
 
-    It may be under way still, without us: the job's lock is waited for. Raises LeaseLostError if the run is no longer
+    It may still be in progress without us: this waits for the job's lock. Raises LeaseLostError if the run is no longer
     current.
     """
 
@@ -180,7 +181,7 @@ def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> A
     try:
         applied.lock([hold.job_id])
     except JobNotFoundError:
-        check_fence(hold, applied.touched.rows.get(hold.job_id))  # a zombie's job may have been deleted
+        check_fence(hold, applied.touched.rows.get(hold.job_id))  # the job of a zombie may have been deleted
         raise
     check_fence(hold, applied.touched.rows[hold.job_id])
     _pass_fence(executor, hold, unit)
@@ -198,7 +199,7 @@ def _pass_fence(executor: Transaction, hold: Hold, unit: Unit) -> None:
 
 
 def consume(executor: Transaction, hold: Hold, unit: Unit) -> None:
-    """Remove what a unit has read; raises InputsMovedError if another reader was quicker."""
+    """Remove the packets that a unit has read; raises InputsMovedError if another reader was faster."""
     if unit.read:
         _check_consumed(hold, unit, packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no))
 

@@ -1,4 +1,4 @@
-"""What every operation needs: a store, and the ways to the broker, the result backend and the observers."""
+"""The environment of every operation: a store, and the ways to the broker, the result backend and the observers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def _at_once(work: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """What an app's operations are given: one of its stores, and what all of its stores have in common."""
+    """The environment of an app's operations: one of its stores, and everything that its stores share."""
 
     store: Store
     stores: Stores
-    """All of them. Jobs are in the primary; durable tasks may be in any."""
+    """All stores. Jobs are in the primary; durable tasks may be in any."""
     publisher: Publisher
     broker: Broker
     results: Results
     observer: Observer
     tasks: Tasks
     after_commit: Callable[[Callable[[], None]], None] = _at_once
-    """Carries out what follows a commit: at once, or in another thread where this one may use nothing but the store."""
+    """Does the work after a commit: at once, or in another thread if this one may use only the store."""
 
     @property
     def settings(self) -> Settings:
@@ -37,13 +37,13 @@ class Runtime:
 
     @property
     def connections(self) -> Connections:
-        """The store's."""
+        """The store's connections."""
         return self.store.connections
 
     def at(self, store: Store) -> Runtime:
-        """Return the same in another store."""
+        """Return the same environment for another store."""
         return replace(self, store=store)
 
     def in_each_store(self) -> list[Runtime]:
-        """Return the same in each store, the primary first."""
+        """Return the same environment for each store, the primary first."""
         return [self.at(store) for store in self.stores]

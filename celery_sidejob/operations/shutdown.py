@@ -1,4 +1,4 @@
-"""Terminating a job whose shutdown nobody can run: no worker has its task any more."""
+"""Terminating a job whose shutdown no worker can run, because no worker has its task any more."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .runtime import Runtime
 
 
 def end_without_shutdown(runtime: Runtime, job_id: int, *, recursive: bool = False) -> bool:
-    """Have a terminating job terminated without its shutdown; returns whether that is done.
+    """Terminate a terminating job without its shutdown; returns whether that is done.
 
-    It is claimed as by a worker, which this process is for that moment, and its run ends as one whose hook has raised:
-    results, children and parents hear of it as ever. A run in progress is left alone. With `recursive` everything below
-    is terminated too. If we die in the midst, the sweeper rescues what was claimed: it is terminating as before.
+    This process claims it as a worker, which it is for that moment, and its run ends like one whose hook has raised:
+    results, children and parents are handled as usual. A run in progress is left alone. With `recursive` everything
+    below is terminated too. If this process dies in between, the sweeper rescues the claimed run: the job is
+    terminating as before.
     """
     with workers.as_worker(runtime.connections) as worker_id:
         while sum(_end(runtime, one, worker_id) for one in _terminating(runtime, job_id, recursive)):
@@ -37,11 +38,11 @@ def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
     hold = claim(runtime, job_id, task=due[0].task, for_run=due[0].for_run, worker_id=worker_id) if due else None
     if hold is None:
         return False
-    if hold.kind != "shutdown":  # a worker's shutdown was quicker, and a forced run follows it
+    if hold.kind != "shutdown":  # a worker's shutdown was faster, and a forced run follows it
         recovery.release(runtime, job_id, run_no=hold.run_no, worker_id=worker_id, wait=True)
         return False
     try:
         end(runtime, hold, Unit(), Ending(RunEnd.TERMINATED))
-    except LeaseLostError:  # it took us so long that we were declared dead
+    except LeaseLostError:  # this took so long that we were declared dead
         return False
     return True

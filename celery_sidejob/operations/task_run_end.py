@@ -1,8 +1,8 @@
-"""The one place where runs of ordinary durable tasks end, whoever ends them: the run, its worker or the sweeper.
+"""The one place where runs of ordinary durable tasks end, whether the run, its worker or the sweeper ends them.
 
-Code that belongs to every end goes into `end_task_runs`. It stands beside `end_job_run` and is not the same function: a
-job's run ends under the job's lock, in a transaction of many statements, and the job's new status decides what follows.
-A single statement ends a durable task's run, or a thousand of them.
+Code that belongs to every end goes into `end_task_runs`. It is a separate function from `end_job_run`. A job's run ends
+under the job's lock, in a transaction of many statements, and the job's new status decides what follows. A single
+statement ends a durable task's run, or a thousand of them.
 """
 
 from __future__ import annotations

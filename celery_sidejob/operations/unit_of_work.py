@@ -1,7 +1,7 @@
-"""Applying changes: one lock statement (`touched`), everything judged under it, one commit.
+"""Applying changes: one lock statement (`touched`), all judgements under the lock, one commit.
 
-First what is: jobs and their names (`family`), ports; then data (`mailboxes`, state); then the asks (`wakes`). What
-could not be asked under the lock is noted, and applied after the commit (`noted_asks`).
+First come the objects: jobs and their names (`family`), ports. Then come data (`mailboxes`, state), then the asks
+(`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .wakes import Wakes
 def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transaction: Any = None) -> Applied:
     """Apply changes in one transaction of ours, or as part of the caller's.
 
-    Raises before anything is written; what is asked of a broker that is down is published later.
+    Raises before anything is written. If the broker is down, messages are published later.
     """
     if transaction is not None:
         return _lend(runtime, changes, transaction)
@@ -49,7 +49,7 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
 
 
 def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Applied:
-    """Write changes into the caller's transaction: asks are only noted, no job is locked but for its state."""
+    """Write changes into the caller's transaction: asks are only noted, and a job is locked only for its state."""
     borrowed: Borrowed = runtime.connections.borrow(transaction)
     applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
     follow_commit_of(runtime, borrowed, applied.after_commit)
@@ -57,10 +57,10 @@ def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Appl
 
 
 class Applied:
-    """One transaction's changes: what they touch, what they did, and what follows from them.
+    """One transaction's changes: the jobs they affect, their effects, and the work that follows.
 
     `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. `own`: the job whose
-    run this is a unit of.
+    run this unit belongs to.
     """
 
     def __init__(
@@ -82,20 +82,20 @@ class Applied:
         self._mailboxes = Mailboxes(executor, self.touched, self.wakes, self.after_commit, noting=noting)
 
     def done(self) -> Applied:
-        """Lock what is touched, and apply everything."""
+        """Lock the affected jobs, and apply everything."""
         self.lock()
         self.apply()
         return self
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
-        """Lock every job that is touched, `also` those, and these `parents`; when noting, only look at them."""
+        """Lock every affected job, and those of `also` and `parents`; when noting, only read them."""
         if self._noting:
             self.touched.look()
         else:
             self.touched.lock(also, parents=parents)
 
     def apply(self) -> None:
-        """Apply everything: first what is, then data, then the asks, each kind in the order in which it was asked."""
+        """Apply everything: first objects, then data, then asks, each kind in the order of the changes."""
         self._family.create()
         for change in self._changes:
             self._apply_what_is(change)

@@ -1,4 +1,4 @@
-"""Asks, timers and terminations of one transaction: kept in the order in which they were asked, then applied."""
+"""Asks, timers and terminations of one transaction: collected in their order, then applied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .runtime import Runtime
 
 
 class Wakes:
-    """What jobs that are touched are asked. `noting`: nothing is locked, so it is only noted and judged afterwards."""
+    """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
 
     def __init__(
         self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,
@@ -35,7 +35,7 @@ class Wakes:
     # -- collecting ----------------------------------------------------------------------------------------------
 
     def add(self, change: Ask | Terminate) -> None:
-        """Have a change applied in its turn."""
+        """Add a change, to be applied in its turn."""
         if isinstance(change, Terminate):
             self._steps.append(("terminate_tree" if change.tree else "terminate", change.job_id))
             return
@@ -53,7 +53,7 @@ class Wakes:
             self._steps.append(("force" if change.force else "ask", job_id))
 
     def wake(self, job_id: int) -> None:
-        """Ask a job, in its turn, to look at what has come."""
+        """Ask a job, in its turn, to run and look at its new data."""
         self._steps.append(("ask", job_id))
 
     def note(self, job_id: int) -> None:
@@ -74,7 +74,7 @@ class Wakes:
         self._steps = []
 
     def ask(self, ids: Sequence[int], *, force: bool = False) -> None:
-        """Ask jobs that are locked to run; those that may not are in `refused` afterwards."""
+        """Ask locked jobs to run; jobs that may not be asked are in `refused` afterwards."""
         may = [job_id for job_id in ids if force or self._touched.statuses[job_id] in ASKABLE]
         self.refused.update(set(ids) - set(may))
         if not may:
@@ -84,7 +84,7 @@ class Wakes:
             self._ring(row)
 
     def terminate(self, ids: Sequence[int], *, tree: bool, timers_before: int | None = None) -> None:
-        """Make jobs that are locked terminating; terminated ones stay."""
+        """Make locked jobs terminating; terminated ones stay so."""
         for row in asks.terminate(
             self._executor, ids, tree=tree, check_interval_s=self._check_interval_s, timers_before=timers_before
         ):
@@ -92,10 +92,10 @@ class Wakes:
             self._ring(row)
 
     def apply_due(self, job_id: int) -> None:
-        """Apply the due timers of a job that is locked, in the order in which they were set.
+        """Apply the due timers of a locked job, in the order in which they were set.
 
-        A timer was accepted when it was set, so a failure since then does not cancel it; only a termination does, by
-        deleting it. What a borrowed transaction has noted is judged now, also what it wants later.
+        A timer was accepted when it was set. A later failure does not cancel it; only a termination does, by deleting
+        it. Asks noted by a borrowed transaction are judged now, even if they are for later.
         """
         for timer in asks.take_due(self._executor, job_id):
             status = self._touched.statuses[job_id]
@@ -104,8 +104,8 @@ class Wakes:
                     self._moved(job_id, asks.accept(self._executor, job_id, timer))
             elif timer.ask.startswith("terminate"):
                 if timer.ask == "terminate_tree":
-                    # Locking the subtree now could break the ascending order, so it is handed down step by step; the
-                    # job's own shutdown repeats it for children that come meanwhile.
+                    # Locking the subtree now could break the ascending order. The termination is handed down step by
+                    # step; the job's own shutdown repeats it for children that come meanwhile.
                     below = jobs.child_ids(self._executor, job_id)
                     asks.note(self._executor, below, "terminate_tree")
                     self._after_commit.noted += below
@@ -124,18 +124,18 @@ class Wakes:
             asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
             self._after_commit.noted += late
         elif kind == "terminate":
-            for job_id in ids:  # a recursive termination that was noted is not cancelled by a plain one
+            for job_id in ids:  # a plain termination does not cancel a recursive one that was noted
                 self.apply_due(job_id)
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
             below = [row.id for row in trees.subtree(self._executor, ids)]
             unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
-            if unlocked:  # adopted in this very transaction, or since the tree was looked at
+            if unlocked:  # adopted in this very transaction, or since the tree was read
                 asks.note(self._executor, unlocked, "terminate_tree")
                 self._after_commit.noted += unlocked
             self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
         else:
-            for job_id in ids if kind == "force" else ():  # or a termination noted before would supersede it
+            for job_id in ids if kind == "force" else ():  # else an earlier noted termination would win
                 self.apply_due(job_id)
             late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
             self.ask(late, force=kind == "force")
