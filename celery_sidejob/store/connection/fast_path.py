@@ -123,16 +123,14 @@ class Exchange:
     def _answer(self) -> pq.abc.PGresult:
         """Wait for the answer to the statement that was sent; raise psycopg's error if the answer is one."""
         self._connection.begin_to_wait()
-        pgconn = self._pgconn
         answer = None
-        while True:
-            while pgconn.is_busy():
-                if self._wait():
-                    pgconn.consume_input()
-            result = pgconn.get_result()
-            if result is None:  # the end of the answer
-                break
-            answer = result
+        try:
+            while (result := self._result()) is not None:
+                if answer is None or answer.status in _DONE:
+                    answer = result
+        except psycopg.OperationalError:  # a server that ends a session says why, and hangs up
+            if answer is None or answer.status in _DONE:
+                raise
         if answer is None:
             raise psycopg.OperationalError("the connection is lost")
         if answer.status not in _DONE:
@@ -141,6 +139,13 @@ class Exchange:
                 self._runs.clear()
             raise error
         return answer
+
+    def _result(self) -> pq.abc.PGresult | None:
+        """Wait for the next part of the answer; None at its end."""
+        while self._pgconn.is_busy():
+            if self._wait():
+                self._pgconn.consume_input()
+        return self._pgconn.get_result()
 
 
 def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:

@@ -53,6 +53,7 @@ def make_worker(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
     yield make
     _state._set_current_app(before)
+    _state._set_task_join_will_block(False)  # the worker has set it, and later tests wait for results
     state.reset_state()
     state.should_stop = state.should_terminate = None
 

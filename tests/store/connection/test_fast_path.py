@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -15,6 +16,7 @@ from celery_sidejob.store.connection.bounded import BoundedConnection
 from celery_sidejob.store.connection.fast_path import Exchange
 from celery_sidejob.store.errors import Overdue
 from celery_sidejob.store.statement import Statement
+from tests.tools.waiting import wait_until
 
 PREPARE_AFTER = 2
 NOW = datetime(2026, 11, 22, 1, 2, 3, 456789, tzinfo=UTC)
@@ -112,4 +114,13 @@ def test_a_server_that_does_not_answer_in_time_is_hung_up_on(
 def test_a_server_that_hangs_up_is_an_operational_error(connection: BoundedConnection, exchange: Exchange) -> None:
     with pytest.raises(psycopg.OperationalError):
         exchange.run(Statement("SELECT pg_terminate_backend(pg_backend_pid())"), {})
+    assert connection.broken
+
+
+def test_why_a_server_has_ended_a_session_is_the_error(connection: BoundedConnection, exchange: Exchange) -> None:
+    exchange.command("BEGIN; SET LOCAL idle_in_transaction_session_timeout = 1")
+    wait_until(lambda: select.select([connection.fileno()], [], [], 0)[0], message="the server to hang up")
+
+    with pytest.raises(pg.IdleInTransactionSessionTimeout):
+        exchange.command("COMMIT")
     assert connection.broken
