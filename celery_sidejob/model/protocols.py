@@ -1,4 +1,4 @@
-"""The protocols by which operations reach the broker, the result backend, observers and tasks; `hooks` has them."""
+"""The protocols of the broker, result backend, observers and tasks that operations use; `hooks` implements them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Publisher(Protocol):
     def publish(
         self, messages: Sequence[Publication], *, ready: Any = None, refused: Refused | None = None
     ) -> Sequence[Publication]:
-        """Publish as many as possible, in order, within a bounded time, and return those the broker was given.
+        """Publish as many messages as possible, in order, within a bounded time; return those the broker was given.
 
-        Of messages of ordinary tasks `confirm` tells whether it has them. Raises nothing for a broker that is down:
-        what is not returned is published by the sweeper. `ready` is what `make_ready` has made of them. What no queue
-        will ever take is added to `refused`.
+        For messages of ordinary tasks `confirm` tells whether the broker has them. Raises nothing if the broker is
+        down: the sweeper publishes the messages that are not returned. `ready` is the result of `make_ready` for them.
+        Messages that no queue will ever take are added to `refused`.
         """
         ...
 

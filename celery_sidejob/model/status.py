@@ -51,5 +51,8 @@ MOVES: dict[Status | None, frozenset[Status]] = {
     _TG: frozenset({_TD, _Q}),  # -> queued: a forced run was asked for while it was terminating
     _TD: frozenset({_Q}),  # a forced run
 }
-"""Every legal move. `tests/store/test_moves.py` compares it with what the statements do, under the schema's CHECKs; the
-diagram in docs/lifecycle.md is drawn from it."""
+"""Every legal move.
+
+`tests/store/test_moves.py` compares it with the effects of the statements, under the schema's CHECKs. The diagram in
+docs/lifecycle.md is drawn from it.
+"""

@@ -1,11 +1,11 @@
 """Our JSON codec: what a packet, a state value or an argument may be, and how it comes back equal.
 
-kombu's own codec is nearly this, but it fails on user data that looks like its envelopes, and it lets pass what cannot
-come back (NaN, integer keys, lone surrogates). So the envelopes are kombu's, and three things differ:
+kombu's own codec is nearly this, but it fails on user data that looks like its envelopes, and it accepts values that
+cannot come back (NaN, integer keys, lone surrogates). This codec uses kombu's envelopes, with three differences:
 
-- whatever would not come back equal is refused, with the path to the offending part;
+- a value that would not come back equal is refused, with the path to the offending part;
 - a dict of the user's that has exactly the keys of an envelope is itself put into an envelope, ``"dict"``;
-- envelopes are opened from the outside in, so that what lies inside such a dict is never mistaken for one of ours.
+- envelopes are opened from the outside in: the contents of such a dict are never mistaken for one of our envelopes.
 
 The text is ASCII, and thus survives any database encoding; a character beyond ASCII counts six bytes or twelve.
 """
@@ -252,7 +252,7 @@ class _RefusedError(Exception):
         return "".join(steps if len(steps) <= 20 else [*steps[:20], "…"])
 
 
-# What json writes as it stands, and what may be wrong with it.
+# Types that json writes unchanged, each with the check for its faults.
 _ATOMS: dict[type, Callable[[Any], None]] = {
     str: _check_text,
     int: _check_digits,

@@ -1,1 +1,1 @@
-"""What one can ask: one function, one transaction."""
+"""The operations: one function, one transaction."""

@@ -1,1 +1,1 @@
-"""The loops a worker runs. Each does its work in `run_once()`, which returns a report and is what tests call."""
+"""The loops of a worker. Each does its work in `run_once()`, which returns a report; tests call it directly."""

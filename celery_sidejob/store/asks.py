@@ -46,8 +46,8 @@ def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interva
     """Count one more wake of each job, and arm a message where no run is in progress.
 
     With `force` a backoff is cut short and the job leaves the dead set. A job that begins anew after failing or
-    terminating has all its losses again. The caller has judged the legality under the lock. Returns a row for each job;
-    those with a `task_id` are to be published.
+    terminating may lose all its runs again: its losses are reset. The caller has judged the legality under the lock.
+    Returns a row for each job; rows with a `task_id` are to be published.
     """
     return executor.run(
         _ASK, ids=list(ids), force=force, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S
@@ -80,9 +80,9 @@ FROM asked LEFT JOIN armed ON armed.job_id = asked.id LEFT JOIN {askings} x ON x
 def terminate(
     executor: Transaction, ids: Iterable[int], *, tree: bool, check_interval_s: float, timers_before: int | None = None
 ) -> Sequence[Any]:
-    """Make jobs terminating; earlier wakes and timers (up to the id `timers_before`) go, a backoff is cut short.
+    """Make jobs terminating: remove earlier wakes and timers (up to the id `timers_before`), cut a backoff short.
 
-    Returns a row for each job that was not terminated already; those with a `task_id` are to be published.
+    Returns a row for each job that was not terminated already; rows with a `task_id` are to be published.
     """
     return executor.run(
         _TERMINATE, ids=list(ids), tree=tree, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S,

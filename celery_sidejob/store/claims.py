@@ -1,7 +1,7 @@
-"""A run's hold on its job: claim, fence, end, and the release of what a dead or stopping worker held.
+"""A run's hold on its job: claim, fence, end, and the release of runs of a dead or stopping worker.
 
-The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`. Every end clears it, a release too, to close the
-fence to zombies (`run_no` alone would still match after a release).
+The in-run marker is `unit_no`, `worker_id` and `run_kind` in `jobs`. Every end clears it, a release too: a zombie's
+fence then finds nothing (`run_no` alone would still match after a release).
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def claim(
 ) -> Sequence[Any]:
     """Begin run `for_run` of the job for this worker; returns the job, then up to `most` children of one snapshot.
 
-    Returns nothing if the delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest,
-    nobody terminated it, and its parent was terminated with all below it before the transaction was committed that
-    made it a child.
+    Returns nothing if the delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest
+    and was not terminated, and its parent was terminated recursively before the transaction that made it a child was
+    committed.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
     row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`. The
@@ -135,8 +135,8 @@ def fence(
 ) -> int | None:  # fmt: skip
     """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked.
 
-    Removes the packets that the unit has `read`, and returns how many were still the run's to remove. None if the fence
-    is closed: then the transaction must be rolled back.
+    Removes the packets that the unit has `read`, and returns how many of them were still the run's to remove. None if
+    the fence is closed: then the transaction must be rolled back.
     """
     found = executor.run(
         _FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, **those(read)

@@ -273,11 +273,11 @@ class OldPage:
 
 
 def old_page(executor: Reader, *, after: int, age_s: float | None) -> OldPage:
-    """Read, among the next `WINDOW` jobs, those that finished longer ago than their task's retention, or else than
-    `age_s` (None: those are kept for ever), and that nothing above them keeps.
+    """Read, among the next `WINDOW` jobs, those that finished longer ago than they must be kept.
 
-    A child is kept by its parent, unless its own task has a retention and the parent has run since and rests; and as
-    long as packets wait on its ports.
+    A job is kept for its task's retention, or else for `age_s` (None: for ever), and while a job above it keeps it. A
+    parent keeps its children, unless the child's own task has a retention and the parent has run since and rests. It
+    also keeps a child as long as packets wait on the child's ports.
     """
     page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s)[0]
     return OldPage(page.ids, page.last if page.jobs == WINDOW else None)

@@ -29,10 +29,10 @@ SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""",
 
 
 def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
-    """Append packets (port id, value, context, options), in this order; a port that is gone is passed over.
+    """Append packets (port id, value, context, options), in this order; a port that is gone is skipped.
 
-    Returns the channels that each of the other ports has, {port id: channels}. The port's job is locked, or the packets
-    are a borrowed transaction's: identity order is then commit order per port, or per writer.
+    Returns the channels of each remaining port, {port id: channels}. Either the port's job is locked, and identity
+    order is commit order per port; or a borrowed transaction writes, and it is so per writer.
     """
     records = [
         {"n": n, "port_id": port_id, "value": value, "context": context, "options": options}
@@ -72,10 +72,10 @@ def read_ahead(
     executor: Reader, port: PortKey, *, limit: int, seen: Sequence[int] = (), job_id: int | None = None,
     run_no: int | None = None,
 ) -> list[Any]:  # fmt: skip
-    """Read the next packets of a port without removing or locking them, also those taken for the run that asks.
+    """Read the next packets of a port without removing or locking them, including those taken for the asking run.
 
-    By exclusion and not by position: a lower id may have been committed after a higher one. An empty port is one row
-    without a packet (`_IF_EMPTY`), and no row means that there is no such port.
+    Packets read before are excluded by id, not by position: a lower id may be committed after a higher one. For an
+    empty port returns one row without a packet (`_IF_EMPTY`); no row means that there is no such port.
     """
     return list(executor.run(_READ_AHEAD, **_named(port), seen=list(seen), limit=limit, job_id=job_id, run_no=run_no))
 
@@ -97,7 +97,7 @@ RETURNING q.port_id, q.{_COLUMNS.format("q")}""")
 
 
 def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int) -> list[Any]:
-    """Take free packets of a port for a run, oldest first, but for those that a transaction in progress is reading."""
+    """Take free packets of a port for a run, oldest first, except those that another open transaction is reading."""
     return sorted(
         executor.run(_TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
     )
@@ -116,7 +116,7 @@ _CONSUME = Statement(CONSUME, frequent=True)
 
 
 def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
-    """Remove the packets a unit has read, (port id, packet id), and return how many were still the run's to remove."""
+    """Remove the packets that a unit has read, (port id, packet id); return how many were still the run's to remove."""
     return len(executor.run(_CONSUME, **those(read), id=job_id, run_no=run_no))
 
 
@@ -177,7 +177,7 @@ def _named(port: PortKey) -> dict[str, Any]:
 
 
 COUNTED = 10_000
-"""Packets of a port that are counted where a job is shown; one more stands for all that are more."""
+"""Packets of a port counted up to this number when a job is shown; one more stands for any larger number."""
 
 _COUNT_BY_PORT = Statement(f"""
 SELECT o.id AS port_id, (SELECT count(*) FROM (

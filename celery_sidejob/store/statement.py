@@ -15,8 +15,11 @@ _FUNCTION = re.compile(
     r"(?<![\w.])(?<!\bAS )(?<!\bRECURSIVE )(?!(?:coalesce|extract|greatest|least|nullif)\()"
     r"(?!unnest\((?:[^(),]|\([^()]*\))*,)(?=[a-z]\w*\()"
 )
-"""Where the name of a function begins. Not of what is syntax, as an unnest of several arrays is, nor of an alias with
-columns; SQL's own words are in capitals here."""
+"""Where the name of a function begins.
+
+Syntax that looks like a function does not match: an unnest of several arrays, or an alias with columns. SQL's own words
+are in capitals here.
+"""
 _CATALOG = re.compile(r"(?:(?<=\bFROM )|(?<=\bJOIN ))(?=pg_\w+\b(?![.(]))")
 _KEY = re.compile(r"(->>?'\w+')(?!::)")
 """The key of a JSON value: without a type, Postgres would take it for JSON if there were an operator for that."""

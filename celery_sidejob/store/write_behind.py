@@ -43,8 +43,8 @@ class Late(Protocol):
 class WriteBehind(Generic[T]):
     """Writes of one kind that a process has pending; it makes each within `within_s` of receiving it.
 
-    A thread does so for what nothing else has carried along. What could not be written within `patience_s` more, since
-    the store is away, is dropped.
+    A thread writes items that no other statement has carried along. If an item cannot be written within `patience_s`
+    more, because the store is unavailable, it is dropped.
     """
 
     def __init__(

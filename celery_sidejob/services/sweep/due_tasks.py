@@ -40,13 +40,13 @@ CHECK_AGAIN_S = 5.0
 """Seconds for which a message is left alone that the broker or the backend did not take."""
 
 LOST = (
-    "WorkerLostError: the worker of this run died, and what it had begun must not be repeated unseen. "
-    '`dead retry` begins it again; for tasks that may be repeated there is on_lost="requeue"'
+    "WorkerLostError: the worker of this run died, and its task must not be repeated without a check. "
+    '`dead retry` begins it again; tasks that may be repeated can set on_lost="requeue"'
 )
 LOST_TOO_OFTEN = "WorkerLostError: {losses} runs were lost with their workers"
 EXPIRED = "TaskRevokedError: it expired before any run began"
 REVOKED = "TaskRevokedError: the task was revoked"
-POISONED = "PoisonedMessage: the workers that had begun it died, as often as the broker's delivery_limit says"
+POISONED = "PoisonedMessage: its workers died as often as the broker's delivery_limit allows"
 DOOMS = frozenset({"lost", "expired", "revoked"})
 
 

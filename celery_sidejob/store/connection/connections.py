@@ -97,11 +97,11 @@ class Connections(Autocommit):
     ) -> T:
         """Run `work` in one transaction of ours and return what it returns, committed.
 
-        With `single` it is one statement, which needs no BEGIN and no COMMIT. `work` is repeated whole after a
-        deadlock, when a job or a port that it had read was deleted before it wrote (a foreign key tells), or when it
-        raises `Moved`, and once after a connection that had died while idle; it must not have effects outside the
-        transaction. Raises `OutcomeUnknown` when the connection breaks during the commit (`NoAnswer` if the store has
-        not answered `within_s`), `StoreUnavailableError` when nothing was committed.
+        With `single` it is one statement, which needs no BEGIN and no COMMIT. The whole `work` is repeated after a
+        deadlock, if a job or a port that it had read was deleted before it wrote (seen by a foreign key), or if it
+        raises `Moved`. It is repeated once after a connection that had died while idle. It must not have effects
+        outside the transaction. Raises `OutcomeUnknown` if the connection breaks during the commit (`NoAnswer` if the
+        store has not answered `within_s`), `StoreUnavailableError` if nothing was committed.
         """
         if within_s is None:
             within_s = self._thread.within_s
@@ -163,7 +163,7 @@ class Connections(Autocommit):
         return self.read(lambda executor: executor.run(statement, **parameters))
 
     def read(self, work: Callable[[OwnExecutor], T], *, within_s: float | None = None) -> T:
-        """Do `work`, one statement that may be repeated; raises StoreUnavailableError if there is no answer in time.
+        """Run one statement that may be repeated, in `work`; StoreUnavailableError if there is no answer in time.
 
         Never `OutcomeUnknown`: a statement that may be repeated counts as not done.
         """

@@ -39,10 +39,10 @@ _inherited: list[Any] = []
 
 
 def _after_fork() -> None:
-    """In a forked child: let go of the parent's sockets without a word to the server.
+    """In a forked child: detach the parent's sockets without sending anything to the server.
 
-    A child that kept a copy would keep the parent's advisory lock alive after the parent's death, and one that
-    closed it through libpq would say goodbye in the parent's name. So the descriptor is pointed at /dev/null.
+    A child that kept a copy would keep the parent's advisory lock alive after the parent's death. A child that closed
+    it through libpq would end the session in the parent's name. The descriptor is therefore pointed at /dev/null.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for connection in list(_open):

@@ -1,6 +1,6 @@
-"""When the sweeper checks a row: what is due, what may wait longer, and what is published again at once.
+"""When the sweeper checks a row: the rows that are due, that may wait longer, or are published again at once.
 
-Whoever changes a row here without the job's lock changes only `published_at`, `suspected_at`, `next_check_at` and
+Without the job's lock, statements here change only `published_at`, `suspected_at`, `next_check_at` and
 `check_interval`, and only in rows that no run holds.
 """
 

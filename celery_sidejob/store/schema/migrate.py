@@ -50,22 +50,22 @@ def upgrade(
     url: str, schema: str = "sidejob", *, owner: Mapping[str, str] | None = None, to: str | None = None,
     setting: str = "sidejob_database_url",
 ) -> str:  # fmt: skip
-    """Create the schema if it is missing, migrate it, record whose it is, and return its revision.
+    """Create the schema if it is missing, migrate it, record its owner, and return its revision.
 
-    `owner` is {"app": …, "broker": …}; what is recorded first stays. A schema that is another's, or newer than this
-    version, is refused with SchemaError before anything is changed, and so is a step that would take from workers
-    which run what they still need. `to` is the revision to go to, by default the newest. The URL comes from `setting`.
+    `owner` is {"app": …, "broker": …}; an owner recorded before stays. SchemaError is raised, before anything is
+    changed, if the schema belongs to another owner or is newer than this version, or if a step would remove something
+    that running workers still need. `to` is the target revision, by default the newest. The URL comes from `setting`.
     """
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("upgrade:look", partial(_check_upgradable, schema=schema, owner=owner, to=to))
         with explained(schema, setting, fresh=before is None):
             _migrate(url, schema, to or "head")
-        # If we die here, the schema is nobody's until the next upgrade: `check` lets everybody in.
+        # If we die here, the schema has no owner until the next upgrade, and `check` accepts every app and broker.
         return connections.transact("upgrade:note", partial(_note_owner, schema=schema, owner=owner))
 
 
 def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = None, since: str | None = None) -> None:
-    """Write the SQL that `upgrade` would run, for those who run it by hand: on an empty database, or from `since` on.
+    """Write the SQL that `upgrade` would run, to be run by hand: on an empty database, or from revision `since` on.
 
     Statements outside of BEGIN and COMMIT must stay outside: give it to psql as a file.
     """
@@ -88,9 +88,9 @@ def upgrade_sql(schema: str, out: TextIO, *, owner: Mapping[str, str] | None = N
 def reassign(
     url: str, schema: str = "sidejob", *, owner: Mapping[str, str], setting: str = "sidejob_database_url"
 ) -> dict[str, str]:
-    """Record another owner, for an app or a broker that has moved on purpose; returns the one recorded before.
+    """Record another owner, for an app or a broker that has moved on purpose; returns the previous one.
 
-    Refused with SchemaError while workers are registered that live. What waits is published again, for the broker may
+    Raises SchemaError while live workers are registered. Waiting messages are published again, because the broker may
     be another one. The URL comes from `setting`.
     """
 
@@ -162,10 +162,10 @@ def _facts(owner: Mapping[str, str] | None) -> dict[str, str]:
 def _alone(connections: Connections) -> Iterator[None]:
     """Keep other upgrades of this schema out while the block runs.
 
-    The lock is a transaction's, on a connection of its own: it outlasts the migrations' transactions and needs no
-    session, so a pooling proxy does no harm. CREATE INDEX CONCURRENTLY waits for the end of every transaction that
-    holds a snapshot, so here nobody holds one: those who wait ask again and again, each time in a new transaction,
-    and the simple protocol leaves no portal open.
+    The lock belongs to a transaction on a connection of its own. It outlasts the migrations' transactions and needs no
+    session, and a pooling proxy does no harm. CREATE INDEX CONCURRENTLY waits for the end of every transaction that
+    holds a snapshot. Nothing here holds one for long: waiting upgrades ask again and again, each time in a new
+    transaction, and the simple protocol leaves no portal open.
     """
     gate = connections.connect()
     try:
@@ -219,9 +219,9 @@ def _migrate(url: str, schema: str, to: str) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    """At the begin of each transaction; in a block that autocommits it has no effect, as it should be there.
+    """Set up each transaction; in a block that autocommits this has no effect, as intended.
 
-    Statements of SQLAlchemy and Alembic do not say whose functions and operators they mean, and this is the owner.
+    Statements of SQLAlchemy and Alembic do not qualify functions and operators, and this role is the owner.
     """
     connection.exec_driver_sql("SET LOCAL search_path = pg_catalog")
     connection.exec_driver_sql(f"SET LOCAL lock_timeout = {round(LOCK_TIMEOUT_S * 1000)}")

@@ -177,18 +177,18 @@ def revision_of(executor: Transaction, schema: str) -> str | None:
 
 
 def _distance(revision: str) -> int:
-    """Tell by how many revisions a schema is newer than this version: they are numbers without gaps."""
+    """Return by how many revisions a schema is newer than this version: revisions are numbers without gaps."""
     return int(revision) - int(revisions.KNOWN)
 
 
 def connected(url: str, schema: str, setting: str) -> closing[Connections]:
-    """Connections of our own, past a proxy or through it: nothing is prepared on them."""
+    """Return connections of our own, past a proxy or through it: nothing is prepared on them."""
     return closing(Connections(url, schema, prepare=False, setting=setting))
 
 
 @contextmanager
 def explained(schema: str, setting: str, *, fresh: bool = False) -> Iterator[None]:
-    """Say what an error of Postgres means for whoever upgrades or checks the schema, or makes it: `fresh`."""
+    """Explain an error of Postgres to the person who upgrades, checks or (`fresh`) creates the schema."""
     try:
         yield
     except Exception as error:
