@@ -56,7 +56,7 @@ def check_number(name: str, number: Any, *, of: str, least: int = 0) -> None:
 
 
 def check_texts(**texts: Any) -> None:
-    """Raise InvalidValueError for an argument that is neither None nor a text that a row can hold."""
+    """Raise InvalidValueError unless each argument is None or a text that a row can hold."""
     for name, text in texts.items():
         _check_text(name, text, max_length=len(text) if isinstance(text, str) else 0)
 

@@ -51,8 +51,10 @@ class Content(NamedTuple):
     digest: str
     """The body's digest, by `digest_of`."""
     unpack: Callable[[bytes], bytes] | None = None
-    """Undoes the compression of the row's body, where the delivery says that there is one: what was received is not
-    compressed any more."""
+    """Decompresses the row's body, if the delivery says that it is compressed.
+
+    The received body is not compressed any more.
+    """
 
 
 def digest_of(body: bytes) -> str:

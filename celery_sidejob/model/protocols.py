@@ -71,7 +71,7 @@ class Broker(Protocol):
         ...
 
     def look(self) -> Look | None:
-        """Begin a look for single messages in the broker; None where it shows none."""
+        """Begin a look for single messages in the broker; None if the broker does not show any."""
         ...
 
     def dead_list(self) -> int | None:
@@ -101,7 +101,7 @@ class Results(Protocol):
     """Brings outcomes to the result backend and to the continuations of an asking."""
 
     def wanted(self, task: str, options: Mapping[str, Any] | None) -> bool:
-        """Tell whether anything is to be sent when this asking ends."""
+        """Tell whether a message or a result must be sent when this asking ends."""
         ...
 
     def continuations(self, outcome: Outcome) -> Sequence[Continuation]:

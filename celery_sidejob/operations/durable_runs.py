@@ -87,8 +87,11 @@ class LateLock:
     max_losses: int
     began_at: float
     state: str = WAITS
-    """Not written yet; being written; held; refused, as another one has the row or it is gone or doomed; the run has
-    ended well, and its row is to be removed; over: nothing is to be written any more."""
+    """The state of the row's lock, or of the run's end.
+
+    WAITS: not written yet. WRITING: being written. HELD: locked. REFUSED: another run has the row, or it is gone or
+    doomed. ENDED: the run ended well, and its row must be removed. OVER: there is nothing more to write.
+    """
     then: str | None = None
     """The run's state, ended or over, if that was decided while its lock was being written."""
     is_unknown: bool = False

@@ -53,7 +53,7 @@ class Touched:
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
-        """By job id, as the changes applied before leave them; new jobs included."""
+        """By job id, as the changes applied so far leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
         self.ports: dict[PortKey, Any] = {}
         self.subscribers: dict[str, Sequence[Any]] = {}

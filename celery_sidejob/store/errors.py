@@ -86,5 +86,5 @@ def unknown(error: BaseException, when: str) -> OutcomeUnknown:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its name."""
+    """Return the first line of an error's text, or its name."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

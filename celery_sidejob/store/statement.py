@@ -74,9 +74,9 @@ class Reader(Protocol):
 
 
 class Transaction(Reader):
-    """An open transaction, ours or one borrowed from the user: what a statement writes holds once it is committed.
+    """An open transaction, ours or one borrowed from the user: its writes take effect when it is committed.
 
-    A function that takes one does not know what else is part of it, and is never repeated by itself.
+    A function that takes one does not know the rest of the transaction, and is never repeated by itself.
     """
 
 

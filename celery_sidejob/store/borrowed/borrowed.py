@@ -166,5 +166,5 @@ def transaction_id(borrowed: Borrowed) -> int:
 
 
 def is_open(executor: Reader, transaction: int) -> bool:
-    """Tell whether a transaction is neither committed nor rolled back yet."""
+    """Tell whether a transaction is still open."""
     return bool(executor.run(_TRANSACTION_OPEN, id=transaction)[0].open)

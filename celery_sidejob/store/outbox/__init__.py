@@ -1,4 +1,4 @@
-"""Rows of `messages`, the outbox: what was or will be given to the broker and is not finished.
+"""Rows of `messages`, the outbox: messages for the broker, sent or not, whose work is not finished.
 
 A row is the doorbell for a job's next run, the whole message of an ordinary durable task, or a continuation of an
 asking. Doorbells and tasks share one life, and a statement of it is written once for both; `kinds.py` has the two

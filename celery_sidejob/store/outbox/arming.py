@@ -16,17 +16,17 @@ def armed(
 ) -> str:
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
-    Every statement that makes a run owed contains it (a new job, an ask, a termination, the end or the loss of a run),
-    so the row is armed in the transaction that changes the job. Nothing else arms a row. A job whose run is in progress
-    is not armed: the end of that run does it.
+    Every statement that makes a run owed contains this CTE (a new job, an ask, a termination, the end or the loss of a
+    run), and thereby arms the row in the transaction that changes the job. Nothing else arms a row. A job whose run is
+    in progress is not armed: the end of that run arms it.
 
     **When a run is owed is decided here**, by the row's `due_at`: now, or after a backoff. A pause, a limit or a
     dependency is a condition in `owed_at` and in no other place: with a `due_at` that never comes, the run is not
-    published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` lets it go.
+    published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it.
 
-    A job has one row. A row that a run held turns into the row of the next run. A row that is armed already stays as it
-    is; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no row:
-    looking for one makes the insert of a thousand jobs a quarter slower.
+    A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
+    unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no
+    row: looking for one makes the insert of a thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, run_no and unit_no of each job as
     `j`; `wait_s` is the backoff, `losses` are added to those of the row. The statement takes the parameters
@@ -75,8 +75,8 @@ def rearm(
 
     Returns (task_id, for_run, options); the first two are None if the next run is not due yet.
 
-    `moved`: another reader had packets that the run had read. A job's row counts that as a loss, and as long as it is
-    there, runs take the packets that they read.
+    `moved`: another reader took packets that the run had read. A job's row counts that as a loss. As long as the row
+    exists, the job's runs take the packets that they read.
     """
     return executor.run(
         _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s,

@@ -32,7 +32,7 @@ WITH RECURSIVE q(queue) AS (
   UNION ALL SELECT (SELECT m.queue FROM {messages} m WHERE m.queue > q.queue ORDER BY m.queue LIMIT 1)
   FROM q WHERE q.queue IS NOT NULL)"""
 
-# -- what is due -----------------------------------------------------------------------------------------------------
+# -- rows that are due -----------------------------------------------------------------------------------------------
 
 _PUBLICATION = """CASE WHEN m.published_at IS NOT NULL AND m.doom IS NULL AND coalesce(m.expires_at > now(), true)
       THEN m.publication END AS publication"""
@@ -89,7 +89,7 @@ def overdue(executor: Reader, *, limit: int) -> dict[str, int]:
     return {row.queue: row.messages for row in executor.run(_OVERDUE, limit=limit)}
 
 
-# -- what may wait longer --------------------------------------------------------------------------------------------
+# -- rows that may wait longer ---------------------------------------------------------------------------------------
 
 _POSTPONED = """next_check_at = now()
     + least(greatest(m.check_interval, now() - m.published_at), make_interval(secs => %(longest_s)s))"""
@@ -168,7 +168,7 @@ def vouch(connections: Autocommit, kind: Kind, received: Iterable[tuple[str | in
     return len(connections.run(_VOUCH[kind], **parameters(received), wait_s=wait_s))
 
 
-# -- what is published again at once ---------------------------------------------------------------------------------
+# -- rows that are published again at once ---------------------------------------------------------------------------
 
 # The publisher of a durable task relies on being alone for `FIRST_CHECK_S`: an unmarked row is left to it, unless a run
 # had begun.
@@ -304,7 +304,7 @@ def republish_in(executor: Transaction, queue: str) -> int:
     return len(executor.run(_REPUBLISH_IN, queue=queue))
 
 
-# -- what a queue of the broker should have --------------------------------------------------------------------------
+# -- messages that should be in the broker's queues ------------------------------------------------------------------
 
 _IN_QUEUE = Statement("""
 SELECT count(*) AS messages FROM (

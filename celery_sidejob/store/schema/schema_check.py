@@ -192,7 +192,7 @@ def explained(schema: str, setting: str, *, fresh: bool = False) -> Iterator[Non
     try:
         yield
     except Exception as error:
-        cause = getattr(error, "orig", None) or error  # what a migration meets is wrapped by SQLAlchemy
+        cause = getattr(error, "orig", None) or error  # SQLAlchemy wraps the errors of a migration
         explanation = _explain(schema, setting, cause, fresh=fresh)
         if explanation is None:
             raise
