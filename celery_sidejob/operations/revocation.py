@@ -37,7 +37,7 @@ def revoke_in_all(runtime: Runtime, task_ids: Iterable[str]) -> RevokedInAll:
     """Store the revocation of these task ids in every store that answers.
 
     Two stores may each have a copy, so all are asked. A silent store is no problem if each id was found in another:
-    before a copy is buried there, the other copies are revoked (`copies.revoke`).
+    before a copy is buried there, the other copies are revoked (`deduplication.revoke`).
     """
     ids = [task_id for task_id in task_ids if is_keepable(task_id)]
     waiting: dict[str, None] = {}
