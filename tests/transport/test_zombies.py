@@ -69,7 +69,8 @@ def test_a_worker_that_held_nothing_goes_on_as_if_nothing_were(
     env = {"BROKER_URL": broker_url, "CONSUMER_TIMEOUT": "1", **record.env}
     worker = processes.start_worker("tests.transport.worker_app", env=env, pool="prefork", name="worker")
     send("hold_early")
-    record.wait_for("begun")
+    record.wait_for("begun")  # in its process, of which the worker hears later that it may acknowledge
+    wait_until(lambda: not [*server.scan_iter("_sidejob.held.*")], message="the message to be acknowledged")
     worker.stop_signal()
     other = Consuming(connect(consumer_timeout=1), "elsewhere", prefetch=1)
     other.drain(0.01)
