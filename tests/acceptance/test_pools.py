@@ -56,19 +56,19 @@ def test_a_warm_stop_lets_bodies_finish(scene: Scene, pool: str) -> None:
     assert (str(job.refresh().status), scene.row(job).run_no) == ("completed", 1)
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGQUIT], [signal.SIGTERM, signal.SIGQUIT]], ids=["cold", "warm, cold"])
+@pytest.mark.parametrize("stop", ["cold", "warm, cold", "warm, cold while it waits for bodies"])
 @THREADS
-def test_a_cold_stop_gives_back_what_no_process_can_be_killed_for(
-    scene: Scene, pool: str, signals: list[signal.Signals]
-) -> None:
+def test_a_cold_stop_gives_back_what_no_process_can_be_killed_for(scene: Scene, pool: str, stop: str) -> None:
     worker = scene.worker(pool=pool, concurrency=2, **NEVER)
     job = scene.hold()
     scene.record.wait_for("holding", job=job.id, timeout=15)
 
-    for number in signals:
-        worker.send_signal(number)
-        if number == signal.SIGTERM:
-            worker.wait_for_log("Warm shutdown")
+    if stop != "cold":
+        worker.send_signal(signal.SIGTERM)
+        worker.wait_for_log("Warm shutdown")
+    if "waits" in stop:
+        wait_until(lambda: not scene.app.control.ping(timeout=0.5), timeout=15, message="it to have left its loop")
+    worker.send_signal(signal.SIGQUIT)
 
     worker.wait(20)  # though the body would hold on for longer
     row = scene.row(job)

@@ -21,7 +21,7 @@ from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
-from ..patches import pool_apply, soft_shutdown
+from ..patches import pool_apply, soft_shutdown, worker_stop
 from ..tasks import durable_task
 from ..worker import greenlets, pool_kind
 from ..worker.bell import Bell
@@ -78,6 +78,7 @@ class SideJobStep(bootsteps.StartStopStep):
             loop.start()
         signals.worker_shutting_down.connect(self._stopping, weak=False)
         soft_shutdown.install(worker, stop_flag.announce)
+        worker_stop.install(worker, self.terminate)
         greenlets.mind(worker.pool)
         pool_apply.end_quietly(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
