@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 
-@dataclass(frozen=True, slots=True)
-class JobEvent:
-    """Something that happened to a job."""
+class Counted:
+    """What is counted of the events of a class."""
 
-    job_id: int
-    task: str
+    __slots__ = ()
 
     total: ClassVar[str | None]
     """The name of the total that counts these events, in `stats` and the metrics; None: they are not counted."""
@@ -23,6 +21,14 @@ class JobEvent:
     """The total's meaning in one sentence, for `stats` and the metrics."""
     counted_by: ClassVar[str | None] = None
     """The field whose value is the total's label."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent(Counted):
+    """Something that happened to a job."""
+
+    job_id: int
+    task: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +89,11 @@ class LeaseLost(RunEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskEvent:
+class TaskEvent(Counted):
     """Something that happened to an ordinary durable task."""
 
     task_id: str
     task: str
-
-    total: ClassVar[str | None]
-    meaning: ClassVar[str]
-    counted_by: ClassVar[str | None] = None
 
 
 @dataclass(frozen=True, slots=True)
