@@ -27,7 +27,7 @@ model: install ## every interleaving of the protocol's model
 versions: ## the tests with the oldest supported versions of what we use: WHICH=newest
 	./run versions $${WHICH:-oldest}
 
-bench: ## a benchmark, or the list of them: NAME=throughput
+bench: ## a benchmark, or the list of them: NAME=transport
 	./run bench $${NAME:-}
 
 chaos: ## every crash point and every accident, again and again: CHAOS=10 times

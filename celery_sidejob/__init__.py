@@ -1,6 +1,6 @@
 """Celery for work that must not be lost and may take months.
 
-The names are imported when they are first used: `celery_sidejob.transport` is for apps that use nothing else of this.
+Each name is imported when it is first used: an app may use `celery_sidejob.transport` and nothing else of this package.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .model.status import FINISHED, Status
     from .services.sweep.sweeper import PollReport
 
-_PLACES = {
+_MODULES = {
     ".deadset": ("DeadEntry", "DeadSet"),
     ".extension": ("SideJob",),
     ".hooks.jobs.decorators": ("sidejob_task",),
@@ -58,35 +58,14 @@ _PLACES = {
     ".hooks.signals": ("job_status_changed", "task_buried", "task_lost", "task_recovered"),
     ".hooks.jobs.sidejob_task": ("SideJobTask",),
     ".jobs.job": ("Job",),
-    ".model.errors": (
-        "AliasTakenError",
-        "ChildNameTakenError",
-        "CommitInDoubtError",
-        "CycleError",
-        "HasParentError",
-        "IllegalMoveError",
-        "InvalidAliasError",
-        "InvalidChannelError",
-        "InvalidPortError",
-        "InvalidValueError",
-        "JobNotFoundError",
-        "LeaseLostError",
-        "NotAChildError",
-        "PortNotFoundError",
-        "SchemaError",
-        "SettingsError",
-        "SideJobError",
-        "StoreUnavailableError",
-        "UnitNotCommittedError",
-        "UnknownTaskError",
-    ),
     ".model.port": ("NO_DATA",),
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
     ".services.sweep.sweeper": ("PollReport",),
 }
-_PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+"""The modules of the public names; those that are not among them are in `model.errors`."""
 
 __all__ = [
     "FINISHED",
@@ -139,9 +118,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a public name."""
-    if name not in _PLACE_OF:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(_PLACE_OF[name], __name__), name)
+    module = import_module(_MODULE_OF.get(name, ".model.errors"), __name__)
+    found = globals()[name] = getattr(module, name)
     return found
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -51,7 +52,7 @@ class DeadEntry:
     queue: str
     reason: str
     error: str
-    traceback: str | None
+    traceback: str | None = field(repr=False)
     died_at: datetime
     retries: int
     store: str | None = None
@@ -72,8 +73,8 @@ class DeadEntry:
 class DeadSet:
     """A view of the dead set; nothing is kept in memory.
 
-    A call for many entries skips a store that does not answer, with a warning, and raises only if no store answers.
-    Entries that the store had returned until then count.
+    A call for many entries skips a store that does not answer, with a warning, and raises only if no store answers. It
+    keeps the entries that the store returned before it stopped answering.
     """
 
     def __init__(self, runtime: Runtime) -> None:
@@ -98,8 +99,8 @@ class DeadSet:
     ) -> Sequence[DeadEntry]:  # fmt: skip
         """Return up to `limit` entries that match, the oldest of each store first, after the id `after`.
 
-        Entries of a group are searched among those of its task. With a queue these, or
-        all entries, are read one by one until `limit` match: a million takes a second.
+        Entries of a group are searched among those of its task. With a queue these, or all entries, are read one by
+        one until `limit` match: a million takes a second.
         """
         check_number("limit", limit, least=1, of="entries")
         check_texts(group=group, task=task, queue=queue)
@@ -170,19 +171,15 @@ class DeadSet:
         check_texts(group=group, task=task)
         if limit is not None:
             check_number("limit", limit, least=1, of="entries")
-        retried = 0
+        left = math.inf if limit is None else limit
 
         def retry(store: Store) -> Iterator[int]:
-            return self._retry_in(store, group, task, None if limit is None else limit - retried)
+            nonlocal left
+            for number in self._retry_in(store, group, task, left):
+                left -= number
+                yield number
 
-        def may_go_on(store: Store) -> bool:
-            return limit is None or retried < limit
-
-        for number in self._of_each(retry, may_go_on):
-            retried += number
-            if progress is not None:
-                progress(number)
-        return retried
+        return _total(self._of_each(retry, lambda store: left > 0), progress)
 
     def delete(self, entry_id: int | str) -> bool:
         """Remove an entry for good, a job with all jobs below it; False if one of those is not finished."""
@@ -206,12 +203,7 @@ class DeadSet:
             raise InvalidValueError(
                 f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
             )
-        purged = 0
-        for number in self._of_each(lambda store: self._purge_in(store, age_s, keep)):
-            purged += number
-            if progress is not None:
-                progress(number)
-        return purged
+        return _total(self._of_each(lambda store: self._purge_in(store, age_s, keep)), progress)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -257,11 +249,11 @@ class DeadSet:
             raise InvalidValueError(f"{shown(entry_id)} is no id of the dead set: a number, or a store's name:number.")
         return self._stores.named(name) if name else self._stores[0], int(number)
 
-    def _retry_in(self, store: Store, group: str | None, task: str | None, limit: int | None) -> Iterator[int]:
+    def _retry_in(self, store: Store, group: str | None, task: str | None, limit: float) -> Iterator[int]:
         """Yield how many entries left the dead set, page by page."""
         retried, after, last = 0, 0, self._ask(store, dead.last_id)
-        while after < last and (limit is None or retried < limit):
-            page = PAGE if limit is None else min(PAGE, limit - retried)
+        while after < last and retried < limit:
+            page = int(min(PAGE, limit - retried))
             rows = self._page(store, after=after, limit=page, task_group=group, task=task)
             if not rows:
                 break
@@ -310,6 +302,16 @@ class DeadSet:
             retries=row.retries, store=label,
             **(_of_message(row.payload, hide) if row.job_id is None else {}),
         )  # fmt: skip
+
+
+def _total(numbers: Iterable[int], progress: Progress | None) -> int:
+    """Add up the numbers, and report each as it comes."""
+    total = 0
+    for number in numbers:
+        total += number
+        if progress is not None:
+            progress(number)
+    return total
 
 
 def _of_message(payload: str, hide: Callable[[Any], Any]) -> dict[str, Any]:

@@ -12,17 +12,8 @@ from typing import Any, TypeVar
 
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .model.finding import Finding, error, warning, well
-from .model.settings import Settings
 from .operations.runtime import Runtime
-from .store import (
-    depths,
-    health,
-    piles,
-    revisions,
-    served,
-    statistics,
-    workers,
-)
+from .store import depths, health, piles, revisions, served, statistics, workers
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
 from .store.schema import schema_check, tables
@@ -38,26 +29,32 @@ UNSWEPT_S = 5.0
 """For how long the sweeper's lease may have ended: another worker takes it over within two seconds."""
 UNSENT_S = 60.0
 UNSERVED_S = 60.0
-"""For how long runs may be due whose task no worker knows: it may be restarted just now."""
+"""For how long runs may be due whose task no worker knows: such a worker may be restarting."""
 SKEW_S = 2.0
-"""By how much clocks may differ; `expires` of tasks, and people who read logs, go by them."""
+"""By how much clocks may differ: `expires` of tasks depends on them, and the times in logs do."""
 DEAD_ROWS = 20_000
-"""So many dead rows, and more than live ones, are more than autovacuum usually leaves."""
+"""Autovacuum usually leaves fewer dead rows than this, or fewer than live ones."""
 FINISHED = 100_000
-"""So many finished jobs that nothing will remove are worth a word."""
+"""Finished jobs that nothing will remove: from this number on, a warning."""
 CHILDREN = 10_000
-"""So many children of one job are, too: they stay as long as it does."""
+"""Children of one job, which stay as long as it does: from this number on, a warning."""
 PINNED_S = (300.0, 3600.0)
-"""For how long a transaction may keep vacuum from its work."""
+"""For how long a transaction may hold back vacuum: longer is a warning, an error."""
 UPGRADE = "run `celery -A <app> sidejob db upgrade`"
+GRANT = "As the schema's owner: celery -A <app> sidejob db grants <user> | psql -v ON_ERROR_STOP=1 <database>"
+GIVE_UP = (
+    "Or give the work up: a durable task with celery -A <app> sidejob revoke <task id>, a job with celery -A <app> "
+    "sidejob terminate --without-shutdown <job id>."
+)
+NOTHING_RUNS = "Nothing can be asked, and no run begins."
+LATE = "Timers, retries and messages that the broker did not accept are late; lost runs are not rescued."
 
 UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     (
         schema_check.NotUpgraded, "Workers refuse to start, and calls fail.", f"{UPGRADE[0].upper()}{UPGRADE[1:]}.",
     ),
     (
-        LacksRights, "Workers refuse to start, and what needs the right fails at each call.",
-        "As the schema's owner: celery -A <app> sidejob db grants <user> | psql -v ON_ERROR_STOP=1 <database>",
+        LacksRights, "Workers refuse to start, and calls that need the right fail.", GRANT,
     ),
     (
         schema_check.NotOurs,
@@ -81,13 +78,13 @@ UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     ),
     (SideJobError, "Workers refuse to start.", "See what the message says."),
 )  # fmt: skip
-"""Why a schema cannot be used, by the kind of error: its meaning, and its remedy. The first match counts."""
+"""The meaning and the remedy of each error of the schema; the first match counts."""
 
 Check = Callable[[Transaction], Iterable[Finding]]
 
 
 class Diagnosis:
-    """Looks at one store."""
+    """Checks one store."""
 
     def __init__(self, runtime: Runtime, owner: Mapping[str, str]) -> None:
         self._runtime = runtime
@@ -97,13 +94,13 @@ class Diagnosis:
         self._patience_s = runtime.stores.look_s(runtime.store)
 
     def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
-        """Yield what is found, good and bad; `thorough` reads all jobs."""
+        """Yield all findings, good and bad; `thorough` reads all jobs."""
         try:
             self._settings.require_database_url()
             yield from self._of(self._server, self._patience_s)
         except (StoreUnavailableError, SettingsError) as failure:
             yield error(
-                "store", str(failure), meaning="Nothing can be asked, and no run begins.",
+                "store", str(failure), meaning=NOTHING_RUNS,
                 remedy="Start Postgres, or correct sidejob_database_url.",
             )  # fmt: skip
             return
@@ -117,11 +114,11 @@ class Diagnosis:
                 lambda executor: self._rules(executor, thorough), within_s=None if thorough else self._patience_s
             )
         except SchemaError:
-            return  # without its tables there is nothing more to look at; it has been said
+            return  # without tables there is nothing more to check; `_schema` has reported that
         yield from self._liveness()
 
     def of_further_store(self) -> Iterator[Finding]:
-        """Yield the findings about a further store; each names the store."""
+        """Yield the findings about a failover store; each names the store."""
         settings = self._runtime.connections.setting
         whose = f"store {self._runtime.store.place}"
         try:
@@ -142,7 +139,7 @@ class Diagnosis:
             for finding in chain(found, self._schema(), looks):
                 yield replace(finding, check=f"{whose}: {finding.check}")
         except SchemaError:
-            return  # it has been said
+            return  # `_schema` has reported that
 
     def _look(self, *checks: Check, within_s: float | None) -> Iterator[Finding]:
         """Yield the findings of each check, or that it failed; raises SchemaError if tables are missing."""
@@ -184,8 +181,7 @@ class Diagnosis:
             )  # fmt: skip
         elif row.standby:
             yield error(
-                "store", f"Postgres {row.version} is a standby: it cannot be written to.",
-                meaning="Nothing can be asked, and no run begins.",
+                "store", f"Postgres {row.version} is a standby: it cannot be written to.", meaning=NOTHING_RUNS,
                 remedy="Point sidejob_database_url at the primary.",
             )  # fmt: skip
         else:
@@ -197,8 +193,8 @@ class Diagnosis:
         if row.fsync == "off" or row.synchronous_commit == "off":
             setting = "fsync" if row.fsync == "off" else "synchronous_commit"
             yield warning(
-                "durability", f"{setting} is off", meaning="A crash of the database server loses confirmed commits, "
-                "and jobs, packets and wakes with them.", remedy=f"Set {setting} to on.",
+                "durability", f"{setting} is off", remedy=f"Set {setting} to on.",
+                meaning="A crash of the database server loses confirmed commits: jobs, packets and wakes.",
             )  # fmt: skip
         else:
             yield well("durability", f"fsync is on, synchronous_commit is {row.synchronous_commit}")
@@ -208,29 +204,28 @@ class Diagnosis:
             side = "behind" if skew_s > 0 else "ahead of"
             yield warning(
                 "clock", f"the clock of {whose} is {abs(skew_s):.1f} s {side} the database's",
-                meaning="Leases and timers use only the database's clock. But an eta= or expires= that is computed "
-                "there is off by that much, and so are the times in its logs.",
+                meaning="Each eta= or expires= that is computed there is off by that much, and so are the times in its "
+                "logs. Leases and timers are not: they use only the database's clock.",
                 remedy="Let NTP or chrony set both clocks.",
             )  # fmt: skip
         else:
             yield well("clock", f"the clock of {whose} differs from the database's by {abs(skew_s):.2f} s")
 
     def _schema(self) -> Iterator[Finding]:
-        settings = self._settings
-        connections = self._runtime.connections
+        name, connections = self._settings.schema, self._runtime.connections
         try:
             with health.looking(connections), connections.talking(within_s=self._patience_s):
-                schema_check.check(connections, settings.schema, owner=self._owner)  # as workers do
-                revision, head = schema_check.current(connections, settings.schema), revisions.KNOWN
+                schema_check.check(connections, name, owner=self._owner)  # as workers do
+                revision, head = schema_check.current(connections, name), revisions.KNOWN
         except SideJobError as failure:
             _, meaning, remedy = next(entry for entry in UNFIT if isinstance(failure, entry[0]))
             yield error("schema", str(failure), meaning=meaning, remedy=remedy.replace("<user>", self._role))
             return
         if revision == head:
-            yield well("schema", f"{settings.schema!r} is at revision {revision}")
+            yield well("schema", f"{name!r} is at revision {revision}")
         else:
             yield warning(
-                "schema", f"{settings.schema!r} is at revision {revision}, this version's own is {head}",
+                "schema", f"{name!r} is at revision {revision}, this version's own is {head}",
                 meaning="It works, but newer features are missing, and the next version may refuse it.",
                 remedy=f"When all workers have this version, {UPGRADE}; if the schema is the newer one, upgrade here.",
             )  # fmt: skip
@@ -243,9 +238,7 @@ class Diagnosis:
             role = health.server(executor).role
             yield error(
                 "rights", f"{role} lacks {', '.join(missing[:5])}{more}",
-                meaning="Calls, claims or commits that need these rights fail.",
-                remedy=f"As the schema's owner: celery -A <app> sidejob db grants {role} | psql -v ON_ERROR_STOP=1 "
-                "<database>",
+                meaning="Calls, claims or commits that need these rights fail.", remedy=GRANT.replace("<user>", role),
             )  # fmt: skip
         else:
             yield well("rights", "all that is needed on tables and sequences")
@@ -253,51 +246,44 @@ class Diagnosis:
     # -- work and workers ----------------------------------------------------------------------------------------
 
     def _queues(self, executor: Transaction) -> Iterator[Finding]:
-        queues = depths.read(executor)
-        found = self._of_first_store(executor, partial(_served_queues, self._settings))
-        if found is not None:
-            served, unannounced = found
-            yield from self._unserved([row for row in queues if row.depth and row.queue not in served], unannounced)
+        found = self._of_first_store(executor, self._served)
+        if found is None:
+            return
+        served, unannounced = found
+        rows = [row for row in depths.read(executor) if row.depth and row.queue not in served]
+        shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
+        if not rows:
+            yield well("queues", "every queue in which something is due has a worker")
+        elif unannounced:
+            ids = ", ".join(str(row.id) for row in unannounced)
+            yield warning(
+                "queues", f"no worker has said that it serves {shown}", remedy="Run doctor again in a moment.",
+                meaning=f"Worker {ids} has just started, and has not said yet what it serves: perhaps these queues.",
+            )  # fmt: skip
+        else:
+            yield error(
+                "queues", f"nobody serves {shown}", meaning="These runs will never begin.",
+                remedy=f"Start a worker with -Q {','.join(row.queue for row in rows)}, and keep it while something "
+                f"waits there: a corrected queue or route applies to new work only. {GIVE_UP}",
+            )  # fmt: skip
 
     def _publishing(self, executor: Transaction) -> Iterator[Finding]:
-        queues = depths.read(executor)
-        ages = [(row.oldest_unpublished_s, row) for row in queues if row.oldest_unpublished_s is not None]
-        oldest_s = max((age for age, _ in ages), default=0.0)
+        rows = [row for row in depths.read(executor) if row.oldest_unpublished_s is not None]
+        oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
         if oldest_s <= UNPUBLISHED_S[0]:
             yield well("publishing", "nothing waits for the broker")
             return
-        grave = error if oldest_s > UNPUBLISHED_S[1] else warning
-        names = ", ".join(sorted(row.queue for _, row in ages))
-        yield grave(
-            "publishing", f"{sum(row.unpublished for _, row in ages)} messages of {names} are due and not published, "
-            f"the oldest for {oldest_s:.0f} s", meaning="The broker does not accept them, or nobody sweeps. Their runs "
-            "begin later; nothing is lost.",
+        names = ", ".join(sorted(row.queue for row in rows))
+        yield _graded(oldest_s, UNPUBLISHED_S)(
+            "publishing", f"{sum(row.unpublished for row in rows)} messages of {names} are due and not published, the "
+            f"oldest for {oldest_s:.0f} s",
+            meaning="The broker does not accept them, or nobody sweeps. Their runs begin later; nothing is lost.",
             remedy="See broker and sweeping below; the log of the worker that sweeps has the broker's answers.",
         )  # fmt: skip
 
-    def _unserved(self, rows: list[Any], unannounced: Any) -> Iterator[Finding]:
-        if not rows:
-            yield well("queues", "every queue in which something is due has a worker")
-            return
-        shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
-        if unannounced:
-            ids = ", ".join(str(row.id) for row in unannounced)
-            yield warning(
-                "queues", f"no worker has said that it serves {shown}", meaning=f"Worker {ids} has not said what it "
-                "serves: it has just started. Perhaps it serves them.", remedy="Run doctor again in a moment.",
-            )  # fmt: skip
-        else:
-            names = ",".join(row.queue for row in rows)
-            yield error(
-                "queues", f"nobody serves {shown}", meaning="These runs will never begin.",
-                remedy=f"Start a worker with -Q {names}, and keep it while something waits there: a corrected queue or "
-                "route applies to new work only. Or give the work up: a durable task with celery -A <app> sidejob "
-                "revoke <task id>, a job with celery -A <app> sidejob terminate --without-shutdown <job id>.",
-            )  # fmt: skip
-
     def _tasks(self, executor: Transaction) -> Iterator[Finding]:
         due = served.due(executor, for_s=UNSERVED_S)
-        rows = self._of_first_store(executor, partial(_unserved_tasks, self._settings, due))
+        rows = self._of_first_store(executor, partial(self._unserved, due))
         if rows is None:
             return
         if rows:
@@ -307,60 +293,57 @@ class Diagnosis:
                 "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
                 "worker gets its message.",
                 remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
-                "name too. Or give it up: a durable task with celery -A <app> sidejob revoke <task id>, a job "
-                "with celery -A <app> sidejob terminate --without-shutdown <job id>.",
+                f"name too. {GIVE_UP}",
             )  # fmt: skip
         unserved = {row.task for row in rows}
-        rows = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
-        if not rows and not unserved:
+        unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
+        if unknown:
+            shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in unknown[:5])
+            yield warning(
+                "tasks", f"no worker has ever served {shown}",
+                meaning="The task was renamed, or the workers do not import its module: they discard its messages, "
+                "which are sent again and again.",
+                remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
+            )  # fmt: skip
+        elif not rows:
             yield well("tasks", "every task of which a run is due is known to a worker")
-        if not rows:
-            return
-        shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in rows[:5])
-        yield warning(
-            "tasks", f"no worker has ever served {shown}", meaning="The task was renamed, or its module is not "
-            "imported by the workers: they discard its messages, which are sent again and again.",
-            remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
-        )  # fmt: skip
 
     def _workers(self, executor: Transaction) -> Iterator[Finding]:
         known = [row for row in workers.list_all(executor, self._settings) if row.dead_at is None]
         silent = [row for row in known if row.silent_s is not None]
         alive = [row for row in known if row.silent_s is None]
-        suspected = [row for row in alive if row.suspect_at is not None]
-        holding = [row for row in health.dead_workers(executor) if row.runs]
+        suspected = ", ".join(row.ident for row in alive if row.suspect_at is not None)
         heard_s = min((row.silent_s for row in silent), default=0.0)
-        shown = ", ".join(row.ident for row in silent)
+        silence = f"silent for {heard_s:.0f} s or longer: {', '.join(row.ident for row in silent)}"
         if not alive:
             grave = error if any(row.depth or row.running for row in depths.read(executor)) else warning
             yield grave(
-                "workers", f"no worker is heard of; silent for {heard_s:.0f} s or longer: {shown}" if silent
-                else "no worker is alive", meaning="No run begins, and no lost run is rescued.",
-                remedy="Start workers: celery -A <app> worker. The one that sweeps declares silent ones dead, and "
-                "their runs begin again.",
+                "workers", f"no worker is heard of; {silence}" if silent else "no worker is alive",
+                meaning="No run begins, and no lost run is rescued.",
+                remedy="Start workers: celery -A <app> worker. They declare silent ones dead, whose runs begin again.",
             )  # fmt: skip
         elif silent:
             yield warning(
-                "workers", f"{len(alive)} alive; silent for {heard_s:.0f} s or longer: {shown}",
+                "workers", f"{len(alive)} alive; {silence}",
                 meaning="They send no heartbeat, or their liveness lock is free. The sweeper declares them dead within "
                 "sidejob_lease, and their runs begin elsewhere.",
                 remedy="Run doctor again in a moment; if they are still silent, see sweeping. Check whether they were "
                 "killed, are stopped, swap, or are cut off from the database.",
             )  # fmt: skip
         elif suspected:
-            shown = ", ".join(row.ident for row in suspected)
             yield warning(
-                "workers", f"suspected: {shown}", meaning="It has been silent for a while. If that continues, it is "
-                "declared dead, and its runs begin elsewhere.", remedy="Check whether it is stopped, swaps, or is cut "
-                "off from the database.",
+                "workers", f"suspected: {suspected}", meaning="It has been silent for a while. If that continues, it "
+                "is declared dead, and its runs begin elsewhere.",
+                remedy="Check whether it is stopped, swaps, or is cut off from the database.",
             )  # fmt: skip
         else:
             yield well("workers", f"{len(alive)} alive")
+        holding = [row for row in health.dead_workers(executor) if row.runs]
         if holding:
             shown = ", ".join(f"worker {row.id} ({row.runs} runs, dead for {row.dead_s:.0f} s)" for row in holding)
             yield warning(
-                "workers", f"dead and still holding: {shown}", meaning="Their runs are being taken back one after the "
-                "other, or nobody sweeps.", remedy="Run doctor again in a moment, or see sweeping.",
+                "workers", f"dead and still holding: {shown}", remedy="Run doctor again in a moment, or see sweeping.",
+                meaning="Their runs are being taken back one after the other, or nobody sweeps.",
             )  # fmt: skip
         for row in served.skewed(executor, SKEW_S):
             yield from self._clock(f"worker {row.ident}", row.skew_s)
@@ -369,19 +352,14 @@ class Diagnosis:
         row = statistics.sweep(executor)
         lag_s = max(0.0, row.lag_s or 0.0)
         if row.ident is not None and row.expired_s > UNSWEPT_S:
-            grave = error if max(lag_s, row.expired_s) > SWEEP_LAG_S[1] else warning
-            yield grave(
+            yield _graded(max(lag_s, row.expired_s), SWEEP_LAG_S)(
                 "sweeping", f"nobody sweeps: {row.ident} was the last, and its lease ended {row.expired_s:.0f} s ago",
-                meaning="Timers, retries and messages that the broker did not accept are late; lost runs "
-                "are not rescued.",
-                remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
+                meaning=LATE, remedy="Start a worker with sidejob_worker_services, which sweeps at once; until then "
                 "celery -A <app> sidejob poll sweeps once each time.",
             )  # fmt: skip
-            return
-        if lag_s <= SWEEP_LAG_S[0]:
+        elif lag_s <= SWEEP_LAG_S[0]:
             yield well("sweeping", f"{row.ident} keeps up" if row.ident else "nothing is overdue")
-            return
-        if row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
+        elif row.ident is not None and row.expired_s <= 0 and (row.timers_lag_s or 0.0) <= SWEEP_LAG_S[0]:
             # Timers need the store alone; messages cannot be judged while the broker takes none.
             yield warning(
                 "sweeping", f"{row.ident} sweeps, and messages have been due for {lag_s:.0f} s",
@@ -389,14 +367,12 @@ class Diagnosis:
                 "Timers are on time, and lost runs are rescued.",
                 remedy="See broker below, and the log of that worker; sweeping itself is fine.",
             )  # fmt: skip
-            return
-        grave = error if lag_s > SWEEP_LAG_S[1] else warning
-        yield grave(
-            "sweeping", f"the oldest item of the sweeper has been due for {lag_s:.0f} s",
-            meaning="Timers, retries and messages that the broker did not accept are late; lost runs are not rescued.",
-            remedy="Run at least one worker with sidejob_worker_services, or beat with a worker for the poll's queue. "
-            "If there is one, its log says why it fails.",
-        )  # fmt: skip
+        else:
+            yield _graded(lag_s, SWEEP_LAG_S)(
+                "sweeping", f"the oldest item of the sweeper has been due for {lag_s:.0f} s", meaning=LATE,
+                remedy="Run at least one worker with sidejob_worker_services, or beat with a worker for the poll's "
+                "queue. If there is one, its log says why it fails.",
+            )  # fmt: skip
 
     def _results(self, executor: Transaction) -> Iterator[Finding]:
         row = statistics.results(executor)
@@ -416,10 +392,10 @@ class Diagnosis:
             return
         groups = statistics.dead_groups(executor)[:3]
         shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
-        number = f"about {entries.number}" if entries.is_estimated else entries.number
         yield warning(
-            "dead set", f"{number} entries: {shown}", meaning="These jobs and durable tasks failed for good, kept "
-            "killing their workers, were revoked or expired. They stay until a person decides.",
+            "dead set", f"{'about ' if entries.is_estimated else ''}{entries.number} entries: {shown}",
+            meaning="These jobs and durable tasks failed for good, kept killing their workers, were revoked or have "
+            "expired. They stay until a person decides.",
             remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "
             "dead retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
         )  # fmt: skip
@@ -448,37 +424,34 @@ class Diagnosis:
     def _vacuum(self, executor: Transaction) -> Iterator[Finding]:
         if health.server(executor).autovacuum == "off":
             yield error(
-                "vacuum", "autovacuum is off", meaning="Every run leaves dead rows behind, so claims and sweeps become "
-                "slower and slower.", remedy="Set autovacuum = on.",
+                "vacuum", "autovacuum is off", remedy="Set autovacuum = on.",
+                meaning="Every run leaves dead rows behind, so claims and sweeps become slower and slower.",
             )  # fmt: skip
             return
-        late = [row for row in health.tables(executor, self._settings.schema) if _is_bloated(row)]
+        late = [row for row in health.tables(executor, self._settings.schema) if row.dead > max(DEAD_ROWS, row.live)]
         if not late:
             yield well("vacuum", "keeps up with dead rows")
             return
-        shown = ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late)
         yield warning(
-            "vacuum", shown, meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps "
-            "read past them and become slower.",
+            "vacuum", ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late),
+            meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps read past them "
+            "and become slower.",
             remedy="Fix the horizon first; then VACUUM the table, and give autovacuum more (cost limit, workers).",
         )  # fmt: skip
 
     def _horizon(self, executor: Transaction) -> Iterator[Finding]:
         held = [row for row in health.horizon(executor) if row.since_s is None or row.since_s > PINNED_S[0]]
-        sees_all = health.server(executor).sees_all
         if not held:
             yield well(
-                "horizon", "no old transaction blocks vacuum" if sees_all
+                "horizon", "no old transaction blocks vacuum" if health.server(executor).sees_all
                 else "no old transaction of this user's; others cannot be seen without the role pg_read_all_stats",
             )  # fmt: skip
             return
-        oldest_s = max((row.since_s or 0.0 for row in held), default=0.0)
-        grave = error if oldest_s > PINNED_S[1] else warning
         shown = "; ".join(
             f"{row.kind} {row.who}, {row.xids} transactions old" + (f", for {row.since_s:.0f} s" if row.since_s else "")
             for row in held
         )
-        yield grave(
+        yield _graded(max(row.since_s or 0.0 for row in held), PINNED_S)(
             "horizon", shown, meaning="Vacuum cannot remove any row that died since then. The tables of jobs and "
             "messages grow, and everything becomes slower.",
             remedy="End the transaction (pg_terminate_backend), commit or roll back the prepared one, or drop the "
@@ -502,8 +475,7 @@ class Diagnosis:
     def _liveness(self) -> Iterator[Finding]:
         """Check that session locks work where workers take them: a proxy shows process ids of its own."""
         settings = self._settings
-        setting = "sidejob_direct_url" if settings.direct_url else "sidejob_database_url"
-        url = settings.direct_url or settings.require_database_url()
+        url, setting = self._runtime.store.direct_url()
         slow = f"A worker's death is noticed only by its silence, after sidejob_lease ({settings.lease:g} s)."
         try:
             with (
@@ -536,17 +508,16 @@ class Diagnosis:
         else:
             yield well("liveness", "locks work, and all workers that are not silent hold theirs")
 
+    def _served(self, executor: Transaction) -> tuple[set[str], Sequence[Any]]:
+        """Read which queues live workers serve, and which workers have not recorded theirs."""
+        silent = workers.silent(executor, self._settings)
+        return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
 
-def _served_queues(settings: Settings, executor: Transaction) -> tuple[set[str], Sequence[Any]]:
-    """Read which queues live workers serve, and which workers have not recorded theirs."""
-    silent = workers.silent(executor, settings)
-    return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
-
-
-def _unserved_tasks(settings: Settings, due: Sequence[Any], executor: Transaction) -> Sequence[Any]:
-    """Read which of these tasks no live worker of their queue knows."""
-    return served.unserved(executor, due, workers.silent(executor, settings))
+    def _unserved(self, due: Sequence[Any], executor: Transaction) -> Sequence[Any]:
+        """Read which of these tasks no live worker of their queue knows."""
+        return served.unserved(executor, due, workers.silent(executor, self._settings))
 
 
-def _is_bloated(row: Any) -> bool:
-    return bool(row.dead > DEAD_ROWS and row.dead > row.live)
+def _graded(value: float, bounds: tuple[float, float]) -> Callable[..., Finding]:
+    """Return the kind of finding for a value above the first bound: an error from the second bound on."""
+    return error if value > bounds[1] else warning

@@ -22,13 +22,13 @@ from .hooks.jobs.calls import CeleryTasks
 from .hooks.jobs.decorators import P, R, SharedSideJobTask, task_of
 from .hooks.jobs.eager import run_here
 from .hooks.jobs.results import CeleryResults
-from .hooks.patches import bugreport, chord_apply, send_task, settings_table, task_sender
+from .hooks.patches import broker_url, bugreport, chord_apply, send_task, settings_table, task_sender
 from .hooks.signals import SignalObserver
 from .hooks.steps.consumer_step import DisconnectionStep
 from .hooks.steps.worker_step import SideJobStep
 from .hooks.tasks import durable_request, durable_task, keeping, sending
 from .hooks.tasks.present_call import calling
-from .hooks.worker import pool_process, recording  # fmt: skip
+from .hooks.worker import pool_process, recording
 from .inspection import Inspection
 from .jobs import job as jobs_of
 from .jobs.job import Job
@@ -37,15 +37,15 @@ from .jobs.scopes import context, current_context, port_options
 from .model import channel as channels
 from .model import values
 from .model.changes import Publish
-from .model.checks import MOST, check_number, check_texts, is_keepable, is_number, shown
+from .model.checks import MOST, check_number, check_texts, is_number, shown
 from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
-from .model.status import status_of
+from .model.status import statuses_of
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, jobs, ports, registry
+from .store import job_lists, ports, registry
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
@@ -55,10 +55,10 @@ from .unit.open_unit import submit
 logger = logging.getLogger("celery_sidejob")
 
 SHORTEST_PAUSE_S = 5.0
-"""However short the lease is: a large unit takes its process some time to encode, with the transaction open."""
+"""The shortest limit for a pause in a transaction, however short the lease: to encode a large unit takes time."""
 
 _numbers = itertools.count(1)
-"""One for each `SideJob`: apps are compared by which of them had it first."""
+"""Numbers the `SideJob`s of this process: apps are sorted by them, the oldest first."""
 
 
 class SideJob:
@@ -102,16 +102,17 @@ class SideJob:
         app.steps["consumer"].add(DisconnectionStep)
         pool_process.install()
         app.on_after_finalize.connect(self._add_beat_entry, weak=False)
+        broker_url.install(app, configuration.broker_in_store)
         bugreport.install(app)
         settings_table.install(app)
         task_sender.install(app, keeping.KeepingAMQP)
         send_task.install(app, keeping.send_task)
         control.install(app)
         durable_task.install()
-        durable_task.mind_tasks(app)
+        durable_task.watch_tasks(app)
         durable_request.install()
         chord_apply.install(calling)
-        app.on_after_finalize.connect(self._mark_durable_tasks, weak=False)
+        app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
         recording.install()
         logs.install(self)
         jobs_of.use_apps(apps.runtime_of, apps.origin_of)
@@ -131,21 +132,18 @@ class SideJob:
     @property
     def settings(self) -> Settings:
         """The settings, read at first use, then frozen."""
-        return self._ensure_runtime().settings
+        return self.runtime.settings
 
     @property
     def durable_globs(self) -> tuple[str, ...]:
-        """The setting `durable_tasks`, read when the app is finalized: too early to freeze where the store is."""
+        """The setting `durable_tasks`, read when the app is finalized: that is too early to freeze all settings."""
         if self._globs is None:
             self._globs = configuration.settings_of(self.app).durable_tasks
         return self._globs
 
     @property
     def runtime(self) -> Runtime:
-        """The store and the ways out of it, for the package's own layers."""
-        return self._ensure_runtime()
-
-    def _ensure_runtime(self) -> Runtime:
+        """The stores, the broker and the result backend, for the package's own layers; made at first use."""
         if self._runtime is None:
             with self._lock:
                 if self._runtime is None:
@@ -157,15 +155,16 @@ class SideJob:
         settings = configuration.settings_of(app)
         pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
         connections = MeasuredConnections(
-            settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s
-        )
+            settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s,
+            is_broker=configuration.broker_is_store(app),
+        )  # fmt: skip
         to_broker = BrokerConnection(app)
         primary = Store(settings, connections)
         return Runtime(
             store=primary,
             stores=Stores([primary, *_further_stores(settings, pause_s)]),
             publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
-            broker=CeleryBroker(app, to_broker, settings.schema, lease_s=settings.lease),
+            broker=CeleryBroker(app, to_broker, connections, lease_s=settings.lease),
             results=CeleryResults(app),
             observer=SignalObserver(connections.measures),
             tasks=CeleryTasks(app, connections),
@@ -190,8 +189,8 @@ class SideJob:
 
         Options: `queue`, `parent` with `child_name`, `eta`, `countdown`, `created_by`, `inports`, `outports`,
         `aliases`, `state`, `priority` (0 to 9, higher is sooner), `transaction`, and Celery's own (`link`, `task_id`,
-        `expires`, …). Raises UnknownTaskError, TypeError for arguments the task does not take, and what the values
-        and names break, before anything is written.
+        `expires`, …). Raises UnknownTaskError, TypeError for arguments that the task does not take, and the errors of
+        values and names that are refused, before anything is written.
         """
         return jobs_of.enqueue(self.runtime, task, args, kwargs, **options)
 
@@ -202,14 +201,14 @@ class SideJob:
                 "enqueue_many() takes several items, not one: put it into a list, or use enqueue()."
             )
         given: list[Mapping[str, Any]] = []
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             if isinstance(item, Signature):
                 given.append({"task": item})
             elif isinstance(item, Mapping) and "task" in item:
                 given.append(item)
             else:
                 raise InvalidValueError(
-                    f"items[{place}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
+                    f"items[{index}] of enqueue_many() is neither a signature nor a mapping with 'task': {item!r}."
                 )
         return jobs_of.enqueue_many(self.runtime, given, transaction)
 
@@ -236,10 +235,7 @@ class SideJob:
 
     def for_task_id(self, task_id: str) -> Job | None:
         """Return the job one of whose askings has this Celery task id."""
-        if not is_keepable(str(task_id)):
-            return None
-        row = jobs.find_by_task_id(self.runtime.connections, str(task_id))
-        return None if row is None else Job(row.id, runtime=self.runtime, row=row)
+        return jobs_of.find_by_task_id(self.runtime, task_id)
 
     def jobs(  # noqa: PLR0913 - each is a filter
         self,
@@ -257,7 +253,7 @@ class SideJob:
         one queue, are looked at one by one, for other filters all jobs, until `limit` match: a million takes a second.
         The queued jobs of a queue take a second too beside a million timers.
         """
-        statuses = None if status is None else sorted({status_of(one) for one in _several(status)})
+        statuses = None if status is None else [str(one) for one in sorted(statuses_of(status))]
         check_number("limit", limit, least=1, of="jobs")
         task = getattr(task, "name", task)
         check_texts(task=task, queue=queue, created_by=created_by)
@@ -266,7 +262,7 @@ class SideJob:
             raise InvalidValueError(f"after is a job or its id, not {shown(after)}.")
         rows = job_lists.page(
             self.runtime.connections,
-            statuses=[str(one) for one in statuses] if statuses is not None else None,
+            statuses=statuses,
             task=task,
             queue=queue,
             created_by=created_by,
@@ -311,7 +307,7 @@ class SideJob:
     def poll(self) -> PollReport:
         """Sweep once, whoever else sweeps: publish what is due or missing, mature timers, rescue lost runs.
 
-        All stores that answer; raises StoreUnavailableError, after all others, if the primary does not.
+        It sweeps all stores that answer; if the primary does not, it raises StoreUnavailableError after the others.
         """
         runtime = self.runtime
         report = PollReport()
@@ -339,7 +335,7 @@ class SideJob:
 
     @property
     def owner(self) -> dict[str, str]:
-        """Whose schema ours is: the app and the broker, as `db upgrade` records them."""
+        """The owner of our schema: the app and the broker, as `db upgrade` records them."""
         return {"app": self.app.main or "celery", "broker": configuration.broker_identity(self.app)}
 
     def check_schema(self) -> None:
@@ -360,12 +356,10 @@ class SideJob:
 
         self.settings.require_database_url()
         for store in self.runtime.stores:
-            settings = store.settings
-            url, setting = settings.require_database_url(), store.connections.setting
-            if settings.direct_url is not None:
-                url_agreement.check(url, settings.direct_url)
-                url, setting = settings.direct_url, "sidejob_direct_url"
-            migrate.upgrade(url, settings.schema, owner=self.owner, setting=setting)
+            if store.settings.direct_url is not None:
+                url_agreement.check(store.settings.require_database_url(), store.settings.direct_url)
+            url, setting = store.direct_url()
+            migrate.upgrade(url, store.settings.schema, owner=self.owner, setting=setting)
 
     def close(self) -> None:
         """Close this process's idle connections to the store and the broker; they open again at the next use.
@@ -384,11 +378,7 @@ class SideJob:
         if served:
             self.runtime.connections.transact("register", lambda executor: registry.serve(executor, served))
 
-    def _mark_durable_tasks(self, sender: Celery | None = None, **_: Any) -> None:
-        """Make the tasks of the app that are durable what a worker runs with care; those of later are made so there."""
-        durable_task.mark(self.app)
-
-    def _add_beat_entry(self, sender: Celery | None = None, **_: Any) -> None:
+    def _add_beat_entry(self, **_: Any) -> None:
         """Put the poll into the beat schedule, unless the user has an entry of that name."""
         app = self.app
         settings = configuration.settings_of(app)
@@ -405,14 +395,10 @@ def _further_stores(settings: Settings, pause_s: float) -> Iterator[Store]:
         yield Store(own, connections, place=place)
 
 
-def _several(status: str | Iterable[str]) -> Iterable[str]:
-    return [status] if isinstance(status, str) else status
-
-
 def extend_copy(app: Celery) -> None:
-    """Give the copy of an app that a spawned process was sent what the original has, before it imports its modules.
+    """Give a spawned process's copy of an app its SideJob, before it imports the app's modules.
 
-    One of the app's fixups, which a copy is made with.
+    It is one of the app's fixups, with which the copy is made.
     """
     signals.import_modules.connect(_extend, sender=app, weak=False)
 

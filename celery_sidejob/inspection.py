@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from .jobs.job import Job
@@ -34,12 +35,17 @@ from .store import (
     trees,
     workers,
 )
+from .store.estimates import Count
 from .store.outbox import doorbells
 from .store.statement import Transaction
 
 CHILDREN = 100
 """How many children and timers are shown with a job; `tree` and `jobs` show more, in pages."""
-
+NUMBERS = ("depth", "running", "delayed", "scheduled", "unpublished")
+AGES = ("oldest_due_s", "oldest_unpublished_s")
+NOBODY: Mapping[str, int] = MappingProxyType({})
+LIVES = ("alive", "suspected", "silent", "dead", "stopped")
+"""What `life_of` tells of a worker."""
 
 COUNTED = {**measures.COUNTED, **{total: count.meaning for total, count in TOTALS.items()}}
 """The totals in `stats`, and what each means."""
@@ -55,7 +61,7 @@ class Gauge:
     path: tuple[str, ...]
     """Its keys in `stats`; a number that is None is shown nowhere."""
     label: str | None = None
-    """Its words in the tables of the command; None: it stands in another line there, or in none."""
+    """Its words in the tables of the command; None if the tables show it elsewhere, or not at all."""
 
     def of(self, found: Mapping[str, Any]) -> float | None:
         """Return its number in a document of `stats`."""
@@ -75,7 +81,7 @@ GAUGES = (
     Gauge("sidejob_result_oldest_unsent_age_seconds", "How long the oldest of them has waited.",
           ("results", "oldest_s")),
     Gauge("sidejob_dead_entries", "Entries of the dead set.", ("dead", "entries")),
-    Gauge("sidejob_dead_list_messages", "Messages in the dead list of the transport sidejob://.", ("dead_list",)),
+    Gauge("sidejob_dead_list_messages", "Messages in the dead list of sidejob:// or sidejobpg://.", ("dead_list",)),
     Gauge("sidejob_sweep_lag_seconds", "For how long the oldest item of the sweeper has been due.",
           ("sweep", "lag_s")),
 )  # fmt: skip
@@ -95,7 +101,18 @@ class Node:
     children: int
     """The number of its children, including those that are not shown; counted up to 10,000."""
     more_children: bool = False
-    """Whether it has more than that."""
+    """Whether it has more than 10,000."""
+
+
+def life_of(worker: Mapping[str, Any]) -> str:
+    """Return whether a worker of `stats` is alive: one of `LIVES`."""
+    if worker["silent_s"] is not None:
+        return "silent"
+    if worker["stopped"]:
+        return "stopped"
+    if not worker["alive"]:
+        return "dead"
+    return "suspected" if worker["suspected"] else "alive"
 
 
 class Inspection:
@@ -107,9 +124,9 @@ class Inspection:
     def details(self, job: Job) -> dict[str, Any]:
         """Return everything about a job that a person may want to see.
 
-        That is `info` and its aliases, state, ports with the number of packets that wait, the first `CHILDREN`
-        children and how many there are (both counted up to 10,000: then there are `more_packets`, `more_children`), the
-        message of its present or next run, timers, and its dead entry.
+        The document has the job's `info`, aliases, state, ports, the first `CHILDREN` children, the message of its
+        present or next run, timers, and its entry in the dead set. Packets of a port, and children, are counted up to
+        10,000; `more_packets` and `more_children` say whether there are more.
         """
 
         def work(executor: Transaction) -> dict[str, Any]:
@@ -120,8 +137,8 @@ class Inspection:
     def task(self, task_id: str) -> dict[str, Any] | None:
         """Return everything about a durable task that waits or runs; None if there is no such task.
 
-        `status` is queued, scheduled (for its `eta` or a retry), running, or why it is about to be in the dead set.
-        `store` is the name of the further store that has it. Raises StoreUnavailableError if a store that may have it
+        `status` is queued, scheduled (for its `eta` or a retry), running, or the reason why it will be in the dead set.
+        `store` is the name of the failover store that has it. Raises StoreUnavailableError if a store that may have it
         does not answer.
         """
         stores = self._runtime.stores
@@ -172,19 +189,18 @@ class Inspection:
         """Return the state of the store at a glance, as JSON values; very large numbers are estimated.
 
         `estimated` names the numbers that come from a sample: `dead`, `jobs`, `results`, `timers`, `queues.<name>`
-        (without its `running`). Ages are seconds, None if nothing waits. `counters` and `durations` are totals of
-        all workers since the schema was made; the counts of a killed process in its last seconds are
-        missing from them.
-        With further stores, `queues` and `dead` cover all that answer, and `stores` says which those are. A
-        silent store is given a few seconds; raises StoreUnavailableError if it is the primary.
-        `dead_list` counts the dead list of the transport `sidejob://`; None with another, or if the broker is silent.
+        (without its `running`). Ages are seconds, None if nothing waits. `counters` and `durations` are totals of all
+        workers since the schema was made; they lack what a killed process counted in its last seconds. With failover
+        stores, `queues` and `dead` cover all stores that answer, and `stores` says which do. A silent store is given a
+        few seconds; raises StoreUnavailableError if it is the primary. `dead_list` counts the dead list of the
+        transport `sidejob://` or `sidejobpg://`; it is None with another transport, or if the broker is silent.
         """
         all_stores, primary = self._runtime.stores, self._runtime.store
         found = primary.connections.transact("stats", self._stats, within_s=all_stores.look_s(primary))
         stores: list[dict[str, Any]] = []
         for store in all_stores.others(primary):
             try:
-                added = store.connections.transact("stats", _of_tasks, within_s=all_stores.look_s(store))
+                added, _ = store.connections.transact("stats", _of_tasks, within_s=all_stores.look_s(store))
                 name = all_stores.label_of(store)
             except (StoreUnavailableError, SchemaError) as error:
                 stores.append({"place": store.place, "name": None, "answers": False, "error": str(error)})
@@ -198,35 +214,27 @@ class Inspection:
         here = workers.list_all(executor, self._runtime.settings)
         silent = [row.id for row in here if row.silent_s is not None]
         serving = served.workers_of_queues(executor, silent)
-        queues = {row.queue: row for row in depths.read(executor)}
-        buried, failed = statistics.dead_entries(executor)
+        of_tasks, failed = _of_tasks(executor, serving)
         results, unfinished = statistics.results(executor), statistics.unfinished(executor)
         timers, first_due_s = statistics.timers(executor)
         estimated = {
-            "dead": buried.is_estimated,
             "jobs": unfinished.is_estimated or failed.is_estimated,
             "results": results.is_estimated,
             "timers": timers.is_estimated,
-            **{f"queues.{name}": row.is_estimated for name, row in queues.items()},
         }
         return {
             "jobs": {**unfinished.jobs, **({"failed": failed.number} if failed.number else {})},
-            "queues": {name: _queue(queues.get(name), serving.get(name, 0)) for name in sorted({*queues, *serving})},
-            "timers": _timers(timers.number, first_due_s),
-            "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
-            "dead": {
-                "entries": buried.number,
-                "groups": [
-                    {"task": row.task, "error": row.error, "entries": row.entries}
-                    for row in statistics.dead_groups(executor)
-                ]
-                if buried.number
-                else [],
+            **of_tasks,
+            "timers": {
+                "waiting": timers.number,
+                "oldest_due_s": None if first_due_s is None or first_due_s < 0 else first_due_s,
             },
+            "results": {"unsent": results.unsent, "oldest_s": results.oldest_s},
             "workers": [
                 {
                     "id": row.id,
                     "ident": row.ident,
+                    "broker": row.broker,
                     "alive": row.dead_at is None and row.silent_s is None,
                     "suspected": row.dead_at is None and row.suspect_at is not None,
                     "stopped": row.dead_at is not None and row.suspect_at is None,  # it stopped normally
@@ -237,58 +245,50 @@ class Inspection:
             "sweep": _sweep(statistics.sweep(executor)),
             "counters": measures.counts(totals, COUNTED),
             "durations": measures.durations(totals),
-            "estimated": sorted(name for name, is_estimated in estimated.items() if is_estimated),
+            "estimated": sorted([*of_tasks["estimated"], *(name for name, is_one in estimated.items() if is_one)]),
         }
 
     def pending(self, queue: str | None = None, *, horizon_s: float) -> dict[str, Any]:
         """Return the work that is left, in one queue or in all, and the jobs that rest.
 
-        `queues` has those with runs that are due within the horizon, or in progress, and `unserved` names those of
-        them that no worker serves which is alive. `later` counts runs whose `eta`
-        or backoff ends after it, `suspended` and `timers` what no worker can bring to an end now, `results` those that
-        the backend does not have yet.
+        `queues` has the queues with runs that are due within the horizon or in progress; `unserved` names those of
+        them that no live worker serves. `later` counts runs whose `eta` or backoff ends after the horizon. `suspended`
+        jobs and `timers` cannot be brought to an end by a worker now. `results` counts results that the backend does
+        not have yet.
         """
 
         def depth(executor: Transaction) -> Sequence[Any]:
             found = [row for row in depths.read(executor, horizon_s=horizon_s) if queue in (None, row.queue)]
             return [row if _is_sure(executor, row, horizon_s) else replace(row, soon=1) for row in found]
 
-        def work(executor: Transaction) -> tuple[Sequence[Any], tuple[int, int], int, set[str] | None]:
-            return (
-                depth(executor), statistics.resting(executor, queue), statistics.results(executor).unsent,
-                self._served(executor),
-            )  # fmt: skip
+        def work(executor: Transaction) -> tuple[Sequence[Any], dict[str, int], set[str] | None]:
+            suspended, timers = statistics.resting(executor, queue)
+            rest = {"suspended": suspended, "timers": timers, "results": statistics.results(executor).unsent}
+            return depth(executor), rest, self._served(executor)
 
         stores = self._runtime.stores
-        here, (suspended, timers), unsent, served = self._runtime.connections.transact(
+        here, rest, served = self._runtime.connections.transact(
             "inspect", work, within_s=stores.look_s(self._runtime.store)
         )
         rows = [*here]
         for store in stores.others(self._runtime.store):
             rows += store.connections.transact("inspect", depth, within_s=stores.look_s(store))
-        queued: Counter[str] = Counter()
-        running: Counter[str] = Counter()
+        queues: dict[str, Counter[str]] = {}
         for row in rows:
-            queued[row.queue] += row.soon
-            running[row.queue] += row.running
-        queues = {
-            name: {"queued": queued[name], "running": running[name]}
-            for name in queued if queued[name] or running[name]
-        }  # fmt: skip
+            if row.soon or row.running:
+                queues.setdefault(row.queue, Counter()).update(queued=row.soon, running=row.running)
         return {
-            "queues": queues,
+            "queues": {name: dict(counts) for name, counts in queues.items()},
             "unserved": [] if served is None else sorted(queues.keys() - served),
             "later": sum(row.later for row in rows),
             "later_from": min((row.later_from for row in rows if row.later), default=None),
-            "suspended": suspended,
-            "timers": timers,
-            "results": unsent,
-        }  # fmt: skip
+            **rest,
+        }
 
     def knows_queue(self, queue: str) -> bool:
-        """Tell whether a queue exists: a worker serves it, or something in a store belongs to it.
+        """Tell whether a queue exists: a worker serves it, or a row in a store belongs to it.
 
-        If it does not, all jobs and the dead set are read, a million of each in some seconds.
+        To find out that it does not, all jobs and the dead set are read, a million of each in some seconds.
         """
 
         def in_use(executor: Transaction) -> bool:
@@ -348,36 +348,33 @@ class Inspection:
 
 
 def _is_sure(executor: Transaction, row: Any, horizon_s: float) -> bool:
-    """Tell whether nothing of a queue is to be done soon, if that is said of it: a sample may have missed it."""
+    """Tell whether `soon` can be trusted: where it is 0 by an estimate, the sample may have missed the rows."""
     return bool(not row.is_estimated or row.soon or not depths.is_any_soon(executor, row.queue, horizon_s=horizon_s))
 
 
-def _of_tasks(executor: Transaction) -> dict[str, Any]:
-    """Read the statistics of a further store."""
-    queues, (buried, _) = depths.read(executor), statistics.dead_entries(executor)
-    estimated = [f"queues.{row.queue}" for row in queues if row.is_estimated]
+def _of_tasks(executor: Transaction, serving: Mapping[str, int] = NOBODY) -> tuple[dict[str, Any], Count]:
+    """Read the statistics that a failover store has too, and the number of jobs in the dead set.
+
+    `serving` counts the workers of each queue.
+    """
+    queues = {row.queue: row for row in depths.read(executor)}
+    buried, failed = statistics.dead_entries(executor)
+    estimated = [f"queues.{name}" for name, row in queues.items() if row.is_estimated]
+    groups = statistics.dead_groups(executor) if buried.number else ()
     return {
-        "queues": {row.queue: _queue(row, 0) for row in queues},
+        "queues": {name: _queue(queues.get(name), serving.get(name, 0)) for name in sorted({*queues, *serving})},
+        "dead": {"entries": buried.number, "groups": [row._asdict() for row in groups]},
         "estimated": [*estimated, *(["dead"] if buried.is_estimated else [])],
-        "dead": {
-            "entries": buried.number,
-            "groups": [
-                {"task": row.task, "error": row.error, "entries": row.entries}
-                for row in statistics.dead_groups(executor)
-            ],
-        },
-    }
+    }, failed
 
 
 def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add the statistics of another store."""
+    """Add the statistics of a failover store."""
     for name, theirs in more["queues"].items():
         ours = found["queues"].setdefault(name, _queue(None, 0))
-        for what, value in theirs.items():
-            if what.endswith("_s"):
-                ours[what] = max((age for age in (ours[what], value) if age is not None), default=None)
-            else:
-                ours[what] += value
+        ours.update({what: ours[what] + theirs[what] for what in NUMBERS})
+        for what in AGES:
+            ours[what] = max((age for age in (ours[what], theirs[what]) if age is not None), default=None)
     found["dead"]["entries"] += more["dead"]["entries"]
     found["estimated"] = sorted({*found["estimated"], *more["estimated"]})
     groups: Counter[tuple[str, str]] = Counter()
@@ -389,20 +386,8 @@ def _add(found: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 def _queue(row: Any | None, served_by: int) -> dict[str, Any]:
-    return {
-        "depth": row.depth if row else 0,
-        "running": row.running if row else 0,
-        "delayed": row.delayed if row else 0,
-        "scheduled": row.scheduled if row else 0,
-        "unpublished": row.unpublished if row else 0,
-        "oldest_due_s": row.oldest_due_s if row else None,
-        "oldest_unpublished_s": row.oldest_unpublished_s if row else None,
-        "workers": served_by,
-    }
-
-
-def _timers(waiting: int, first_due_s: float | None) -> dict[str, Any]:
-    return {"waiting": waiting, "oldest_due_s": first_due_s if first_due_s is not None and first_due_s >= 0 else None}
+    numbers = {name: getattr(row, name, 0) for name in NUMBERS}
+    return {**numbers, **{name: getattr(row, name, None) for name in AGES}, "workers": served_by}
 
 
 def _sweep(row: Any) -> dict[str, Any]:

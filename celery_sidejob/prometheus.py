@@ -8,6 +8,7 @@ Serve it from a process of yours that is scraped, or write it for the node expor
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,13 +16,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .inspection import COUNTED, GAUGES, Inspection
+from .inspection import COUNTED, GAUGES, LIVES, Inspection, life_of
 from .model.measures import COUNTED_BY
 from .model.status import UNFINISHED, Status
 
 
 class SideJobCollector(Collector):
-    """Reads `sidejob.stats()` at each scrape; a store that cannot be read is `sidejob_up 0`, and nothing else."""
+    """Reads `sidejob.stats()` at each scrape; if the store cannot be read, the only metric is `sidejob_up 0`."""
 
     def __init__(self, sidejob: Any) -> None:
         self._sidejob = sidejob
@@ -35,43 +36,35 @@ class SideJobCollector(Collector):
         try:
             found = Inspection(self._sidejob.runtime).stats()
         except Exception:  # the scrape must show `sidejob_up 0`, and the process's other metrics
-            yield GaugeMetricFamily("sidejob_up", UP, value=0)
-            return
-        yield GaugeMetricFamily("sidejob_up", UP, value=1)
-        yield from metrics(found)
-
-
-UP = "Whether the store could be read."
+            found = None
+        yield from _metrics(found)
 
 
 def exposition(sidejob: Any) -> str:
     """Return the metrics in Prometheus' text format; raises what `stats` raises."""
-    found = Inspection(sidejob.runtime).stats()
+    return _text(Inspection(sidejob.runtime).stats())
 
+
+def exposition_of_nothing() -> str:
+    """Return the text for a store that could not be read: ``sidejob_up 0``, and nothing else."""
+    return _text(None)
+
+
+def _text(found: Mapping[str, Any] | None) -> str:
     class Once(Collector):
         def collect(self) -> Iterator[Metric]:
-            yield GaugeMetricFamily("sidejob_up", UP, value=1)
-            yield from metrics(found)
+            return _metrics(found)
 
     registry = CollectorRegistry()
     registry.register(Once())
     return generate_latest(registry).decode()
 
 
-def exposition_of_nothing() -> str:
-    """Return the text for a store that could not be read: ``sidejob_up 0``, and nothing else."""
-
-    class Down(Collector):
-        def collect(self) -> Iterator[Metric]:
-            yield GaugeMetricFamily("sidejob_up", UP, value=0)
-
-    registry = CollectorRegistry()
-    registry.register(Down())
-    return generate_latest(registry).decode()
-
-
-def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
-    """Yield the numbers of `stats` as metrics; an age that is None has no sample."""
+def _metrics(found: Mapping[str, Any] | None) -> Iterator[Metric]:
+    """Yield the numbers of `stats` as metrics; an age that is None has no sample. None: the store could not be read."""
+    yield GaugeMetricFamily("sidejob_up", "Whether the store could be read.", value=int(found is not None))
+    if found is None:
+        return
     yield _gauge(
         "sidejob_jobs", "Jobs that are not finished; failed ones rest in the dead set.", ["status"],
         {(str(status),): found["jobs"].get(status, 0) for status in (*UNFINISHED, Status.FAILED)},
@@ -84,7 +77,10 @@ def metrics(found: Mapping[str, Any]) -> Iterator[Metric]:
         "sidejob_dead_group_entries", "The newest entries of the dead set by task and kind of error.",
         ["task", "error"], {(row["task"], row["error"]): row["entries"] for row in found["dead"]["groups"]},
     )  # fmt: skip
-    yield _gauge("sidejob_workers", "Workers that the store knows.", ["state"], _workers(found["workers"]))
+    lives = Counter(map(life_of, found["workers"]))
+    yield _gauge(
+        "sidejob_workers", "Workers that the store knows.", ["state"], {(life,): lives[life] for life in LIVES}
+    )
     yield _gauge(
         "sidejob_failover_stores", "Further stores of durable tasks.", ["state"],
         {(state,): sum(one["answers"] is answers for one in found["stores"])
@@ -119,18 +115,6 @@ def _gauge(name: str, meaning: str, labels: list[str], values: Mapping[tuple[str
         if value is not None:
             family.add_metric(label, value)
     return family
-
-
-def _workers(known: Iterable[Mapping[str, Any]]) -> dict[tuple[str, ...], float]:
-    states = {"alive": 0, "suspected": 0, "silent": 0, "dead": 0, "stopped": 0}
-    for worker in known:
-        if worker["stopped"]:
-            states["stopped"] += 1
-        elif not worker["alive"]:
-            states["dead" if worker["silent_s"] is None else "silent"] += 1
-        else:
-            states["suspected" if worker["suspected"] else "alive"] += 1
-    return {(state,): count for state, count in states.items()}
 
 
 def _durations(found: Mapping[str, Mapping[str, Any]]) -> Metric:

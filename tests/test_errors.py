@@ -166,9 +166,9 @@ UNWRITTEN: dict[str, Case] = {
     "a group or a chord in `send_many`": lambda s: s.sidejob.send_many([durable(s).s(), group([durable(s).s()])]),
     "`send_many` of a task that is not durable": lambda s: s.sidejob.send_many([s.stage.app.signature("ordinary")]),
     "`send_many` of a sidejob task": lambda s: s.sidejob.send_many([durable(s).s(), s.stage.idle.s()]),
-    "`transaction=` for a task that is not durable": lambda s: s.stage.app.tasks["ordinary"].apply_async(
-        transaction=object()
-    ),
+    "`transaction=` for a task that is not durable, and the broker is not the store": lambda s: s.stage.app.tasks[
+        "ordinary"
+    ].apply_async(transaction=object()),
     "a signature of another app in `send_many`": lambda s: s.sidejob.send_many([Celery().signature("durable")]),
     "a signature of `send_many` with a transaction of its own": lambda s: s.sidejob.send_many(
         [durable(s).s().set(transaction="default")]
@@ -342,6 +342,11 @@ def without_url(scene: Scene) -> None:
     SideJob(Celery("bare", broker="memory://", set_as_current=False)).find(1)
 
 
+def broker_without_store(scene: Scene) -> None:
+    """Connect to the store as the broker, where there is none."""
+    make_app(broker="sidejobpg://").connection()
+
+
 def unknown_setting(scene: Scene) -> None:
     """Configure something that does not exist."""
     app = Celery("typo", broker="memory://", set_as_current=False)
@@ -476,6 +481,7 @@ ELSEWHERE: dict[str, Case] = {
     "a revocation while the store is away": revoking_without_store,
     "the schema was never made": without_schema,
     "no store is configured": without_url,
+    "`broker_url` is `sidejobpg://` and no store is configured": broker_without_store,
     "`db upgrade` with a `sidejob_direct_url` that leads elsewhere": upgrading_elsewhere,
     "an unknown setting": unknown_setting,
     "a misspelt variable of the environment": lambda s: read_settings({}, {"SIDEJOB_LESE": "30"}),

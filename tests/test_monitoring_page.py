@@ -12,6 +12,7 @@ from celery_sidejob.hooks import task_check
 from celery_sidejob.hooks.broker import broker_check
 from celery_sidejob.prometheus import exposition
 from tests.tools.in_process import Stage
+from tests.tools.versions import KOMBU_5_7
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
@@ -37,6 +38,7 @@ def test_the_alarms_ask_for_metrics_that_there_are(stage: Stage) -> None:
     assert len(asked) > 10
 
 
+@KOMBU_5_7
 def test_the_page_has_every_check_and_no_other(stage: Stage, redis_url: str) -> None:
     stage.app.conf.broker_url = redis_url.replace("redis:", "sidejob:", 1)
     found = [

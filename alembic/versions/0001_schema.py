@@ -1,7 +1,8 @@
-"""The whole schema: jobs, messages, timers, askings, ports, packets, state, aliases, workers, the dead set.
+"""The whole schema: jobs, messages, timers, askings, ports, packets, state, aliases, workers, the dead set, the broker.
 
 What a run changes carries neither an index nor a foreign key, not even in an index's WHERE, so that updates of `jobs`
-stay HOT; illegal rows are impossible by the CHECKs (the rules are those of the protocol's model).
+stay HOT; illegal rows are impossible by the CHECKs (the rules are those of the protocol's model). The same holds for
+who has a message of the broker: no index contains its holder, not even in its WHERE.
 
 Until the first release a change of the schema is made here. After it this file stays as it is.
 
@@ -35,6 +36,7 @@ CREATE TABLE {s}.workers (
   id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT workers_pkey PRIMARY KEY,
   ident text NOT NULL CONSTRAINT workers_ident_key UNIQUE,
   revision text NOT NULL,
+  broker text,
   locked boolean NOT NULL DEFAULT false,
   started_at timestamptz NOT NULL DEFAULT now(),
   beat_at timestamptz NOT NULL DEFAULT now(),
@@ -135,6 +137,7 @@ CREATE TABLE {s}.messages (
   max_losses int,
   losses int NOT NULL DEFAULT 0,
   doom text,
+  priority smallint,
   CONSTRAINT messages_job_check
     CHECK ((job_id IS NULL) = (for_run IS NULL) AND (job_id IS NULL) = (publication IS NOT NULL)),
   CONSTRAINT messages_body_check
@@ -247,6 +250,76 @@ CREATE TABLE {s}.aliases (
   name text CONSTRAINT aliases_pkey PRIMARY KEY,
   job_id bigint NOT NULL CONSTRAINT aliases_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE);
 CREATE INDEX aliases_job_id_idx ON {s}.aliases (job_id);
+
+CREATE TABLE {s}.broker_queues (
+  name text CONSTRAINT broker_queues_pkey PRIMARY KEY,
+  transient boolean NOT NULL DEFAULT false,
+  unused_s double precision,
+  expires_at timestamptz,
+  CONSTRAINT broker_queues_expires_check CHECK ((unused_s IS NULL) = (expires_at IS NULL)));
+CREATE INDEX broker_queues_expires_at_idx ON {s}.broker_queues (expires_at) WHERE expires_at IS NOT NULL;
+
+CREATE TABLE {s}.broker_bindings (
+  exchange text NOT NULL,
+  queue text NOT NULL CONSTRAINT broker_bindings_queue_fkey REFERENCES {s}.broker_queues ON DELETE CASCADE,
+  routing_key text NOT NULL,
+  CONSTRAINT broker_bindings_pkey PRIMARY KEY (exchange, queue, routing_key));
+CREATE INDEX broker_bindings_queue_idx ON {s}.broker_bindings (queue);
+
+CREATE TABLE {s}.broker_consumers (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT broker_consumers_pkey PRIMARY KEY,
+  ident text NOT NULL,
+  locked boolean NOT NULL DEFAULT false,
+  silence_s double precision NOT NULL,
+  beat_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 50);
+
+CREATE TABLE {s}.broker_messages (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT broker_messages_pkey PRIMARY KEY,
+  queue text NOT NULL,
+  priority smallint NOT NULL,
+  due_at timestamptz,
+  holder bigint,
+  held_at timestamptz,
+  returns int NOT NULL DEFAULT 0,
+  deaths int NOT NULL DEFAULT 0,
+  headers text,
+  properties text,
+  body text,
+  task_id text,
+  generation bigint,
+  again boolean NOT NULL DEFAULT false,
+  CONSTRAINT broker_messages_priority_check CHECK (priority BETWEEN 0 AND 9),
+  CONSTRAINT broker_messages_reference_check
+    CHECK ((task_id IS NULL) = (generation IS NULL) AND (task_id IS NULL) = (headers IS NOT NULL)
+      AND (task_id IS NULL) = (properties IS NOT NULL) AND (task_id IS NULL) = (body IS NOT NULL)),
+  CONSTRAINT broker_messages_held_check
+    CHECK ((holder IS NULL) = (held_at IS NULL) AND (holder IS NULL OR due_at IS NULL))
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+  autovacuum_vacuum_cost_delay = 0);
+CREATE INDEX broker_messages_ready_idx ON {s}.broker_messages (queue, priority, id) WHERE due_at IS NULL;
+CREATE INDEX broker_messages_due_idx ON {s}.broker_messages (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX broker_messages_task_id_idx ON {s}.broker_messages (task_id) WHERE task_id IS NOT NULL;
+
+CREATE TABLE {s}.broker_dead (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT broker_dead_pkey PRIMARY KEY,
+  queue text NOT NULL,
+  priority smallint NOT NULL,
+  died_at timestamptz NOT NULL DEFAULT now(),
+  reason text NOT NULL,
+  headers text NOT NULL,
+  properties text NOT NULL,
+  body text NOT NULL);
+
+CREATE UNLOGGED TABLE {s}.broker_broadcasts (
+  id bigint GENERATED ALWAYS AS IDENTITY CONSTRAINT broker_broadcasts_pkey PRIMARY KEY,
+  exchange text NOT NULL,
+  routing_key text NOT NULL,
+  sent_at timestamptz NOT NULL DEFAULT now(),
+  headers text NOT NULL,
+  properties text NOT NULL,
+  body text NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 """
 
 STATUSES = ("queued", "running", "suspended", "completed", "failed", "terminating", "terminated")

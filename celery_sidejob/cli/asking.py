@@ -1,4 +1,4 @@
-"""`run` and `terminate`: the two things to ask of a job."""
+"""`run` and `terminate`: ask for a run of a job, or for its shutdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..jobs.job import Job
 from ..operations.shutdown import end_without_shutdown
-from .command import Failed, Seconds, as_json, job_argument, job_named, load_modules, with_sidejob
+from .command import Failed, Seconds, answering, job_argument, job_named, load_modules
 from .output import Output, printable, status
 
 LONGEST_WAIT_S = 1e9
@@ -20,27 +20,19 @@ LONGEST_WAIT_S = 1e9
 @click.option("--force", is_flag=True, help="Also if the job is failed, terminating or terminated; ends a backoff.")
 @click.option("--parent", is_flag=True, help="Ask the job's parent instead.")
 @click.option("--countdown", metavar="SECONDS", type=Seconds(LONGEST_WAIT_S), help="Run it after so many seconds.")
-@as_json
-@with_sidejob
-def run(
-    sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, countdown: float | None, as_json: bool
-) -> None:
+@answering
+def run(sidejob: Any, output: Output, job_id: str, force: bool, parent: bool, countdown: float | None) -> None:
     """Ask for a run of a job: one that begins after this command."""
     load_modules(sidejob)
     job = job_named(sidejob, job_id)
     asked = job.run(force=force, parent=parent, countdown=countdown)
     if asked is None:
         reason, refused = _refusal(job, parent)
-        if as_json:
-            found = {"job": refused.id, "status": refused.status} if refused else {"job": None, "status": None}
-            output.json({**found, "asked": False, "reason": reason})
+        output.answer({**_job(refused), "asked": False, "reason": reason})
         raise Failed(reason)
-    if as_json:
-        output.json({"job": asked.id, "status": asked.status, "asked": True, "reason": None})
-        return
     when = f" in {countdown:g} s" if countdown else ""
     said = f"Asked job {asked.id} ({printable(asked.task)}) to run{when}; it is "
-    output.show(Text.assemble(said, status(asked.status), "."))
+    output.answer({**_job(asked), "asked": True, "reason": None}, Text.assemble(said, status(asked.status), "."))
 
 
 @click.command()
@@ -50,11 +42,8 @@ def run(
     "--without-shutdown", is_flag=True, help="Do not wait for a worker: skip the task's shutdown function. "
     "For a task whose code is gone, or whose queue nobody serves.",
 )  # fmt: skip
-@as_json
-@with_sidejob
-def terminate(
-    sidejob: Any, output: Output, job_id: str, recursive: bool, without_shutdown: bool, as_json: bool
-) -> None:
+@answering
+def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, without_shutdown: bool) -> None:
     """Ask for a job's shutdown; a run in progress finishes first."""
     load_modules(sidejob)
     job = job_named(sidejob, job_id).terminate(recursive=recursive)
@@ -64,15 +53,17 @@ def terminate(
         if not done:
             below = " or below it" if recursive else ""
             raise Failed(f"A run of job {job.id}{below} is in progress. Wait until it ends, and ask again.")
-    if as_json:
-        output.json({"job": job.id, "status": job.status, "recursive": recursive})
-        return
     what = f"job {job.id} ({printable(job.task)})" + (" and of everything below it" if recursive else "")
-    output.show(Text.assemble(f"Asked for the shutdown of {what}; the job is ", status(job.status), "."))
+    said = Text.assemble(f"Asked for the shutdown of {what}; the job is ", status(job.status), ".")
+    output.answer({**_job(job), "recursive": recursive}, said)
+
+
+def _job(job: Job | None) -> dict[str, Any]:
+    return {"job": job and job.id, "status": job and job.status}
 
 
 def _refusal(job: Job, parent: bool) -> tuple[str, Job | None]:
-    """Say why nothing was asked, and of which job."""
+    """Return why a job was not asked, and that job."""
     refused = job.refresh().parent if parent else job.refresh()
     if refused is None:
         return f"Job {job.id} has no parent that could be asked to run.", None

@@ -1,4 +1,8 @@
-"""The common part of all commands: find the app's SideJob, and show an error as one line with exit code 1."""
+"""The common part of all commands: find the app's SideJob, and show an error as one line with exit code 1.
+
+`with_sidejob` gives a command its `SideJob` and its `Output`; `answering` adds the option --json, which `Output.answer`
+obeys.
+"""
 
 from __future__ import annotations
 
@@ -53,22 +57,37 @@ class Failed(click.ClickException):
         self.exit_code = code  # type: ignore[misc]  # click reads it from the instance
 
 
-def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
-    """Call a command with the app's SideJob and its output, before its own parameters."""
+def with_output(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
+    """Call a command with the Celery app and its output, before its own parameters; the output knows about --json."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         celery = click.get_current_context().obj
         _check_texts(kwargs)
+        output = Output(coloured=not celery.no_color, for_program=bool(kwargs.pop("as_json", False)))
+        return function(celery.app, output, *args, **kwargs)
+
+    return call
+
+
+def with_sidejob(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
+    """Call a command with the app's SideJob and its output, before its own parameters."""
+
+    @functools.wraps(function)
+    def call(app: Any, output: Output, /, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            sidejob = _sidejob_of(celery.app)
+            sidejob = _sidejob_of(app)
             with sidejob.runtime.connections.talking(within_s=PATIENCE_S):
-                output = Output(coloured=not celery.no_color, for_program=bool(kwargs.get("as_json")))
                 return function(sidejob, output, *args, **kwargs)
         except SideJobError as error:
             raise Failed(error) from error
 
-    return call
+    return with_output(call)
+
+
+def answering(function: Callable[Concatenate[Any, Output, P], R]) -> Callable[P, R]:
+    """Do what `with_sidejob` does, and give the command the option --json, which `Output.answer` obeys."""
+    return as_json(with_sidejob(function))
 
 
 def job_named(sidejob: Any, which: str) -> Job:

@@ -12,7 +12,7 @@ from ..model.errors import SideJobError, StoreUnavailableError
 from ..store import revisions
 from ..store.schema import schema_check, url_agreement
 from ..store.schema.tables import write_grants
-from .command import Failed, as_json, with_sidejob
+from .command import Failed, answering, with_sidejob
 from .output import Output
 
 
@@ -40,7 +40,7 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
         raise click.UsageError("--from needs --sql: an upgrade finds its first revision by itself.")
     for store in _stores(sidejob):
         _check_urls(store, output)
-        url, setting = _way_to(store)
+        url, setting = store.direct_url()
         before = schema_check.current(url, schema, setting=setting)
         after = migrate.upgrade(url, schema, owner=sidejob.owner, setting=setting)
         if before == after:
@@ -51,46 +51,43 @@ def upgrade(sidejob: Any, output: Output, sql: bool, since: str | None) -> None:
 
 
 @db.command()
-@as_json
-@with_sidejob
-def current(sidejob: Any, output: Output, as_json: bool) -> None:
+@answering
+def current(sidejob: Any, output: Output) -> None:
     """Show the schema's revision, and the one that this version needs; also for failover stores."""
     stores = _stores(sidejob)
-    ways = [_way_to(store) for store in stores]
+    ways = [store.direct_url() for store in stores]
     found_at = [schema_check.current(url, sidejob.settings.schema, setting=setting) for url, setting in ways]
-    if as_json:
-        found = {"schema": sidejob.settings.schema, "revision": found_at[0], "head": revisions.KNOWN}
-        output.json({**found, "failover": found_at[1:]} if found_at[1:] else found)
-        return
-    for store, revision in zip(stores, found_at, strict=True):
-        is_at = f"is at revision {revision}" if revision is not None else "does not exist"
-        output.show(Text(f"{_schema(store)} {is_at}; this version works on revision {revisions.KNOWN}."))
+    found = {"schema": sidejob.settings.schema, "revision": found_at[0], "head": revisions.KNOWN}
+    lines = [
+        f"{_schema(store)} {'does not exist' if revision is None else f'is at revision {revision}'}; "
+        f"this version works on revision {revisions.KNOWN}."
+        for store, revision in zip(stores, found_at, strict=True)
+    ]
+    output.answer({**found, "failover": found_at[1:]} if found_at[1:] else found, Text("\n".join(lines)))
 
 
 AWAY, BEHIND = 3, 4
 
 
 @db.command()
-@as_json
-@with_sidejob
-def check(sidejob: Any, output: Output, as_json: bool) -> None:
-    """Check that the schema is there, fits this version, and belongs to this app and broker; in each of the stores.
+@answering
+def check(sidejob: Any, output: Output) -> None:
+    """Check in each store that the schema exists, fits this version, and belongs to this app and broker.
 
-    Also that the user has all rights that workers need. Ends with 0 if workers can start; 3 if the store cannot be
-    reached, so that it is worth trying again; 4 if `db upgrade` is wanted; 1 if a person must look.
+    It also checks that the user has all rights that workers need. Ends with 0 if workers can start; 3 if the store
+    cannot be reached, so that it is worth trying again; 4 if `db upgrade` is wanted; 1 if a person must look.
     """
     schema = sidejob.settings.schema
+    document = {"schema": schema, "ok": True, "error": None}
+    fits: list[str] = []
     for store in _stores(sidejob):
         try:
             sidejob.check_store(store)
         except SideJobError as error:
-            if as_json:
-                output.json({"schema": schema, "ok": False, "error": str(error)})
+            output.answer({**document, "ok": False, "error": str(error)}, Text("\n".join(fits)) if fits else None)
             raise Failed(f"{store.where}: {error}" if store.place else error, code=_code(error)) from error
-        if not as_json:
-            output.show(Text(f"{_schema(store)} fits."))
-    if as_json:
-        output.json({"schema": schema, "ok": True, "error": None})
+        fits.append(f"{_schema(store)} fits.")
+    output.answer(document, Text("\n".join(fits)))
 
 
 @db.command()
@@ -102,11 +99,13 @@ def grants(sidejob: Any, output: Output, role: str) -> None:
 
 
 @db.command()
+@click.option("--beside", is_flag=True, help="Let workers of this broker run beside those of the recorded one.")
 @with_sidejob
-def reassign(sidejob: Any, output: Output) -> None:
+def reassign(sidejob: Any, output: Output, beside: bool) -> None:
     """Record this app and this broker as the schema's owner, after one of them has moved; not while its workers run.
 
-    What waits is published again.
+    What waits is published again. With --beside the recorded broker stays, and this one is served too, until the
+    command is run without it: then workers of the broker that stays may run, the others have stopped.
     """
     from ..store.schema import migrate
 
@@ -114,7 +113,12 @@ def reassign(sidejob: Any, output: Output) -> None:
     ours = f"the app {owner['app']!r} and the broker {owner['broker']!r}"
     for store in _stores(sidejob):
         _check_urls(store, output)
-        url, setting = _way_to(store)
+        url, setting = store.direct_url()
+        if beside:
+            recorded = migrate.admit(url, store.settings.schema, owner=owner, setting=setting)
+            more = f", and workers of {owner['broker']!r} may run beside its own" if recorded != owner["broker"] else ""
+            output.show(Text(f"{_schema(store)} belongs to the broker {recorded!r}{more}."))
+            continue
         before = migrate.reassign(url, store.settings.schema, owner=owner, setting=setting)
         theirs = f"; before: the app {before.get('app')!r} and the broker {before.get('broker')!r}"
         output.show(Text(f"{_schema(store)} belongs to {ours}{theirs if before != owner else ''}."))
@@ -148,11 +152,3 @@ def _check_urls(store: Any, output: Output) -> None:
         unknown = url_agreement.check(settings.require_database_url(), settings.direct_url)
         if unknown is not None:
             output.note(f"Could not check whether sidejob_database_url leads to the same database: {unknown}")
-
-
-def _way_to(store: Any) -> tuple[str, str]:
-    """Return a store's URL, bypassing a proxy that does not keep a session's locks, and the name of its setting."""
-    settings = store.settings
-    if settings.direct_url is not None:
-        return settings.direct_url, "sidejob_direct_url"
-    return settings.require_database_url(), store.connections.setting

@@ -15,19 +15,18 @@ from ..model.errors import SideJobError
 from .command import (
     Failed,
     Seconds,
-    as_json,
+    answering,
     limit_option,
     load_modules,
     nothing_matches,
     queue_option,
     task_option,
-    with_sidejob,
 )
-from .output import Output, facts, table
+from .output import Output, counted, facts, table
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A number; for a failover store with the store's name before it."""
+    """The id of an entry: a number; in a failover store ``name:number``."""
 
     name = "id"
 
@@ -40,15 +39,15 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 class EntryOrTask(EntryId):
-    """An entry's id, or a task id, which is looked up in the dead set."""
+    """The id of an entry, or a task id, which is looked up in the dead set."""
 
     def convert(self, value: Any, param: Any, context: Any) -> int | str:
         """Return an entry's id as the dead set knows it; a task id stays a text."""
-        number = str(value).rpartition(":")[2]
-        return super().convert(value, param, context) if number.isdecimal() else str(value)
+        return super().convert(value, param, context) if _is_entry_id(str(value)) else str(value)
 
 
 entry_argument = click.argument("entry_id", metavar="ID_OR_TASK_ID", type=EntryOrTask())
+COLUMNS = ("Entry", "Died", "Reason", "Task", "Job or task id", "Error")
 group_option = click.option("--group", metavar="GROUP", help="Only entries of this group, as `dead groups` shows it.")
 
 
@@ -63,49 +62,35 @@ def dead() -> None:
 @queue_option
 @limit_option
 @click.option("--after", metavar="ID", type=EntryId(), default=0, help="Only entries after this id.")
-@as_json
-@with_sidejob
-def list_entries(
-    sidejob: Any, output: Output, group: str | None, task: str | None, queue: str | None, limit: int,
-    after: int | str,
-    as_json: bool,
-) -> None:  # fmt: skip
+@answering
+def list_entries(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
     """List entries, oldest first.
 
-    Entries of a task or group are found among those of the task. With --queue they, or all entries, are looked at one
+    Entries of a group are searched among those of its task. With --queue the command reads these, or all entries, one
     by one until enough match: a million takes a second.
     """
     with output.progress("Looking through the dead set"):
-        found: list[DeadEntry] = sidejob.dead.list(group=group, task=task, queue=queue, limit=limit, after=after)
-    if as_json:
-        output.json([document(entry) for entry in found])
-        return
-    rows = [(one.id, one.died_at, one.reason, one.task, one.job_id or one.task_id, one.error) for one in found]
-    output.show(table("Entry", "Died", "Reason", "Task", "Job or task id", "Error", rows=rows))
-    if len(found) == limit:
-        output.note(f"There may be more: --after {found[-1].id}")
+        found: list[DeadEntry] = sidejob.dead.list(limit=limit, **chosen)
+    rows = ((one.id, one.died_at, one.reason, one.task, one.job_id or one.task_id, one.error) for one in found)
+    more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
+    output.answer_with_list(map(_document, found), COLUMNS, rows, more=more)
 
 
 @dead.command()
-@as_json
-@with_sidejob
-def groups(sidejob: Any, output: Output, as_json: bool) -> None:
+@answering
+def groups(sidejob: Any, output: Output) -> None:
     """Count entries by task and kind of error; reads them all, a million in a second."""
     with output.progress("Counting the dead set"):
         found: dict[str, int] = sidejob.dead.groups()
-    if as_json:
-        output.json(found)
-        return
-    output.show(table("Entries", "Group", rows=[(count, group) for group, count in found.items()]))
+    output.answer(found, table("Entries", "Group", rows=[(count, group) for group, count in found.items()]))
 
 
 @dead.command()
 @entry_argument
-@as_json
-@with_sidejob
-def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> None:
+@answering
+def show(sidejob: Any, output: Output, entry_id: int | str) -> None:
     """Show one entry with its traceback."""
-    show_entry(output, sidejob.dead.get(_entry_of(sidejob, entry_id)), as_json)
+    show_entry(output, sidejob.dead.get(_entry_of(sidejob, entry_id)))
 
 
 @dead.command()
@@ -114,70 +99,61 @@ def show(sidejob: Any, output: Output, entry_id: int | str, as_json: bool) -> No
 @group_option
 @task_option
 @click.option("--limit", type=click.IntRange(1, MOST), help="At most so many.")
-@as_json
-@with_sidejob
+@answering
 def retry(
-    sidejob: Any, output: Output, given: Sequence[int | str], everything: bool, group: str | None, task: str | None,
-    limit: int | None, as_json: bool,
+    sidejob: Any, output: Output, /, given: Sequence[int | str], everything: bool, limit: int | None,
+    **chosen: str | None,
 ) -> None:  # fmt: skip
     """Try entries again: by id, by group, by task, or all."""
-    chosen = [bool(given), everything, group is not None or task is not None]
-    if chosen.count(True) != 1:
+    if [bool(given), everything, any(value is not None for value in chosen.values())].count(True) != 1:
         raise Failed("Name entries by their IDs, or choose by --group or --task, or all with --all.", code=2)
     load_modules(sidejob)
     if given:
-        _each(sidejob, output, given, sidejob.dead.retry, as_json, "retried")
+        _each(sidejob, output, given, sidejob.dead.retry, "retried")
         return
     with output.progress("Retrying entries") as add:
-        retried = sidejob.dead.retry_all(group=group, task=task, limit=limit, progress=add)
+        retried = sidejob.dead.retry_all(limit=limit, progress=add, **chosen)
     if not retried and not everything:
-        _say_what_there_is(sidejob, output, group, task)
-    _said(output, as_json, "retried", retried)
+        _suggest(sidejob, output, **chosen)
+    _report(output, "retried", retried)
 
 
 @dead.command()
 @click.argument("given", metavar="ID_OR_TASK_ID...", type=EntryOrTask(), nargs=-1, required=True)
-@as_json
-@with_sidejob
-def delete(sidejob: Any, output: Output, given: Sequence[int | str], as_json: bool) -> None:
+@answering
+def delete(sidejob: Any, output: Output, given: Sequence[int | str]) -> None:
     """Remove entries for good; a job with all jobs below it."""
 
     def remove(entry_id: int | str) -> None:
         if not sidejob.dead.delete(entry_id):
             raise Failed(f"Entry {entry_id} was not deleted: something below its job is not finished, or was locked.")
 
-    _each(sidejob, output, given, remove, as_json, "deleted")
+    _each(sidejob, output, given, remove, "deleted")
 
 
 @dead.command()
 @click.option("--older-than", metavar="SECONDS", type=Seconds(LONGEST_S), help="Entries that are older than this.")
 @click.option("--keep", metavar="N", type=click.IntRange(0, MOST), help="All entries but the newest N.")
-@as_json
-@with_sidejob
-def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None, as_json: bool) -> None:
+@answering
+def purge(sidejob: Any, output: Output, older_than: float | None, keep: int | None) -> None:
     """Remove entries for good, by age or by number."""
     if older_than is None and keep is None:
         raise Failed("Say what is to go: --older-than SECONDS, or --keep N.", code=2)
     with output.progress("Purging entries") as add:
         purged = sidejob.dead.purge(older_than=older_than, keep=keep, progress=add)
-    _said(output, as_json, "purged", purged)
+    _report(output, "purged", purged)
 
 
-def show_entry(output: Output, entry: DeadEntry, as_json: bool) -> None:
+def show_entry(output: Output, entry: DeadEntry) -> None:
     """Show an entry with its traceback."""
-    shown = document(entry)
-    if as_json:
-        output.json(shown)
-        return
-    traceback = shown.pop("traceback")
+    document = _document(entry)
+    shown = {name.replace("_", " "): value for name, value in document.items() if name != "traceback"}
     for name in ("retries", "losses", "history"):  # leave out zeros; a job's losses are in its error
         shown[name] = shown[name] or None
-    output.show(facts({name.replace("_", " "): value for name, value in shown.items()}), Text(traceback or ""))
+    output.answer(document, facts(shown), Text(entry.traceback or ""))
 
 
-def _each(
-    sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], as_json: bool, what: str
-) -> None:
+def _each(sidejob: Any, output: Output, given: Sequence[int | str], act: Callable[[int | str], Any], what: str) -> None:
     """Apply an action to each named entry and report how many; all of them must exist."""
     entries = [sidejob.dead.get(_entry_of(sidejob, one)).id for one in given]
     done, failures = 0, []
@@ -188,14 +164,14 @@ def _each(
         except (Failed, SideJobError) as error:
             failures.append(str(error))
     if done or not failures:
-        _said(output, as_json, what, done)
+        _report(output, what, done)
     if failures:
         raise Failed(" ".join(failures))
 
 
 def _entry_of(sidejob: Any, given: int | str) -> int | str:
     """Return an entry's id, given that id or a task id."""
-    if isinstance(given, int) or given.rpartition(":")[2].isdecimal():
+    if _is_entry_id(str(given)):
         return given
     found: DeadEntry | None = sidejob.dead.for_task_id(given)
     if found is None:
@@ -203,12 +179,15 @@ def _entry_of(sidejob: Any, given: int | str) -> int | str:
     return found.id
 
 
-def document(entry: DeadEntry) -> dict[str, Any]:
-    """Return an entry as a document."""
+def _is_entry_id(given: str) -> bool:
+    return given.rpartition(":")[2].isdecimal()
+
+
+def _document(entry: DeadEntry) -> dict[str, Any]:
     return {**asdict(entry), "group": entry.group}
 
 
-def _say_what_there_is(sidejob: Any, output: Output, group: str | None, task: str | None) -> None:
+def _suggest(sidejob: Any, output: Output, group: str | None, task: str | None) -> None:
     """If nothing matches, suggest names that would."""
     if sidejob.dead.list(group=group, task=task, limit=1):
         return  # entries match, but somebody else has retried or locked them
@@ -217,8 +196,5 @@ def _say_what_there_is(sidejob: Any, output: Output, group: str | None, task: st
     output.note(nothing_matches("the dead set", there))
 
 
-def _said(output: Output, as_json: bool, what: str, number: int) -> None:
-    if as_json:
-        output.json({what: number})
-    else:
-        output.show(Text(f"{number} {'entry' if number == 1 else 'entries'} {what}."))
+def _report(output: Output, what: str, number: int) -> None:
+    output.answer({what: number}, Text(f"{counted(number, 'entry', 'entries')} {what}."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..diagnosis import Diagnosis
 from ..hooks import task_check
 from ..hooks.broker import broker_check
 from ..model.finding import Finding, Level
-from .command import as_json, load_modules, with_app, with_sidejob
+from .command import answering, load_modules, with_app
 from .output import Output, printable, table
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
@@ -25,10 +25,9 @@ CODES = {Level.OK: 0, Level.WARNING: 1, Level.ERROR: 2}
 
 
 @click.command()
-@as_json
 @click.option("--thorough", is_flag=True, help="Also check every job for contradicting rows; reads all jobs.")
-@with_sidejob
-def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
+@answering
+def doctor(sidejob: Any, output: Output, thorough: bool) -> None:
     """Find problems: schema, rights, queues, workers, broker, vacuum, clocks.
 
     Ends with 0 if all is well, 1 if there are warnings, 2 if there are errors. Takes up to half a second where there
@@ -46,17 +45,8 @@ def doctor(sidejob: Any, output: Output, as_json: bool, thorough: bool) -> None:
         ]
     found = [replace(one, found=with_app(one.found), remedy=with_app(one.remedy)) for one in found]
     worst = max((finding.level for finding in found), key=CODES.__getitem__)
-    if as_json:
-        findings = [
-            {
-                "check": finding.check, "level": str(finding.level), "found": finding.found,
-                "meaning": finding.meaning or None, "remedy": finding.remedy or None,
-            }
-            for finding in found
-        ]  # fmt: skip
-        output.json({"level": str(worst), "findings": findings})
-    else:
-        output.show(*_shown(found))
+    documents = [{key: value or None for key, value in asdict(finding).items()} for finding in found]
+    output.answer({"level": worst, "findings": documents}, *_shown(found))
     sys.exit(CODES[worst])
 
 

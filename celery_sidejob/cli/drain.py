@@ -15,11 +15,12 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.checks import did_you_mean
 from ..model.errors import StoreUnavailableError
-from .command import Failed, Seconds, as_json, load_modules, with_sidejob
+from .command import Failed, Seconds, answering, load_modules
 from .output import Output, moment, printable
 
 LOOK_S = 0.5
 LONGEST_S = 1e9
+RESTING = {"suspended": "suspended jobs", "timers": "timers", "results": "results not sent yet"}
 
 
 @click.command()
@@ -29,15 +30,12 @@ LONGEST_S = 1e9
     help="Wait for runs that are due within this time; by default sidejob_timer_horizon. Later runs are only counted.",
 )  # fmt: skip
 @click.option("--timeout", metavar="SECONDS", type=Seconds(LONGEST_S), help="Wait no longer than this.")
-@as_json
-@with_sidejob
-def drain(
-    sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None, as_json: bool
-) -> None:
+@answering
+def drain(sidejob: Any, output: Output, queue: str | None, timeout: float | None, horizon: float | None) -> None:
     """Wait until no run is due or in progress. Leave workers running, and have clients make no new calls.
 
-    Runs for later (their eta or retry is beyond the horizon), suspended jobs and timers are told of and left as they
-    are. Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
+    Suspended jobs, timers and later runs (their eta or retry is beyond the horizon) are counted and left as they are.
+    Ends with 0 when it is done, with 1 when the time is up, with 2 if nobody knows the queue.
     """
     inspection = Inspection(sidejob.runtime)
     if queue is not None:
@@ -45,10 +43,7 @@ def drain(
     horizon_s = sidejob.settings.timer_horizon if horizon is None else horizon
     left = _wait(partial(inspection.pending, queue, horizon_s=horizon_s), output, timeout)
     done = not left["queues"]
-    if as_json:
-        output.json({"done": done, **left})
-    else:
-        output.show(Text(_done(left) if done else f"The time is up. {_undone(left)}"))
+    output.answer({"done": done, **left}, Text(_done(left) if done else f"The time is up. {_undone(left)}"))
     sys.exit(0 if done else 1)
 
 
@@ -108,12 +103,7 @@ def _undone(left: dict[str, Any]) -> str:
 
 
 def _done(left: dict[str, Any]) -> str:
-    later = [f"{left['later']} runs for later (the first at {moment(left['later_from'])})"] if left["later"] else []
-    rest = later + [
-        f"{left[what]} {meaning}"
-        for what, meaning in (
-            ("suspended", "suspended jobs"), ("timers", "timers"), ("results", "results not sent yet"),
-        )
-        if left[what]
-    ]  # fmt: skip
+    rest = [f"{left[what]} {meaning}" for what, meaning in RESTING.items() if left[what]]
+    if left["later"]:
+        rest.insert(0, f"{left['later']} runs for later (the first at {moment(left['later_from'])})")
     return f"No run is due or in progress. Left: {', '.join(rest) or 'nothing'}."

@@ -1,11 +1,11 @@
-"""Printing for people (tables) and for programs (one JSON document)."""
+"""Prints answers: tables and texts for people, one JSON document for programs."""
 
 from __future__ import annotations
 
 import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date, datetime, time
 from threading import Timer
@@ -30,8 +30,6 @@ STYLES: dict[str, str] = {
 }
 LONGEST_VALUE = 200
 """Characters of a value in a table; `--json` has all of them."""
-
-
 PROGRESS_AFTER_S = 0.3
 """Shorter work shows no progress."""
 
@@ -41,14 +39,36 @@ class Output:
 
     def __init__(self, *, coloured: bool, for_program: bool = False) -> None:
         self._coloured = coloured
-        self._for_program = for_program
+        self.for_program = for_program
 
-    def json(self, document: Any) -> None:
-        """Print one JSON document; times are ISO 8601, and other values as their text."""
-        click.echo(json.dumps(document, default=_plain, indent=2))
+    def answer(self, document: Any, *parts: RenderableType | None) -> None:
+        """Print the document for a program (--json), or the parts for a person.
+
+        In the document times are ISO 8601, and values that JSON lacks are texts.
+        """
+        if self.for_program:
+            click.echo(json.dumps(document, default=_plain, indent=2))
+        else:
+            self.show(*(part for part in parts if part is not None))
+
+    def answer_with_list(
+        self, documents: Iterable[Any], columns: Sequence[str], rows: Iterable[Iterable[Any]], *, more: str | None
+    ) -> None:
+        """Print documents for a program, or a table for a person, with a note on how to see more.
+
+        Reads only one of the two, so both may be generators.
+        """
+        if self.for_program:
+            self.answer([*documents])
+            return
+        self.show(table(*columns, rows=rows))
+        if more is not None:
+            self.note(more)
 
     def show(self, *parts: RenderableType) -> None:
         """Print texts, tables and trees, a blank line between; to a file or a pipe as wide as they are."""
+        if not parts:
+            return
         colours: Literal["auto"] | None = "auto" if self._coloured else None
         console = Console(file=sys.stdout, color_system=colours, markup=False, highlight=False, emoji=False)
         if not console.is_terminal:
@@ -69,7 +89,7 @@ class Output:
 
         Gives a callable that adds to the number of what is done.
         """
-        if self._for_program or not sys.stderr.isatty():
+        if self.for_program or not sys.stderr.isatty():
             yield lambda _: None
             return
         # Here, because every `celery` command imports this file.
@@ -108,6 +128,11 @@ def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]]
     return made
 
 
+def table_if_any(*columns: str, title: str | None = None, rows: Sequence[Iterable[Any]]) -> Table | None:
+    """Return a table, or None if it would have no rows."""
+    return table(*columns, title=title, rows=rows) if rows else None
+
+
 def facts(rows: Mapping[str, Any]) -> Table:
     """Return a list of names and values without a frame; rows without a value are left out."""
     made = Table.grid(padding=(0, 2))
@@ -126,6 +151,11 @@ def text(value: Any) -> Text:
     if isinstance(value, datetime):
         return Text(moment(value))
     return Text(printable(value) if isinstance(value, str) else shortened(value))
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """Return a number with its noun."""
+    return f"{count} {one if count == 1 else many}"
 
 
 def at_least(count: int, more: bool) -> str:

@@ -1,4 +1,4 @@
-"""`show`: everything about one job, or about a durable task that has not ended well."""
+"""`show`: everything about one job, or about a durable task that waits, runs or is in the dead set."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.columns import SHOWN
 from ..model.errors import JobNotFoundError
-from .command import as_json, with_sidejob
+from .command import answering
 from .dead import show_entry
 from .jobs import parent_of
-from .output import Output, at_least, facts, moment, printable, shortened, status, table
+from .output import Output, at_least, facts, moment, printable, shortened, status, table_if_any
 from .tasks import show_task
 
 NOTHING = (
@@ -25,33 +25,29 @@ NOTHING = (
 
 @click.command()
 @click.argument("which", metavar="ID_OR_ALIAS_OR_TASK_ID")
-@as_json
-@with_sidejob
-def show(sidejob: Any, output: Output, which: str, as_json: bool) -> None:
+@answering
+def show(sidejob: Any, output: Output, which: str) -> None:
     """Show everything about one job, by its id, an alias or a task id, or about a durable task by its task id.
 
-    Of a durable task that waits, runs, or rests in the dead set.
+    A durable task is shown while it waits or runs, and while it is in the dead set.
     """
     inspection = Inspection(sidejob.runtime)
     job = sidejob.find(which)
     task = inspection.task(which) if job is None else None
     if task is not None:
-        show_task(output, task, as_json)
+        show_task(output, task)
         return
     job = job or sidejob.for_task_id(which)
     if job is None:
         entry = sidejob.dead.for_task_id(which)
         if entry is None:
             raise JobNotFoundError(NOTHING.format(which=which))
-        show_entry(output, entry, as_json)
+        show_entry(output, entry)
         return
     details = inspection.details(job)
-    if as_json:
-        output.json(details)
-        return
     head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
-    sections = [_state, _ports, _children, _trouble]
-    output.show(head + status(details["status"]), _facts(details), *(part for one in sections for part in one(details)))
+    sections = _facts(details), _state(details), _ports(details), _children(details), *_trouble(details)
+    output.answer(details, head + status(details["status"]), *sections)
 
 
 def _facts(details: dict[str, Any]) -> RenderableType:
@@ -89,33 +85,30 @@ def _message(message: dict[str, Any]) -> str:
     return f"{run}: due {moment(message['due_at'])}, {where}"
 
 
-def _state(details: dict[str, Any]) -> list[RenderableType]:
+def _state(details: dict[str, Any]) -> RenderableType | None:
     state = details["state"]  # or the result of `sidejob_redact`
     rows = [(key, shortened(value)) for key, value in (state if isinstance(state, dict) else {"": state}).items()]
-    return [table("Key", "Value", title="State", rows=rows)] if rows else []
+    return table_if_any("Key", "Value", title="State", rows=rows)
 
 
-def _ports(details: dict[str, Any]) -> list[RenderableType]:
+def _ports(details: dict[str, Any]) -> RenderableType | None:
     rows = [
         (
-            direction,
-            name,
-            at_least(port["packets"], port["more_packets"]),
-            shortened(port["default"]) if "default" in port else None,
-            ", ".join(port["channels"]),
+            direction, name, at_least(port["packets"], port["more_packets"]),
+            shortened(port["default"]) if "default" in port else None, ", ".join(port["channels"]),
         )
         for direction in ("in", "out")
         for name, port in details[f"{direction}ports"].items()
-    ]
-    return [table("", "Port", "Packets", "Default", "Channels", title="Ports", rows=rows)] if rows else []
+    ]  # fmt: skip
+    return table_if_any("", "Port", "Packets", "Default", "Channels", title="Ports", rows=rows)
 
 
-def _children(details: dict[str, Any]) -> list[RenderableType]:
+def _children(details: dict[str, Any]) -> RenderableType | None:
     children, count = details["children"], details["children_count"]
     rows = [(name, child["id"], status(child["status"]), child["task"]) for name, child in children.items()]
     total = at_least(count, details["more_children"])
     title = f"Children ({total})" if count == len(rows) else f"Children (the first {len(rows)} of {total})"
-    return [table("Name", "Job", "Status", "Task", title=title, rows=rows)] if rows else []
+    return table_if_any("Name", "Job", "Status", "Task", title=title, rows=rows)
 
 
 def _trouble(details: dict[str, Any]) -> list[RenderableType]:

@@ -1,4 +1,4 @@
-"""Durable tasks that wait or run: the output of `show` for one, and `revoke`."""
+"""`revoke`: durable tasks that wait or run; and what `show` prints of such a task."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from rich.text import Text
 
 from ..hooks import control
 from ..operations import revocation
-from .command import Failed, as_json, with_sidejob
+from .command import Failed, answering
 from .output import Output, facts, printable, status
 
 
-def show_task(output: Output, task: dict[str, Any], as_json: bool) -> None:
+def show_task(output: Output, task: dict[str, Any]) -> None:
     """Show a durable task that is not finished."""
-    if as_json:
-        output.json(task)
-        return
     head = Text.assemble((f"Task {printable(task['task_id'])}", "bold"), f"  {printable(task['task'])}  ")
     shown = facts(
         {
@@ -34,17 +31,17 @@ def show_task(output: Output, task: dict[str, Any], as_json: bool) -> None:
             "revoked": "yes: it does not begin again" if task["revoked"] else None,
         }
     )
-    output.show(head + status(task["status"]), shown)
+    output.answer(task, head + status(task["status"]), shown)
 
 
 @click.command()
 @click.argument("task_ids", metavar="TASK_ID...", nargs=-1, required=True)
-@as_json
-@with_sidejob
-def revoke(sidejob: Any, output: Output, task_ids: tuple[str, ...], as_json: bool) -> None:
+@answering
+def revoke(sidejob: Any, output: Output, task_ids: tuple[str, ...]) -> None:
     """Revoke durable tasks: a waiting task does not run; a running one goes on and does not begin again.
 
-    The store keeps that, and the workers are told, as by Celery. Ends with 1 if one of them neither waits nor runs.
+    The store keeps the revocation, and the workers are told of it, as by Celery. Ends with 1 if one of the tasks
+    neither waits nor runs.
     """
     found = revocation.revoke_in_all(sidejob.runtime, task_ids)
     try:
@@ -53,15 +50,10 @@ def revoke(sidejob: Any, output: Output, task_ids: tuple[str, ...], as_json: boo
         kept = "It is kept, but" if found.waiting or found.running else "Nothing is kept, and"
         output.note(f"{kept} the workers could not be told: {type(error).__name__}: {error}")
     unknown = [task_id for task_id in task_ids if task_id not in (*found.waiting, *found.running)]
-    if as_json:
-        output.json({"waiting": found.waiting, "running": found.running, "unknown": unknown})
-    else:
-        lines = [Text(f"{printable(task_id)} does not run.") for task_id in found.waiting]
-        lines += [
-            Text(f"{printable(task_id)} runs; it goes on, and does not begin again.") for task_id in found.running
-        ]
-        if lines:
-            output.show(Text("\n").join(lines))
+    lines = [f"{printable(task_id)} does not run." for task_id in found.waiting]
+    lines += [f"{printable(task_id)} runs; it goes on, and does not begin again." for task_id in found.running]
+    document = {"waiting": found.waiting, "running": found.running, "unknown": unknown}
+    output.answer(document, Text("\n".join(lines)) if lines else None)
     if unknown and found.unavailable is not None:
         raise Failed(control.NOT_KEPT.format(error=found.unavailable))
     if unknown and found.unfit is not None:

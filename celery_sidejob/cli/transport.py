@@ -1,9 +1,9 @@
-"""`transport`: the messages that `sidejob://` keeps in the broker; these commands need no store."""
+"""`transport`: the messages that `sidejob://` and `sidejobpg://` keep in the broker; no command needs a store."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -12,43 +12,64 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..transport.dead import DeadList, DeadMessage
-from ..transport.release import Released, release
-from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app
-from .output import Output, printable, table
+from ..hooks.broker.dead_list import DeadList, DeadMessage, list_of
+from ..transport.postgres.overview import overview_of
+from ..transport.redis.release import Released, release
+from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app, with_output
+from .output import Output, counted, printable, table_if_any
+
+COLUMNS = {
+    "Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason",
+}  # fmt: skip
+"""What the list shows of a message, by its heading."""
+SCHEMES = {"redis": "sidejob://", "postgres": "sidejobpg://"}
+"""Our transports, by the family of their brokers."""
+names = click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1)
+everything = click.option("--all", "everything", is_flag=True, help="All messages.")
 
 
 @click.group()
 def transport() -> None:
-    """Manage the Redis transport sidejob://."""
+    """Manage the transports sidejob:// and sidejobpg://."""
 
 
 @transport.command("release")
 @click.option("--force", is_flag=True, help="Also messages of live workers; they then run twice.")
 @as_json
-@click.pass_obj
-def release_command(celery: Any, force: bool, as_json: bool) -> None:
+@with_output
+def release_command(app: Any, output: Output, force: bool) -> None:
     """Give back to the queues all messages that workers of sidejob:// hold, for workers of redis://.
 
-    Stop those workers first: what a worker that is stopped as usual holds goes back by itself, and what a killed one
-    held is given back by this. Ends with 1 while there are live ones. The app's broker_url may be redis:// again.
+    Stop those workers first: a worker that stops as usual gives its messages back by itself, and this command gives
+    back those of killed workers. Ends with 1 while some are alive. The app's broker_url may be redis:// again.
     """
-    output = Output(coloured=not celery.no_color)
-    with _channel(celery) as channel:
+    with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)
-    if as_json:
-        output.json(asdict(released))
-    else:
-        output.show(Text(_told(released)))
+    output.answer(asdict(released), Text(_told(released)))
     sys.exit(1 if released.alive else 0)
+
+
+@transport.command("queues")
+@as_json
+@with_output
+def queues_command(app: Any, output: Output) -> None:
+    """Show how many messages each queue of sidejobpg:// has: ready, held by workers, and waiting for their time.
+
+    About 10,000 messages are counted, and no further.
+    """
+    with _channel(app, ["postgres"]) as channel:
+        found = overview_of(channel.link).queues
+    rows = [(queue.name, queue.ready, queue.held, queue.later) for queue in found]
+    shown = table_if_any("Queue", "Ready", "Held", "Later", rows=rows)
+    output.answer([queue._asdict() for queue in found], shown or Text("No queue was declared."))
 
 
 @transport.group("dead")
 def dead_list() -> None:
     """List messages that were given up, and retry or delete them.
 
-    These are of ordinary tasks: such a message came back after it had begun, as often as delivery_limit says, or it is
-    no message. That of a durable task is in the dead set: see `celery -A app sidejob dead`.
+    They belong to ordinary tasks. Such a message came back after it had begun, as often as delivery_limit says, or its
+    text is no message. The message of a durable task is in the dead set: see `celery -A app sidejob dead`.
     """
 
 
@@ -56,25 +77,17 @@ def dead_list() -> None:
 @queue_option
 @limit_option
 @as_json
-@click.pass_obj
-def list_dead(celery: Any, queue: str | None, limit: int, as_json: bool) -> None:
+@with_output
+def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
     """List messages, oldest first; with --queue it reads the list until enough match."""
-    output = Output(coloured=not celery.no_color, for_program=as_json)
-    with _channel(celery) as channel, output.progress("Reading the dead list"):
-        chosen = (one for one in DeadList.of(channel) if queue in (None, one.queue))
+    with _channel(app) as channel, output.progress("Reading the dead list"):
+        chosen = (one for one in list_of(channel) if queue in (None, one.queue))
         found = list(islice(chosen, limit + 1))
-    more, found = len(found) > limit, found[:limit]
-    if as_json:
-        output.json([_document(one) for one in found])
-        return
-    rows = [(one.id, one.at, one.queue, one.headers.get("task"), one.task_id, one.reason) for one in found]
-    output.show(table("Id", "Died", "Queue", "Task", "Task id", "Reason", rows=rows))
-    if more:
-        output.note("There are more: --limit.")
-
-
-names = click.argument("names", metavar="[ID_OR_TASK_ID]...", nargs=-1)
-everything = click.option("--all", "everything", is_flag=True, help="All messages.")
+    documents = [_document(one) for one in found[:limit]]
+    rows = ([document[key] for key in COLUMNS.values()] for document in documents)
+    output.answer_with_list(
+        documents, list(COLUMNS), rows, more="There are more: --limit." if len(found) > limit else None
+    )
 
 
 @dead_list.command("retry")
@@ -82,8 +95,8 @@ everything = click.option("--all", "everything", is_flag=True, help="All message
 @everything
 @queue_option
 @as_json
-@click.pass_obj
-def retry_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str | None, as_json: bool) -> None:
+@with_output
+def retry_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
     def retry(dead: DeadList, one: DeadMessage) -> bool:
@@ -94,7 +107,7 @@ def retry_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str
                 raise Failed(f"{error}. It can only be deleted.") from error
             return False
 
-    _decide(celery, names, everything, queue, as_json, "retried", retry)
+    _decide(app, output, names, everything, queue, "retried", retry)
 
 
 @dead_list.command("delete")
@@ -102,27 +115,24 @@ def retry_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str
 @everything
 @queue_option
 @as_json
-@click.pass_obj
-def delete_dead(celery: Any, names: tuple[str, ...], everything: bool, queue: str | None, as_json: bool) -> None:
+@with_output
+def delete_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
     """Remove messages for good: by id, by queue, or all."""
-    _decide(celery, names, everything, queue, as_json, "deleted", lambda dead, one: dead.delete(one.text))
+    _decide(app, output, names, everything, queue, "deleted", lambda dead, one: dead.delete(one.text))
 
 
 def _decide(
-    celery: Any, names: tuple[str, ...], everything: bool, queue: str | None, as_json: bool, what: str,
+    app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, what: str,
     do: Callable[[DeadList, DeadMessage], bool],
 ) -> None:  # fmt: skip
+    """Do something with each chosen message, and report how many it was done with."""
     if [bool(names), everything, queue is not None].count(True) != 1:
         raise Failed("Name messages by ID or task id, or choose by --queue, or all with --all.", code=2)
-    output = Output(coloured=not celery.no_color, for_program=as_json)
     count = 0
-    with _channel(celery) as channel, output.progress(f"Messages {what}") as add:
-        dead = DeadList.of(channel)
+    with _channel(app) as channel, output.progress(f"Messages {what}") as add:
+        dead = list_of(channel)
         found = list(dead)
-        chosen = [
-            one for one in found
-            if everything or one.queue == queue or one.id in names or (one.task_id is not None and one.task_id in names)
-        ]  # fmt: skip
+        chosen = [one for one in found if everything or one.queue == queue or {one.id, one.task_id} & {*names}]
         unknown = set(names) - {one.id for one in chosen} - {one.task_id for one in chosen}
         if unknown:
             raise Failed(f"The dead list has no message {', '.join(sorted(unknown))}: it was retried or deleted.")
@@ -132,10 +142,7 @@ def _decide(
                 add(1)
     if queue is not None and not chosen:
         output.note(nothing_matches("the dead list", sorted({one.queue for one in found})))
-    if as_json:
-        output.json({what: count})
-    else:
-        output.show(Text(f"{count} {'message' if count == 1 else 'messages'} {what}."))
+    output.answer({what: count}, Text(f"{counted(count, 'message', 'messages')} {what}."))
 
 
 def _document(dead: DeadMessage) -> dict[str, Any]:
@@ -146,11 +153,12 @@ def _document(dead: DeadMessage) -> dict[str, Any]:
 
 
 @contextmanager
-def _channel(celery: Any) -> Iterator[Any]:
-    """Open a channel to the app's broker, which must be a Redis, with either transport."""
-    with celery.app.connection_for_write() as connection:
-        if connection.transport.driver_type != "redis":
-            raise Failed(f"The broker is {connection.as_uri()}, not Redis: sidejob:// holds nothing there.")
+def _channel(app: Any, families: Collection[str] = ("redis", "postgres")) -> Iterator[Any]:
+    """Open a channel to the app's broker, which must be of one of these families; a Redis may be kombu's."""
+    with app.connection_for_write() as connection:
+        if connection.transport.driver_type not in families:
+            ours = " or ".join(SCHEMES[family] for family in families)
+            raise Failed(f"The broker is {connection.as_uri()}; this command is for {ours}.")
         try:
             yield connection.default_channel
         except connection.connection_errors as error:

@@ -12,9 +12,9 @@ from rich.tree import Tree
 
 from ..inspection import Inspection, Node
 from ..model.checks import MOST
-from .command import Failed, as_json, job_argument, job_named, with_sidejob
+from .command import Failed, answering, job_argument, job_named
 from .drawing import draw_tree
-from .output import Output, at_least, printable, status
+from .output import Output, at_least, counted, printable, status
 
 DEEPEST = 10_000
 """Levels below a job."""
@@ -27,30 +27,24 @@ DEEPEST = 10_000
     "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, help="Show at most this many jobs."
 )
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
-@as_json
-@with_sidejob
-def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None, as_json: bool) -> None:
+@answering
+def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None) -> None:
     """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second."""
     with output.progress("Reading the tree"):
         nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
-    if svg is not None:
-        _draw(nodes, svg)
-    if as_json:
-        output.json([asdict(node) for node in nodes])
-    elif svg is not None:
-        output.show(Text(f"Drew {len(nodes)} {'job' if len(nodes) == 1 else 'jobs'} into {printable(svg)}"))
-    else:
-        output.show(_grown(nodes))
+    output.answer([asdict(node) for node in nodes], _grown(nodes) if svg is None else _drawn(nodes, svg))
     if _left_out(nodes):
         output.note("There are more jobs below these: raise --limit or --depth.")
 
 
-def _draw(nodes: list[Node], path: str) -> None:
+def _drawn(nodes: list[Node], path: str) -> Text:
+    """Draw the nodes into a file, and say so."""
     try:
         rows = [(node.id, node.parent, f"{node.id} {_label(node)}", node.status) for node in nodes]
         draw_tree(rows, path, title=f"{_label(nodes[0])} and below")
     except OSError as error:
         raise Failed(f"Cannot write {path}: {error.strerror}.") from error
+    return Text(f"Drew {counted(len(nodes), 'job', 'jobs')} into {printable(path)}")
 
 
 def _grown(nodes: list[Node]) -> Tree:

@@ -3,14 +3,14 @@
     with embedded.Postgres() as postgres, embedded.Valkey() as valkey:
         app.conf.update(broker_url=valkey.url, sidejob={"database_url": postgres.url})
 
-They are direct children of this process and work as root too. When their owner dies, even by ``kill -9``, they leave,
-and their temporary directories with them: a janitor, a small process beside each, sees to that. On Linux the servers do
-not wait for it but leave when the *thread* that called ``start()`` ends: start them in a thread that lives as long as
-they should, most simply the main one.
+The servers are direct children of this process, and work as root too. Every process that a server starts ends with this
+process, even after ``kill -9``, and its temporary directories are removed: a janitor, a small process beside each
+server, does that. On Linux a server ends as soon as the *thread* that called ``start()`` does. So start it in a thread
+that lives long enough, most simply the main one.
 """
 
+from .errors import ServerError
 from .postgres import Postgres
-from .processes import ServerError
 from .valkey import Valkey
 
 __all__ = ["Postgres", "ServerError", "Valkey"]

@@ -7,14 +7,11 @@ import pwd
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from .janitor import uninterrupted
-from .processes import ServerError
+from .errors import ServerError
 
 OVERFLOW_ID = 65534
 """The uid and gid that Linux reserves for nobody, even without an account of that name."""
@@ -29,10 +26,10 @@ class Account:
     gid: int
 
     def can_enter(self, directory: Path) -> bool:
-        """Tells whether this account may pass through the directory and everything above it, by the mode bits alone.
+        """Tell by the mode bits whether this account may enter the directory and everything above it.
 
-        An access list may say otherwise. Then binaries are copied that need not be, or the server's own log tells
-        what it could not reach.
+        An access control list may say otherwise. Then binaries are copied needlessly, or the server's log names the
+        path that it could not reach.
         """
         resolved = directory.resolve()
         return all(self._may_pass(step.stat()) for step in (resolved, *resolved.parents))
@@ -46,7 +43,7 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """Returns the account that stands in for root, or None when we are not root and need no other."""
+    """Return the account to run a server as if we are root; None if we are not root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -59,7 +56,7 @@ def unprivileged_account() -> Account | None:
 
 
 def own(path: Path, account: Account | None) -> None:
-    """Makes the account the owner of a new path."""
+    """Make the account the owner of a new path."""
     if account is None:
         return
     try:
@@ -68,39 +65,32 @@ def own(path: Path, account: Account | None) -> None:
         raise ServerError(f"We are root, but cannot hand {path} to user {account.name}: {error.strerror}") from error
 
 
-def temporary_path(account: Account | None, *, longest: int | None = None) -> Path:
-    """Returns a path for a new directory that the account can reach, in a temporary directory where we may make it.
+def temporary_path(account: Account | None = None, *, longest: int | None = None) -> Path:
+    """Return the path of a directory to be made, where we may write and which the account can reach.
 
-    ``longest`` bounds its length, in bytes.
+    Its length is at most ``longest`` bytes.
     """
-    name = f"sidejob-{secrets.token_hex(8)}"  # not to be guessed, so that nobody has made it when we do
+    name = f"sidejob-{secrets.token_hex(8)}"  # cannot be guessed, so nobody else makes it first
     for parent in _temporary_directories():
         path = parent / name
-        if longest is not None and len(os.fsencode(path)) > longest:
-            continue
-        if os.access(parent, os.W_OK | os.X_OK) and (account is None or account.can_enter(parent)):
+        is_short = longest is None or len(os.fsencode(path)) <= longest
+        if is_short and os.access(parent, os.W_OK | os.X_OK) and (account is None or account.can_enter(parent)):
             return path
     who = "us" if account is None else f"us and user {account.name}"
     raise ServerError(f"No temporary directory has a short path and lets {who} in; set TMPDIR to one that does.")
 
 
-def default_temporary_directory() -> Path:
-    """Returns Python's own choice; raises FileNotFoundError if it finds no directory where one can write.
-
-    Python tries each by writing a file there, and leaves the file behind when it is interrupted just then.
-    """
-    with uninterrupted():
-        return Path(tempfile.gettempdir())
-
-
 def _temporary_directories() -> Iterator[Path]:
-    with suppress(FileNotFoundError):  # no directory where one can write
-        yield default_temporary_directory()
-    yield from (Path("/tmp"), Path("/var/tmp"))
+    """Yield the directories for temporary files, the user's choice first.
+
+    `tempfile` would write a file to try a directory, and a process that is killed just then leaves the file behind.
+    """
+    chosen = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    yield from (Path(path).absolute() for path in (*chosen, "/tmp", "/var/tmp") if path)
 
 
 def copy_for_everyone(source: Path, target: Path) -> None:
-    """Copies a tree of programs so that every account can run them; the originals do not change."""
+    """Copy a tree of programs so that every account can run them; the originals stay as they are."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a", "doc", "man"))
     for path in (target, *target.rglob("*")):
         if not path.is_symlink():

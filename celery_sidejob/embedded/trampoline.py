@@ -1,8 +1,8 @@
-"""Becomes another program that leaves with its owner, under another account if one is given.
+"""Becomes another program, which ends with its owner and may run under another account.
 
-Run as a script, by `processes.spawn`: ``trampoline.py OWNER_PID SIGNAL UID GID PROGRAM ARGUMENT…``, a UID of -1 being
-our own. It is a program in place of a ``preexec_fn``, because Python code between fork and exec can deadlock when the
-owner has threads. It is run without site-packages and imports nothing of ours.
+`processes.spawn` runs it as a script: ``trampoline.py OWNER_PID SIGNAL UID GID PROGRAM ARGUMENT…``. A UID of -1 keeps
+our own account. It is a script and not a ``preexec_fn``, because Python code between fork and exec can deadlock if the
+owner has threads. It runs without site-packages and imports nothing of this package.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(owner: int, orphan_signal: int, uid: int, gid: int, command: list[str]) -> None:
-    """Replaces this process with the command; returns only when the owner is gone already."""
+    """Replace this process with the command; returns only if the owner has died already."""
     if uid != -1:
         os.setgroups([])
         os.setgid(gid)

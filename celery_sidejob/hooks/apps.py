@@ -1,4 +1,4 @@
-"""Which of a process's apps is meant where nobody says it: by a task of `@sidejob_task`, or by a pickled handle."""
+"""Finds the app that a task of `@sidejob_task` is of, or a pickled handle: a process may have several apps."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ def present() -> Celery:
     return current if current is not None else _state.get_current_app()
 
 
+def runtime_for(app: Celery, what: str) -> Runtime:
+    """Return the runtime of an app; SettingsError tells `what` needs one if the app has no SideJob."""
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None:
+        raise SettingsError(f"{what}, but its app has no SideJob: call SideJob(app).")
+    runtime: Runtime = sidejob.runtime
+    return runtime
+
+
 def origin_of(runtime: Runtime) -> tuple[str, ...] | None:
     """Return the name and the schema by which a pickled handle finds its app again; None where it is the only app here.
 
@@ -47,7 +56,7 @@ def runtime_of(origin: Sequence[str] | None) -> Runtime:
                 f"A job handle comes from the app {origin[0]!r} with the schema {origin[1]!r}, and none of the apps "
                 "here has these: give the app the same name, Celery(name), wherever its handles are used."
             )
-        if len({_place(app) for app in known}) > 1:
+        if len({_database(app) for app in known}) > 1:
             raise SettingsError(
                 f"A job handle comes from the app {origin[0]!r} with the schema {origin[1]!r}, and several apps here "
                 "have these, with stores of their own: give each app its own name, Celery(name)."
@@ -84,9 +93,9 @@ def _is_from(app: Celery, origin: Sequence[str]) -> bool:
         return False
 
 
-def _place(app: Celery) -> tuple[str, str] | None:
+def _database(app: Celery) -> tuple[str, str] | None:
     url = app.sidejob.settings.database_url
-    return None if url is None else store_url.place(url)
+    return None if url is None else store_url.address(url)
 
 
 def _names(app: Celery) -> tuple[str, str]:

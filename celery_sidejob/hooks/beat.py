@@ -26,17 +26,12 @@ def entry(app: Celery, interval_s: float, queue: str | None) -> dict[str, Any]:
     }
 
 
-def poll(app: Celery) -> dict[str, Any]:
-    """Sweep once and report it."""
-    return dataclasses.asdict(app.sidejob.poll())
-
-
 def _register(app: Celery) -> None:
-    def run() -> dict[str, Any]:
-        return poll(app)
+    def poll() -> dict[str, Any]:
+        """Sweep once and report it."""
+        return dataclasses.asdict(app.sidejob.poll())
 
-    run.__name__ = "poll"
-    task_making.make(app, run, name=TASK, ignore_result=True, acks_late=False)
+    task_making.make(app, poll, name=TASK, ignore_result=True, acks_late=False)
 
 
 _state.connect_on_app_finalize(_register)

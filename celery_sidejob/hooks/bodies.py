@@ -37,7 +37,7 @@ def check(function: Any, what: str) -> None:
 
 
 def done(value: Any, what: str) -> Any:
-    """Return what a body has returned; refuse what is still to be run, by whatever that is hidden until now."""
+    """Return what a body has returned; refuse a coroutine or a generator, of which nothing has run yet."""
     for _, is_kind, kind, instead in _KINDS:
         if is_kind(value):
             if not inspect.isasyncgen(value):
@@ -47,6 +47,14 @@ def done(value: Any, what: str) -> Any:
                 f"and {instead}."
             )
     return value
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error that a body has raised; its `str()` may raise too."""
+    try:
+        return str(error)
+    except Exception:
+        return "<its str() raises>"
 
 
 def call_of(task: Any, marker: type[Task]) -> Callable[..., Any] | None:

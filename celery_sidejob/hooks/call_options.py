@@ -1,7 +1,7 @@
 """The options of a call, of a job or of a durable task, checked before anything is kept.
 
-Celery puts unknown options into the message's properties: with a `countdwn` the task runs at once. A value that is no
-time raises some error wherever it is used first.
+Celery puts unknown options into the message's properties: with a `countdwn` the task runs at once. A value that is not
+a time would raise an error that does not name the option.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _several(fits: Callable[[Any], bool], *kinds: Any) -> Callable[[Any], bool]:
 
 
 def _is_near(value: Any) -> bool:
-    """Tell whether these are seconds from now on, or ago."""
+    """Tell whether this is a number of seconds, from now or ago."""
     return is_seconds(value, least=-LONGEST_S)
 
 
@@ -116,8 +116,3 @@ def _check_spelling(task: str, options: Mapping[str, Any]) -> None:
         near = nearest(name.lower(), KNOWN, like=SLIP)
         if near is not None:
             raise InvalidValueError(f"{name!r} is no option of a call of {task}. Did you mean {near!r}?")
-
-
-def is_expiry(value: Any) -> bool:
-    """Tell whether it is a datetime, or a number of seconds."""
-    return isinstance(value, datetime) or is_seconds(value)

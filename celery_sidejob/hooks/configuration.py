@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,7 +12,9 @@ from celery import Celery
 from kombu import Connection
 
 from ..model.errors import SettingsError
-from ..model.settings import Settings, read_settings
+from ..model.settings import NO_STORE, Settings, read_settings
+from ..store.connection.parameters import database_name, lead_to_same_database
+from ..transport.postgres import address
 
 
 def settings_of(app: Celery) -> Settings:
@@ -37,14 +39,8 @@ def broker_identity(app: Celery) -> str:
     All nodes and failover URLs, and those for writing and reading, must agree: else a doorbell might be rung where no
     worker listens. Raises SettingsError if they do not.
     """
-    found = {}
-    for use, connect in (("to write to", app.connection_for_write), ("to read from", app.connection_for_read)):
-        with _reading_urls():
-            connection = connect()
-            for place, url in enumerate(connection.alt or [None], 1):
-                one = connect(url) if url is not None else connection
-                found[f"number {place} {use}" if connection.alt else f"the one {use}"] = _identity(app, one)
-    first, *others = found.items()
+    with _reading_urls():
+        first, *others = [(name, _identity(app, connection)) for name, connection in _brokers(app)]
     for name, identity in others:
         if identity != first[1]:
             raise SettingsError(
@@ -52,6 +48,51 @@ def broker_identity(app: Celery) -> str:
                 f"is {first[1]!r}, {name} is {identity!r}. Name nodes of one broker, with one virtual host or database."
             )
     return first[1]
+
+
+def broker_in_store(app: Celery, url: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Return a broker's URL with the store's own for each `sidejobpg://` alone, and the transport options with it.
+
+    Raises SettingsError if the store is needed and has no URL.
+    """
+    nodes = url.split(";") if isinstance(url, str) else url if isinstance(url, list | tuple) else ()
+    alone = [isinstance(node, str) and address.is_alone(node) for node in nodes]
+    if not any(alone):
+        return url, {}
+    settings = settings_of(app)
+    if settings.database_url is None:
+        raise SettingsError(f"broker_url is {address.SCHEME}:// alone, for the store's own URL, and {NO_STORE}")
+    own = f"{address.SCHEME}://" + settings.database_url.partition("://")[2].replace(";", "%3B")
+    options = {"schema": settings.schema, **app.conf.broker_transport_options}
+    if all(alone):
+        options["direct_url"] = settings.direct_url
+    found = [own if is_alone else node for node, is_alone in zip(nodes, alone, strict=True)]
+    return found if len(found) > 1 else own, options
+
+
+def broker_is_store(app: Celery) -> bool:
+    """Tell whether the broker's messages are in the store: in its database and schema, and there is no other store.
+
+    Compares URLs, all nodes of the broker with the store's two, and asks no server. A name of the store's host that no
+    setting has makes another broker.
+    """
+    if getattr(app, "sidejob", None) is None:
+        return False
+    settings = settings_of(app)
+    urls = {"sidejob_database_url": settings.database_url, "sidejob_direct_url": settings.direct_url}
+    ways = {setting: url for setting, url in urls.items() if url is not None}
+    if settings.failover_urls or not ways:
+        return False
+    with _reading_urls():
+        return all(
+            transport.driver_type == "postgres"
+            and transport.link.schema == settings.schema
+            and any(
+                lead_to_same_database(transport.link.url, url, settings=("broker_url", setting))
+                for setting, url in ways.items()
+            )
+            for transport in (connection.transport for _, connection in _brokers(app))
+        )
 
 
 def broker_family(app: Celery) -> str:
@@ -67,11 +108,22 @@ def broker_errors(app: Celery) -> tuple[type[BaseException], ...]:
         return (*app.connection_for_write().connection_errors, OSError)
 
 
+def _brokers(app: Celery) -> Iterator[tuple[str, Connection]]:
+    """Yield a connection to each node that the broker's URLs name, and what the node is called in an error."""
+    for use, connect in (("to write to", app.connection_for_write), ("to read from", app.connection_for_read)):
+        connection = connect()
+        for number, url in enumerate(connection.alt or [None], 1):
+            one = connect(url) if url is not None else connection
+            yield f"number {number} {use}" if connection.alt else f"the one {use}", one
+
+
 @contextmanager
 def _reading_urls() -> Iterator[None]:
     """Say what is wrong with a broker's URL without showing it: Python's own words have parts of a password."""
     try:
         yield
+    except SettingsError:  # of a transport of ours, which shows no password
+        raise
     except (KeyError, ImportError) as error:  # of a transport that is not known, or not installed
         raise SettingsError(f"broker_url cannot be used: {error.args[0] if error.args else error!r}.") from None
     except ValueError:
@@ -83,9 +135,12 @@ def _reading_urls() -> Iterator[None]:
 
 
 def _identity(app: Celery, connection: Connection) -> str:
-    family, place = connection.transport.driver_type, connection.virtual_host or "/"
+    family, virtual_host = connection.transport.driver_type, connection.virtual_host or "/"
     if family == "redis":
         of_socket = parse_qs(urlsplit(connection.hostname or "").query).get("virtual_host")
-        place = (of_socket[0] if of_socket else place).strip("/") or "0"
+        virtual_host = (of_socket[0] if of_socket else virtual_host).strip("/") or "0"
+    if family == "postgres":
+        link = connection.transport.link
+        virtual_host = f"{database_name(link.url, setting='broker_url')} {link.schema}"
     prefix = app.conf.broker_transport_options.get("global_keyprefix", "")
-    return f"{family} {place} {prefix}".rstrip()
+    return f"{family} {virtual_host} {prefix}".rstrip()

@@ -20,8 +20,7 @@ from kombu.utils.imports import symbol_by_name
 
 from ..model.errors import StoreUnavailableError
 from ..operations import revocation
-from . import configuration
-from .broker import rabbitmq
+from .broker.attempt import connection_to, established
 from .patches.existing_class import above
 
 logger = logging.getLogger("celery_sidejob")
@@ -31,7 +30,7 @@ KEPT = frozenset({"revoke", "terminate"})
 
 ATTEMPT_S = 3.0
 TOLD_FOR_S = 1.0
-"""How long what the workers are told is of use, as Celery says it."""
+"""After this time a worker ignores what it was told: kombu makes it the message's `expires`."""
 
 
 def install(app: Celery) -> None:
@@ -56,8 +55,9 @@ class KeepingControl(Control):
     ) -> Any:
         """Broadcast a command; a revocation for all workers is kept first.
 
-        Raises StoreUnavailableError where it could not be kept, after the workers were told. Where it is kept and the
-        workers cannot be told, it holds all the same, and a warning is logged; but not what only workers can do.
+        Raises StoreUnavailableError if it could not be kept, after the workers were told. If it is kept and the
+        workers cannot be told, it holds all the same, and a warning is logged. But what only workers can do, such as to
+        terminate a run, raises OperationalError then.
         """
         trouble, kept, given = None, False, {**(arguments if isinstance(arguments, Mapping) else {}), **options}
         if command in KEPT and not destination and not options.get("pattern"):
@@ -76,41 +76,28 @@ class KeepingControl(Control):
         return answer
 
     def tell_of_revocation(self, task_ids: Iterable[str]) -> None:
-        """Tell the workers of a revocation that is kept already; raises what kept it from that, within seconds.
+        """Tell the workers of a revocation that is kept already; raises the broker's error within seconds.
 
-        Celery's own broadcast tries again without end where a broker is silent, and whoever waits has nothing from it.
+        Celery's own broadcast would try a silent broker again without end.
         """
         arguments = {"task_id": list(task_ids), "terminate": False, "signal": "SIGTERM"}
-        family = configuration.broker_family(self.app)
         *others, last = self.app.connection_for_write().alt or [None]
         for node in others:
             try:
-                return self._tell_once("revoke", arguments, family, node)
+                return self._revoke_once(arguments, node)
             except Exception as error:  # whatever a transport raises
                 logger.warning("One of the brokers could not be told: %s: %s", type(error).__name__, error)
-        self._tell_once("revoke", arguments, family, last)
+        self._revoke_once(arguments, last)
 
-    def _tell_once(self, command: str, arguments: Mapping[str, Any], family: str, node: str | None) -> None:
-        """Broadcast in one attempt, on a connection of its own on which nothing waits for longer than `ATTEMPT_S`."""
-        options = dict(self.app.conf.broker_transport_options)
-        if family == "redis":
-            options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
-        with self.app.connection_for_write(node, transport_options=options, connect_timeout=ATTEMPT_S) as connection:
-            transport = connection.transport
-            established = transport.establish_connection()
-            try:
-                if family == "amqp":
-                    rabbitmq.bound(established, ATTEMPT_S)
-                channel = transport.create_channel(established)
-                once = _Once(channel, auto_declare=False)
-                self.mailbox(connection)._publish(
-                    command, arguments, channel=channel, producer=once, timeout=TOLD_FOR_S
-                )
-            finally:
-                transport.close_connection(established)
+    def _revoke_once(self, arguments: Mapping[str, Any], node: str | None) -> None:
+        """Broadcast a revocation in one attempt, on a connection of its own."""
+        with connection_to(self.app, ATTEMPT_S, node) as connection, established(connection, ATTEMPT_S) as made:
+            channel = connection.transport.create_channel(made)
+            once = _Once(channel, auto_declare=False)
+            self.mailbox(connection)._publish("revoke", arguments, channel=channel, producer=once, timeout=TOLD_FOR_S)
 
     def _keep(self, task_ids: Iterable[str]) -> tuple[StoreUnavailableError | None, bool]:
-        """Keep a revocation; return why that could not be done, if the caller is to know, and whether all is kept."""
+        """Keep a revocation; return the error to raise, if any, and whether the store has all of these tasks."""
         sidejob, ids = self.app.sidejob, list(task_ids)
         if not ids or sidejob.settings.database_url is None:
             return None, False
@@ -141,4 +128,4 @@ NOT_TERMINATED = (
     "The revocation is kept, but the workers could not be told: what waits does not run, and what runs is not "
     "terminated. Revoke it again when the broker is back. ({error})"
 )
-NOT_KEPT_THERE = "The revocation is known to the workers that run now alone: {error}"
+NOT_KEPT_THERE = "Only the workers that run now know of the revocation: {error}"

@@ -1,4 +1,4 @@
-"""Which ordinary tasks are durable, and what becomes of a run of theirs that is lost."""
+"""Tells which ordinary tasks are durable, and whether their lost runs are repeated."""
 
 from __future__ import annotations
 

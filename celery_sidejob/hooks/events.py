@@ -3,7 +3,8 @@
 A run's events are those of Celery itself, with the asking's task id as uuid; its arguments stay in the store, so that
 events and log lines name the job instead. Two are ours: `task-suspended` and `task-terminated`.
 
-What is revoked before it runs, Celery tells of in the worker that has received it. A durable task may be in none.
+Celery announces that a task was revoked in the worker that has its message. The message of a durable task may be in no
+worker: then whoever ends the task announces it (`announce_revoked`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ logger = logging.getLogger("celery_sidejob")
 
 
 class Rested(Ignore):
-    """Tells a worker's parent that a run is over whose asking has no result now; the event that says so is `event`."""
+    """Tells a worker's parent that a run is over, and its asking has no result yet; `event` is the event to send."""
 
     event: str
 
@@ -67,17 +68,17 @@ def announce_sent(app: Celery, bell: Doorbell, producer: Any) -> None:
 
 
 class Listening(NamedTuple):
-    """What a worker listens with, and whether it was started to tell of tasks (`-E`)."""
+    """A worker's consumer, and whether the worker was started to tell of tasks (`-E`)."""
 
     consumer: Any
     task_events: bool
 
 
 _listening: weakref.WeakKeyDictionary[Celery, Listening] = weakref.WeakKeyDictionary()
-"""Of each app's worker in this process."""
+"""The worker of each app in this process."""
 
 
-def know(consumer: Any, task_events: bool) -> None:
+def remember(consumer: Any, task_events: bool) -> None:
     """Remember this worker's consumer, which need not be connected yet."""
     _listening[consumer.app] = Listening(consumer, task_events)
 

@@ -1,6 +1,6 @@
-"""`delay_on_commit` and `apply_async_on_commit`, which Celery's task for Django has, of jobs and durable tasks.
+"""`delay_on_commit` and `apply_async_on_commit` of Celery's task for Django, for jobs and durable tasks.
 
-Theirs are called after the commit: a process that dies just then has lost the call. Ours are a part of the transaction.
+Celery's are called after the commit: a process that dies just then has lost the call. Ours are part of the transaction.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MadeEarly(Task):
 
 
 def made_early(task: Any) -> Any:
-    """Return a task that was made before its app is finalized, and finds out what it is before its first such call."""
+    """Have a task that was made before its app is finalized find out at such a call if it is durable; return it."""
     if hasattr(task, "apply_async_on_commit") and not isinstance(task, OnCommit | MadeEarly):
         become(task, MadeEarly, type(task), abstract=True)
     return task

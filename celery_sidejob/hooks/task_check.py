@@ -1,4 +1,4 @@
-"""What `doctor` looks at in the app's own tasks: which are durable, and which have options that say nothing."""
+"""The checks of `doctor` in the app's own tasks: which are durable, and which have options without effect."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SHOWN = 5
 
 
 def findings(app: Celery) -> Iterator[Finding]:
-    """Yield what is found among the tasks whose modules are imported here; asks nobody.
+    """Yield what is found among the tasks whose modules are imported here; asks neither store nor broker.
 
-    It is no error, as a project may name its durable tasks for one deployment and not for another.
+    Nothing of it is an error: a project may name its durable tasks for one deployment and not for another.
     """
     ordinary = sorted(task.name for task in app.tasks.values() if not getattr(task, "sidejob", False))
     durable = [name for name in ordinary if is_durable(app, name)]

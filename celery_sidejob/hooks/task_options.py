@@ -1,6 +1,6 @@
-"""The options of tasks that are ours, and which names are meant to be: those of sidejob tasks before any app exists.
+"""Our options of tasks, checked; those of sidejob tasks before any app exists.
 
-Celery lets any attribute stand on a task, so a name of ours with a slip in it would be one that nobody looks at.
+Celery accepts any attribute on a task, so a misspelt option of ours would have no effect: it is found by its likeness.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FORMS: Mapping[str, Form] = {
     "locks_late": _FLAG,
     "retention": ("a timedelta or a number of seconds", lambda value: is_seconds(in_seconds(value))),
 }
-"""What each option may be whose value is one; ports are parsed."""
+"""The values that each option may have; ports are parsed instead."""
 
 LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity"})
 """Refused as long as nothing acts on them."""

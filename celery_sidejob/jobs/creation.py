@@ -217,10 +217,10 @@ def _create_all(runtime: Runtime, made: Sequence[NewJob]) -> Sequence[NewJob]:
 
 
 def _until_known(runtime: Runtime, drafts: Sequence[NewJob], make: Callable[[], Sequence[NewJob]]) -> Sequence[NewJob]:
-    """Make jobs, and once more if the answer was lost: their task ids tell, so that none is made twice.
+    """Make jobs; if the answer was lost, try again: their task ids are unique, so that no job is made twice.
 
-    A first commit that is still under way is waited for by the primary keys. Raises the first error if the store is
-    gone for longer: the caller cannot know, and what was made then runs.
+    If the first commit is still in progress, the second try waits for it at the primary keys. Raises the first error if
+    the store stays away: nobody knows then whether the jobs were made; if they were, they run.
     """
     try:
         return make()

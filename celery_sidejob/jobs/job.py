@@ -15,6 +15,7 @@ from ..model.changes import (
     Ask,
     Change,
     ConfigurePorts,
+    Direction,
     Disown,
     NewJob,
     Publish,
@@ -24,7 +25,7 @@ from ..model.changes import (
     UnsetState,
 )
 from ..model.channel import job as channel_of_job
-from ..model.checks import LONGEST_S, check_texts, is_seconds, shown
+from ..model.checks import LONGEST_S, check_texts, is_keepable, is_seconds, shown
 from ..model.columns import SHOWN
 from ..model.errors import (
     HasParentError,
@@ -36,7 +37,8 @@ from ..model.errors import (
     SettingsError,
 )
 from ..model.names import alias_taken, check_alias, check_child_name, check_key
-from ..model.status import FINISHED, Status, status_of
+from ..model.port import WILDCARD
+from ..model.status import FINISHED, Status, statuses_of
 from ..operations.deletion import delete
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
@@ -255,7 +257,7 @@ class Job:
             )
         if timeout is not None and not is_seconds(timeout, least=-LONGEST_S) and timeout != math.inf:
             raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
-        wanted = {status_of(status) for status in ([statuses] if isinstance(statuses, str) else statuses)}
+        wanted = statuses_of(statuses)
         deadline = None if timeout is None else time.monotonic() + timeout
         pause = 0.01
         while True:
@@ -467,7 +469,7 @@ class Job:
         return self._row
 
     def _found(self, found: T) -> T:
-        """Return what the store has of the job; where that is nothing, raise JobNotFoundError if the job is gone."""
+        """Return what was found of the job; if that is nothing, raise JobNotFoundError unless the job is there."""
         if found:
             return found
         unit = active()
@@ -485,7 +487,7 @@ class Job:
         return unit_view.ports_made(getattr(self._row, "ports", ()))
 
     def _forget(self) -> Job:
-        """Return this handle with its row unread: what was asked has changed it."""
+        """Return another handle, whose row is unread: what was asked has changed it."""
         return Job(self.id, runtime=self._runtime)
 
     def _state(self, key: str | None = None) -> dict[str, str]:
@@ -500,11 +502,11 @@ class Job:
             return unit.children.all()
         return jobs.children(self._runtime.connections, self.id)
 
-    def _ports(self, direction: str) -> list[Port]:
+    def _ports(self, direction: Direction) -> list[Port]:
         unit = active()
         found = unit.ports(self.id) if unit is not None else ports.of_job(self._runtime.connections, self.id)
         names = self._found([name for side, name in found if side == direction])
-        return [Port(self, "in" if direction == "in" else "out", name) for name in sorted(names) if name != "*"]
+        return [Port(self, direction, name) for name in sorted(names) if name != WILDCARD]
 
     def _do(self, name: str, change: Change, transaction: Any = None) -> None:
         submit(self._runtime, name, change, transaction)
@@ -514,6 +516,12 @@ def find(runtime: Runtime, id_or_alias: int | str | Job) -> Job | None:
     """Return the job of this id or alias; None only if there is none."""
     found = locate(runtime, _id_of(id_or_alias))
     return None if found is None else Job(found[0], runtime=runtime, row=found[1])
+
+
+def find_by_task_id(runtime: Runtime, task_id: str) -> Job | None:
+    """Return the job one of whose askings has this Celery task id."""
+    row = jobs.find_by_task_id(runtime.connections, str(task_id)) if is_keepable(str(task_id)) else None
+    return None if row is None else Job(row.id, runtime=runtime, row=row)
 
 
 def enqueue(runtime: Runtime, task: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Job:
@@ -556,7 +564,7 @@ _origin_of: Callable[[Runtime], tuple[str, ...] | None] = _no_origin
 def use_apps(
     runtime_of: Callable[[Sequence[str] | None], Runtime], origin_of: Callable[[Runtime], tuple[str, ...] | None]
 ) -> None:
-    """Have unpickled handles find their store by what tells their app from others."""
+    """Set how an unpickled handle finds its runtime, and how a pickled one says from which app it comes."""
     global _runtime_of, _origin_of
     _runtime_of, _origin_of = runtime_of, origin_of
 

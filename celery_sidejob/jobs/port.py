@@ -132,7 +132,7 @@ class Port:
 
     @property
     def default(self) -> Any:
-        """What an empty port reads as; NO_DATA without one. Changing it asks nobody to run."""
+        """The value that an empty port reads as; NO_DATA without one. Changing it asks nobody to run."""
         text = self._row().default_value
         return NO_DATA if text is None else values.decode(text)
 

@@ -14,7 +14,7 @@ from ..model.checks import check_number, is_seconds, shown
 from ..model.errors import IllegalMoveError, InvalidPortError, InvalidValueError, LeaseLostError
 from ..model.port import NO_DATA
 from ..operations import durable_locks, durable_runs
-from ..unit.open_unit import ACTIVE, OpenUnit, active
+from ..unit.open_unit import OpenUnit, active
 from .creation import when
 from .job import Job
 from .port import Port
@@ -59,7 +59,7 @@ class RunningJob(Job):
     def stopping(self) -> bool:
         """Whether the worker wants to stop: commit what is done and end soon, or the run is begun again elsewhere.
 
-        Where a body runs in the worker's own process, also once its run was revoked or lost: a commit is refused.
+        In a body in the worker's own process it is also True once the run was revoked or lost: no commit is accepted.
         """
         return self._unit.stopping()
 
@@ -86,7 +86,7 @@ class RunningJob(Job):
         return RetryRun(exc, None if countdown is None else wait_s or 0.0, max_retries)
 
     def checkpoint(self, *, transaction: Any = None) -> None:
-        """Commit what the run did so far; with `transaction=` as part of the caller's own, who commits it."""
+        """Commit what the run did so far; with `transaction=` as part of the caller's, which the caller commits."""
         if transaction is None:
             self._unit.commit()
         else:
@@ -197,7 +197,7 @@ class _CurrentJob:
     """Stands for the running job of the place where it is used, as Celery's ``current_task`` does for the task."""
 
     def _get(self) -> RunningJob:
-        unit = ACTIVE.get()
+        unit = active()
         if unit is None or unit.job is None:
             raise IllegalMoveError("current_job is used outside of a run of a sidejob task.")
         job: RunningJob = unit.job
@@ -213,7 +213,7 @@ class _CurrentJob:
         return hash(self._get())
 
     def __bool__(self) -> bool:
-        unit = ACTIVE.get()
+        unit = active()
         return unit is not None and unit.job is not None
 
     def __repr__(self) -> str:

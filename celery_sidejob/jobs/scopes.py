@@ -27,6 +27,9 @@ _context: ContextVar[Mapping[str, Any]] = ContextVar("celery_sidejob_context", d
 _PLAIN = PortScope()
 _port_scope: ContextVar[PortScope] = ContextVar("celery_sidejob_port_scope", default=_PLAIN)
 
+current_port_scope = _port_scope.get
+"""Returns what the `port_options` blocks around have set."""
+
 
 @contextmanager
 def context(**data: Any) -> Iterator[None]:
@@ -60,8 +63,3 @@ def port_options(
         yield
     finally:
         _port_scope.reset(token)
-
-
-def current_port_scope() -> PortScope:
-    """Return what `port_options` blocks have set here."""
-    return _port_scope.get()

@@ -1,4 +1,4 @@
-"""Messages that the transport `sidejob://` delivers no more, as the sweeper reads them."""
+"""Messages that the transports `sidejob://` and `sidejobpg://` deliver no more, as the sweeper reads them."""
 
 from __future__ import annotations
 

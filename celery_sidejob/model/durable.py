@@ -32,7 +32,7 @@ DIGEST = "sidejob_digest"
 """The request's key for the digest of the received body, a `Digest`; the parent sets it."""
 DEATHS = "sidejob_deaths"
 """A header of messages taken out of the dead set: their earlier deaths, the oldest first; retries keep it."""
-FORMAT = 2
+KEPT_FORMAT = 2
 """The version of a publication. Code that knows only continuations (format 1) leaves such a row to other processes."""
 HEADER_FORMAT = 1
 
@@ -94,7 +94,10 @@ class Message:
     generation: int = 1
     eta: datetime | None = None
     expires_at: datetime | None = None
+    priority: int | None = None
+    """From 0, the lowest, to 9, for a message that goes to its `queue`; None if an exchange leads it elsewhere."""
     again: bool = False
+    """It may be a copy: `REPUBLISHED`."""
     about: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
     """The parsed `publication`, if this process has just made it: there is no need to parse it."""
     store: str | None = None
@@ -120,8 +123,8 @@ class Message:
         )  # fmt: skip
 
 
-WAITS = "w"
-"""How the name of a call begins whose message first waits in the store: its publisher is done long before."""
+DELAYED = "w"
+"""Begins the name of a call whose message first waits in the store: its publisher is done long before that ends."""
 
 
 def header_of(message: Message) -> dict[str, Any]:
@@ -201,7 +204,7 @@ def key_of(task_id: str, header: Any) -> Key | None:
     return task_id, int(header["n"])
 
 
-_OF_THE_FIRST = {"v", "n", "s"}
+_KEYS_OF_A_FIRST = {"v", "n", "s"}
 
 
 def is_first(request: Mapping[str, Any]) -> bool:
@@ -211,11 +214,12 @@ def is_first(request: Mapping[str, Any]) -> bool:
     another store. If it only looks like the first, as from a restored broker, it finds its row gone.
     """
     header = request.get(HEADER)
-    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _OF_THE_FIRST:
+    if not isinstance(header, Mapping) or header.get("n") != 1 or not header.keys() <= _KEYS_OF_A_FIRST:
         return False
     if request.get("retries") or request.get("eta") or request.get(REPUBLISHED) or request.get("redelivered"):
         return False
-    if request.get("x-delivery-count") or (request.get("properties") or {}).get("delivery_count"):
+    properties = request.get("properties") or {}
+    if request.get("x-delivery-count") or properties.get("delivery_count") or properties.get("eta"):
         return False
     return not (request.get("delivery_info") or {}).get("redelivered")
 

@@ -19,8 +19,8 @@ BUCKET, SUM = "bucket", "sum"
 LABELS = {"after": "status"}
 """The label of a total, if its name differs from the event's field."""
 
-Key = tuple[str, str]
-"""(name, label)"""
+Total = tuple[str, str]
+"""The key of a total: (name, label)."""
 
 
 class Measures:
@@ -31,45 +31,41 @@ class Measures:
     """
 
     def __init__(self) -> None:
-        self._begun = False
+        self.begun = False
+        """Whether counting has begun."""
         self._start_anew()
 
     def begin(self) -> None:
         """Count from now on."""
-        self._begun = True
+        self.begun = True
 
     def end(self) -> None:
         """Stop counting."""
-        self._begun = False
+        self.begun = False
 
     def count(self, name: str, label: str = "", amount: int = 1) -> None:
         """Add `amount` to a count."""
-        if self._begun and amount:
+        if self.begun and amount:
             self._add({(name, label): float(amount)})
 
     def time(self, operation: str, seconds: float) -> None:
         """Add the duration of an operation."""
-        if self._begun:
+        if self.begun:
             place = bisect_left(BOUNDS_S, seconds)
             self._add({(f"{operation}_{BUCKET}", str(place)): 1.0, (f"{operation}_{SUM}", ""): seconds})
 
-    def take(self) -> dict[Key, float]:
+    def take(self) -> dict[Total, float]:
         """Return the counts since the last call, and forget them."""
-        self._mind_fork()
+        self._reset_after_fork()
         with self._lock:
             taken = dict(self._values)
             self._values.clear()
             self._taken_at = time.monotonic()
         return taken
 
-    def give_back(self, values: Mapping[Key, float]) -> None:
+    def give_back(self, values: Mapping[Total, float]) -> None:
         """Add counts that could not be stored again: they are stored with the next ones."""
         self._add(values)
-
-    @property
-    def begun(self) -> bool:
-        """Whether counting has begun."""
-        return self._begun
 
     @property
     def age_s(self) -> float:
@@ -81,21 +77,21 @@ class Measures:
         """Seconds since anything was last counted."""
         return time.monotonic() - self._added_at
 
-    def _add(self, values: Mapping[Key, float]) -> None:
-        self._mind_fork()
+    def _add(self, values: Mapping[Total, float]) -> None:
+        self._reset_after_fork()
         with self._lock:
             for key, amount in values.items():
                 self._values[key] = self._values.get(key, 0.0) + amount
             self._added_at = time.monotonic()
 
-    def _mind_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():  # the parent stores the parent's counts
             self._start_anew()
 
     def _start_anew(self) -> None:
         self._pid = os.getpid()
         self._lock = native.lock()
-        self._values: dict[Key, float] = {}
+        self._values: dict[Total, float] = {}
         self._taken_at = self._added_at = time.monotonic()
 
 
@@ -117,7 +113,7 @@ TIMED = {
 """The timed transactions of runs, and the meaning of each."""
 
 
-def counts(totals: Mapping[Key, float], counted: Iterable[str]) -> dict[str, Any]:
+def counts(totals: Mapping[Total, float], counted: Iterable[str]) -> dict[str, Any]:
     """Return the totals of `counted`, {name: number}, and for those with a label {name: {label: number}}."""
     by_label = {
         name: {label: int(value) for (found, label), value in sorted(totals.items()) if found == name}
@@ -126,7 +122,7 @@ def counts(totals: Mapping[Key, float], counted: Iterable[str]) -> dict[str, Any
     return {**{name: int(totals.get((name, ""), 0)) for name in counted}, **by_label}
 
 
-def durations(totals: Mapping[Key, float]) -> dict[str, dict[str, Any]]:
+def durations(totals: Mapping[Total, float]) -> dict[str, dict[str, Any]]:
     """Return the durations of each timed transaction: their number, sum in seconds, quantiles and cumulative buckets.
 
     A quantile is interpolated within its bucket; None without data, and at most the last bound.

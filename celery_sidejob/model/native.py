@@ -24,6 +24,12 @@ def is_patched() -> bool:
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
 
+def is_eventlet() -> bool:
+    """Tell whether eventlet has replaced Python's way of waiting in this process."""
+    patcher = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("select"))
+
+
 def lock() -> Any:
     """Return a lock to be held only briefly; its holder may take it again, as a signal handler may."""
     return _original("_thread", "RLock")()

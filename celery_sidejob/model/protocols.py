@@ -33,6 +33,24 @@ class Publisher(Protocol):
         """
         ...
 
+    def ring(self, messages: Sequence[Doorbell | Message]) -> None:
+        """Wake the workers for messages that are in the broker already: it is the store, and has their references.
+
+        Raises nothing; a worker that is not woken finds them within a second.
+        """
+        ...
+
+    def ring_queues(self, queues: Sequence[str]) -> None:
+        """Wake the workers of these queues of the broker that is the store; raises nothing."""
+        ...
+
+    def to_own_queue(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return those messages that go to their own queue, with their `priority`.
+
+        An exchange leads the others, or they cannot be read here, which `publish` tells.
+        """
+        ...
+
     def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
         ...
@@ -52,6 +70,11 @@ class Publisher(Protocol):
 
 class Broker(Protocol):
     """Answers questions about the broker. Never raises for a broker that is down."""
+
+    @property
+    def identity(self) -> str:
+        """What tells this broker from others; the schema's owner is an app and a broker."""
+        ...
 
     @property
     def ready(self) -> bool:

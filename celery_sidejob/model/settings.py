@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,14 +23,15 @@ from .errors import SettingsError
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a setting may have. `parse` checks a value and returns it, or raises ValueError.
+    """The values that a setting may have, as the configuration gives them: `convert` makes the setting's value of one.
 
-    `from_text` turns the text of an environment variable into the value that the configuration would hold, or raises
+    `from_text` turns the text of an environment variable into a value that the configuration could hold, or raises
     ValueError. `secret` values are never shown.
     """
 
     expected: str
-    parse: Callable[[Any], Any]
+    fits: Callable[[Any], bool]
+    convert: Callable[[Any], Any] = lambda value: value
     from_text: Callable[[str], Any] = str
     secret: bool = False
 
@@ -57,47 +59,20 @@ class Setting:
 # --- Kinds of values. They stand first because the class body below uses them. ---------------------------------------
 
 
-def _refuse(_: Any) -> Any:
-    raise ValueError
+def _is_text(pattern: str = ".+") -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) is not None
 
 
-def _instance_of(kind: type) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, kind) else _refuse(value)
+def _is_list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda values: isinstance(values, (list, tuple)) and all(map(fits, values))
 
 
-def _matching(pattern: str) -> Callable[[Any], Any]:
-    return lambda value: value if isinstance(value, str) and re.fullmatch(pattern, value, re.DOTALL) else _refuse(value)
+def _is_duration(value: Any) -> bool:
+    return is_seconds(in_seconds(value))
 
 
-def _seconds(value: Any) -> float:
-    value = in_seconds(value)
-    return float(value) if is_seconds(value) else _refuse(value)
-
-
-def _positive_seconds(value: Any) -> float:
-    return _seconds(value) or _refuse(value)
-
-
-def _age(value: Any) -> timedelta:
-    return timedelta(seconds=_seconds(value))
-
-
-def _count(value: Any) -> int:
-    if not is_number(value, least=1):
-        raise ValueError
-    return value
-
-
-def _one_of(*words: str) -> Callable[[Any], Any]:
-    return lambda value: value if value in words else _refuse(value)
-
-
-def _tuple_of(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: tuple(parse(item) for item in value) if isinstance(value, (list, tuple)) else _refuse(value)
-
-
-def _callable(value: Any) -> Any:
-    return value if callable(value) else _refuse(value)
+def _is_store_url(value: Any) -> bool:
+    return isinstance(value, str) and store_url.is_clear(store_url.spelled_out(value))
 
 
 def _or_none(kind: Kind) -> Kind:
@@ -105,17 +80,13 @@ def _or_none(kind: Kind) -> Kind:
     return dataclasses.replace(
         kind,
         expected=f"{kind.expected}, or None",
-        parse=lambda value: None if value is None else kind.parse(value),
+        fits=lambda value: value is None or kind.fits(value),
+        convert=lambda value: None if value is None else kind.convert(value),
         from_text=lambda text: None if text.strip().lower() == "none" else kind.from_text(text),
     )
 
 
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-def _boolean_from(text: str) -> bool:
-    word = text.strip().lower()
-    return word in _TRUE or (_refuse(text) if word not in _FALSE else False)
+_BOOLEANS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 
 
 def _list_from(text: str) -> list[str]:
@@ -127,38 +98,38 @@ def _urls_from(text: str) -> list[str]:
     return [url.strip() for url in re.split(r",(?=\s*[\w+]+://)", text)]
 
 
-def _store_url(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    url = store_url.spelled_out(value)
-    return url if store_url.is_clear(url) else _refuse(url)
-
-
-_words = _tuple_of(_matching(".+"))
 _STORE_URL = Kind(
-    f"a URL that begins with postgresql:// or postgresql+psycopg:// ({store_url.ESCAPED})", _store_url, secret=True
-)
-_STORE_URLS = Kind(
-    f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})", _tuple_of(_store_url), _urls_from,
-    secret=True,
+    f"a URL that begins with postgresql:// or postgresql+psycopg:// ({store_url.ESCAPED})",
+    _is_store_url, store_url.spelled_out, secret=True,
 )  # fmt: skip
-_REDIS_URL = Kind("a URL, such as redis://localhost:6379/0", _matching(r"[\w+]+://.*"), secret=True)
+_STORE_URLS = Kind(
+    f"a list of URLs that begin with postgresql:// ({store_url.ESCAPED})",
+    _is_list_of(_is_store_url), lambda urls: tuple(map(store_url.spelled_out, urls)), _urls_from, secret=True,
+)  # fmt: skip
+_REDIS_URL = Kind("a URL, such as redis://localhost:6379/0", _is_text(r"[\w+]+://.*"), secret=True)
 _SCHEMA = Kind(
     "a plain identifier: lower-case letters, digits and underscores, no digit first, at most 63 characters, not pg_…",
-    _matching("(?!pg_)[a-z_][a-z0-9_]{0,62}"),
+    _is_text("(?!pg_)[a-z_][a-z0-9_]{0,62}"),
 )
-_PATH = Kind("a path", lambda value: _matching(".+")(os.fspath(value) if isinstance(value, os.PathLike) else value))
-_GLOBS = Kind("a list of strings", _words, _list_from)
-_QUEUE = Kind("a string", _matching(".+"))
-_SECONDS = Kind("seconds (a number, not negative) or a timedelta", _seconds, float)
-_POSITIVE_SECONDS = Kind("seconds (a number above 0) or a timedelta", _positive_seconds, float)
-_AGE = Kind("seconds (a number, not negative) or a timedelta", _age, float)
-_COUNT = Kind("a whole number, at least 1", _count, int)
+_PATH = Kind("a path", lambda path: isinstance(path, str | os.PathLike) and _is_text()(os.fspath(path)), os.fspath)
+_GLOBS = Kind("a list of strings", _is_list_of(_is_text()), tuple, _list_from)
+_QUEUE = Kind("a string", _is_text())
+_SECONDS = Kind(
+    "seconds (a number, not negative) or a timedelta", _is_duration, lambda value: float(in_seconds(value)), float
+)
+_POSITIVE_SECONDS = dataclasses.replace(
+    _SECONDS,
+    expected="seconds (a number above 0) or a timedelta",
+    fits=lambda value: _is_duration(value) and in_seconds(value) > 0,
+)
+_AGE = dataclasses.replace(_SECONDS, convert=lambda value: timedelta(seconds=in_seconds(value)))
+_COUNT = Kind("a whole number, at least 1", lambda value: is_number(value, least=1), from_text=int)
 _BOOLEAN = Kind(
-    "True or False (in the environment 1, true, yes, on, 0, false, no, off)", _instance_of(bool), _boolean_from
-)
-_STORE_DOWN = Kind('"error" or "publish"', _one_of("error", "publish"))
-_CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", _callable)
+    "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
+    lambda value: isinstance(value, bool), from_text=lambda text: _BOOLEANS.get(text.strip().lower()),
+)  # fmt: skip
+_STORE_DOWN = Kind('"error" or "publish"', lambda value: value in ("error", "publish"))
+_CALLABLE = Kind("a callable, set in the configuration (the environment cannot hold one)", callable)
 
 
 def _setting(default: Any, kind: Kind, meaning: str) -> Any:
@@ -315,12 +286,14 @@ def _parse_spellings(setting: Setting, spellings: list[tuple[str, Any]]) -> tupl
 
 
 def _parse(setting: Setting, spelling: str, given: Any, from_given: Callable[[Any], Any]) -> Any:
-    try:
-        return setting.kind.parse(from_given(given))
-    except (ValueError, OverflowError):
-        hidden = f"a {type(given).__name__} (not shown, for it may hold a password)"
-        shown = hidden if setting.kind.secret and given != "" else repr(given)
-        raise SettingsError(f"{spelling} must be {setting.kind.expected}; it is {shown}") from None
+    kind = setting.kind
+    with suppress(ValueError):
+        value = from_given(given)
+        if kind.fits(value):
+            return kind.convert(value)
+    hidden = f"a {type(given).__name__} (not shown, for it may hold a password)"
+    shown = hidden if kind.secret and given != "" else repr(given)
+    raise SettingsError(f"{spelling} must be {kind.expected}; it is {shown}")
 
 
 def _check_contradictions(settings: Settings, spelled: Mapping[str, str]) -> None:
@@ -344,9 +317,9 @@ def _check_failover(settings: Settings, spelled: Mapping[str, str]) -> None:
         )
     seen = {}
     if settings.database_url is not None:
-        seen[store_url.place(settings.database_url)] = spelled["database_url"]
+        seen[store_url.address(settings.database_url)] = spelled["database_url"]
     for number, url in enumerate(settings.failover_urls, 1):
         name = f"number {number} of {spelled['failover_urls']}"
-        before = seen.setdefault(store_url.place(url), name)
+        before = seen.setdefault(store_url.address(url), name)
         if before != name:
             raise SettingsError(f"{name} is the same store as {before}: each must be a database of its own")

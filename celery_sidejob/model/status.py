@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from .errors import InvalidValueError
@@ -19,12 +20,15 @@ class Status(StrEnum):
     TERMINATED = "terminated"
 
 
-def status_of(name: str) -> Status:
-    """Return the status of this name; InvalidValueError lists the statuses."""
-    try:
-        return Status(name)
-    except ValueError:
-        raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
+def statuses_of(names: str | Iterable[str]) -> set[Status]:
+    """Return the statuses of these names, or of one; InvalidValueError lists all statuses."""
+    found = set()
+    for name in [names] if isinstance(names, str) else names:
+        try:
+            found.add(Status(name))
+        except ValueError:
+            raise InvalidValueError(f"{name!r} is no status; there are {', '.join(Status)}.") from None
+    return found
 
 
 FINISHED = frozenset({Status.COMPLETED, Status.FAILED, Status.TERMINATED})

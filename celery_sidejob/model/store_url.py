@@ -33,7 +33,7 @@ def is_clear(url: str) -> bool:
     return _CLEAR.fullmatch(url) is not None and _BARE_PERCENT.search(url) is None
 
 
-def place(url: str) -> tuple[str, str]:
+def address(url: str) -> tuple[str, str]:
     """Return the address in a clear URL, as written: hosts with ports, and the database."""
     parts = _CLEAR.fullmatch(url)
     assert parts is not None

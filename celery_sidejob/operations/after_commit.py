@@ -15,6 +15,7 @@ from ..model.messages import Continuation, Doorbell, Outcome
 from ..model.protocols import Publication, Refused
 from ..model.status import Status
 from ..store import askings
+from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.continuations import remove as remove_continuations
 from ..store.outbox.kinds import JOBS
@@ -66,7 +67,7 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)
         dispatch(
-            runtime, after_commit.doorbells, after_commit.continuations,
+            runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
             marks_later=runtime.connections.may_write_behind,
         )  # fmt: skip
         settle(runtime, after_commit.outcomes)
@@ -82,17 +83,23 @@ def tell(runtime: Runtime, *events: Event) -> None:
 
 def dispatch(
     runtime: Runtime, doorbells: Iterable[Doorbell], continuations: Iterable[Continuation] = (), *,
-    refused: Refused | None = None, marks_later: bool = False,
+    refused: Refused | None = None, marks_later: bool = False, armed_now: bool = False,
 ) -> int:  # fmt: skip
     """Publish, mark the messages that the broker has, and return their number.
 
     Messages that no queue takes are added to `refused`. If the process dies before the mark, the sweeper publishes once
     more, and the claim drops the copy. With `marks_later` one statement marks the doorbells of a second; most of their
-    runs have begun by then.
+    runs have begun by then. `armed_now`: the transaction that this follows has armed the rows. Where the store is the
+    broker, they are sent with that.
     """
-    waiting: list[Publication] = [*continuations, *doorbells]
+    bells, in_store = list(doorbells), 0
+    if bells and runtime.connections.is_broker:
+        in_store = len(bells) if armed_now else _send(runtime, bells)
+        runtime.publisher.ring(bells)
+        bells = []
+    waiting: list[Publication] = [*continuations, *bells]
     if not waiting:
-        return 0
+        return in_store
     sent = runtime.publisher.publish(waiting, refused=refused)
     rung = [(message.job_id, message.for_run) for message in sent if isinstance(message, Doorbell)]
     continued = [message.key for message in sent if isinstance(message, Continuation)]
@@ -110,7 +117,7 @@ def dispatch(
             connections.transact("mark", lambda executor: remove_continuations(executor, continued), single=True)
     except StoreUnavailableError as error:
         logger.warning("Published, but could not mark it; it will be published once more: %s", error)
-    return len(sent)
+    return in_store + len(sent)
 
 
 def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
@@ -122,6 +129,14 @@ def settle(runtime: Runtime, outcomes: Iterable[Outcome]) -> int:
         except StoreUnavailableError as error:
             logger.warning("Stored results, but could not mark them; they will be stored once more: %s", error)
     return len(stored)
+
+
+def _send(runtime: Runtime, doorbells: Sequence[Doorbell]) -> int:
+    """Put the messages of jobs into the queues of the broker that is the store; return how many."""
+    runs = [(bell.job_id, bell.for_run) for bell in doorbells]
+    return len(
+        runtime.connections.transact("publish", lambda executor: references.send_jobs(executor, runs), single=True)
+    )
 
 
 def _mark(runtime: Runtime, rung: Sequence[tuple[int, int]]) -> None:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..model.crash_points import reach
-from ..model.durable import NOWHERE, Address, Content, Death, Key, Message
+from ..model.durable import NOWHERE, Address, Content, Death, Key
 from ..model.errors import IllegalMoveError
 from ..model.events import TaskBuried
 from ..model.messages import CONTINUATION, Continuation
 from ..store import duplicates
-from ..store.errors import OutcomeUnknown
+from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import burials, continuations, tasks
 from ..store.statement import Transaction
 from .after_commit import tell
@@ -22,7 +23,7 @@ from .contents import as_kept
 from .endings import storable
 from .failover import deduplication
 from .publishing import dispatch
-from .retrying import patience_s, patiently, repeat
+from .retrying import patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
 
@@ -37,8 +38,7 @@ def fail(  # noqa: PLR0913 - which row, why, and by whom
     the row has another `content` than the delivery on which the judgement rests. `unknown`: an earlier try may have
     moved the row already.
     """
-    traceback = None if death.traceback is None else storable(death.traceback)
-    death = replace(death, error=storable(death.error), traceback=traceback)
+    death = replace(death, error=storable(death.error), traceback=death.traceback and storable(death.traceback))
     content = None if content is None else as_kept(runtime, key, content)
     if address.call is not None and not _counts(runtime, key, address, worker_id):
         return False
@@ -82,15 +82,11 @@ def _counts(runtime: Runtime, key: Key, address: Address, worker_id: int | None)
 
 def bury_continuation(runtime: Runtime, continuation: Continuation, *, reason: str, error: str) -> bool:
     """Move a continuation to the dead set, and tell of it once; False if it is gone."""
-    shown = storable(error)
-
-    def work(executor: Transaction) -> int | None:
-        return continuations.bury(
-            executor, continuation.key, task_id=continuation.task_id, task=storable(continuation.task), reason=reason,
-            error=shown,
-        )  # fmt: skip
-
-    number = repeat(lambda: runtime.connections.transact("continuation-bury", work, single=True))
+    bury = partial(
+        continuations.bury, key=continuation.key, task_id=continuation.task_id, task=storable(continuation.task),
+        reason=reason, error=storable(error),
+    )  # fmt: skip
+    number = repeat(lambda: runtime.connections.transact("continuation-bury", bury, single=True))
     if number is None:
         return False
     entry_id = entry_id_of(runtime.stores.label_of(runtime.store), number)
@@ -123,20 +119,14 @@ def forget(runtime: Runtime, key: Key, content: Content | None = None) -> bool:
 
 def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     """Take entries out of the dead set and publish their messages again, in new generations; returns their number."""
-
-    check_interval_s = runtime.settings.lost_after
-
-    def work(executor: Transaction) -> Sequence[Message]:
-        return burials.revive(executor, entry_ids, check_interval_s=check_interval_s)
-
-    def revive_continuations(executor: Transaction) -> int:
-        return continuations.revive(executor, entry_ids, prefix=CONTINUATION, check_interval_s=check_interval_s)
-
-    messages = runtime.connections.transact("durable-revive", work, single=True)
+    wait_s = runtime.settings.lost_after
+    revive_tasks = partial(burials.revive, entry_ids=entry_ids, check_interval_s=wait_s)
+    messages = runtime.connections.transact("durable-revive", revive_tasks, single=True)
     dispatch(runtime, messages)
     if len(messages) == len(entry_ids):
         return len(messages)
-    return len(messages) + runtime.connections.transact("continuation-revive", revive_continuations, single=True)
+    revive_others = partial(continuations.revive, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s)
+    return len(messages) + runtime.connections.transact("continuation-revive", revive_others, single=True)
 
 
 def not_revived(entry_id: int | str, task_id: str | None) -> IllegalMoveError:

@@ -28,7 +28,7 @@ from ..store import write_behind
 from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown
 from ..store.outbox import latecomers
-from ..store.outbox.latecomers import Late
+from ..store.outbox.latecomers import LateRun
 from ..store.statement import Transaction
 from .after_commit import tell
 from .contents import is_forged
@@ -255,7 +255,7 @@ class LateLocks:
                 )
 
     def _transact(
-        self, name: str, write: Callable[[Transaction, list[Late]], set[str]], lates: Sequence[LateLock]
+        self, name: str, write: Callable[[Transaction, list[LateRun]], set[str]], lates: Sequence[LateLock]
     ) -> set[str]:
         """Write runs that belong together, and return the ids of those written."""
 
@@ -263,7 +263,7 @@ class LateLocks:
             now = time.monotonic()
             return write(
                 executor,
-                [Late(late.run.key[0], late.run.content, now - late.began_at, late.max_losses) for late in lates],
+                [LateRun(late.run.key[0], late.run.content, now - late.began_at, late.max_losses) for late in lates],
             )
 
         with self._over_own():
@@ -338,16 +338,12 @@ class LateLocks:
 def _by_worker(lates: Sequence[LateLock]) -> Iterator[list[LateLock]]:
     """Yield the runs of each worker identity, sorted, so that two processes never wait for each other."""
     for worker_id in {late.run.worker_id for late in lates}:
-        yield sorted((late for late in lates if late.run.worker_id == worker_id), key=_by_key)
+        yield sorted((late for late in lates if late.run.worker_id == worker_id), key=lambda late: late.run.key)
 
 
-def _remove(executor: Transaction, runs: list[Late], *, worker_id: int) -> set[str]:
+def _remove(executor: Transaction, runs: list[LateRun], *, worker_id: int) -> set[str]:
     ended = end_task_runs(executor, latecomers.remove_late(runs, worker_id=worker_id, pid=os.getpid()))
     return {row.task_id for row in ended}
-
-
-def _by_key(late: LateLock) -> Key:
-    return late.run.key
 
 
 def of(runtime: Runtime) -> LateLocks:

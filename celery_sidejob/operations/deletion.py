@@ -75,7 +75,7 @@ def delete_finished(
 
 def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int]]:
     found: dict[int, set[int]] = defaultdict(set)
-    for row in trees.by_root(executor, job_ids):
+    for row in trees.subtree(executor, job_ids):
         found[row.root].add(row.id)
     return found
 
@@ -118,5 +118,5 @@ class LargeTree:
     def _are_free(self, executor: Transaction, locked: dict[int, Any], part: list[int]) -> bool:
         if locked.keys() != {self._root, *part} or any(row.status not in self._statuses for row in locked.values()):
             return False
-        below = {row.id for row in trees.by_root(executor, part)}
+        below = {row.id for row in trees.subtree(executor, part)}
         return below == set(part) and not jobs.unsettled(executor, {self._root, *part})

@@ -20,10 +20,10 @@ from ..store.write_behind import WriteBehind
 from . import deferred_locks
 from .after_commit import tell
 from .durable_locks import has_lock, have_lock
-from .durable_runs import ClaimedElsewhereError, Run, lease_lost
+from .durable_runs import Run, lease_lost
 from .keeping import waits_of
 from .publishing import send
-from .retrying import patience_s, patiently
+from .retrying import PAUSE_S, patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
 
@@ -80,18 +80,17 @@ def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
     if run.is_revoked:
         return False
 
-    def hold(executor: Transaction) -> bool:
-        return holds.holds(executor, run.key, worker_id=run.worker_id)
-
     def keep_from_others(executor: Transaction) -> bool:
-        age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return latecomers.keep_from_others(executor, run.key, run.content, age_s=age_s, for_s=runtime.settings.lease)
+        return latecomers.keep_from_others(
+            executor, run.key, run.content, age_s=_age_s(run), for_s=runtime.settings.lease
+        )
 
     def ask(name: str, work: Callable[[Transaction], bool]) -> bool:
         return runtime.connections.transact(name, work, single=True, within_s=patience_s(runtime))
 
     def once() -> bool:
         is_locked = run.late is None or deferred_locks.of(runtime).take(run)
+        hold = partial(holds.holds, key=run.key, worker_id=run.worker_id)
         return (is_locked and ask("durable-holds", hold)) or (
             ended_well and ask("durable-keep-from-others", keep_from_others)
         )
@@ -111,22 +110,26 @@ def end(runtime: Runtime, run: Run) -> None:
     again. Raises LeaseLostError if another run has the row or has had it since: then no follow-up of this one is
     published.
 
-    Tries for a lease if the store is unavailable. Then StoreUnavailableError is raised, and this process keeps trying
-    beside its other work. By then the worker may have called the run lost, as happens if this process dies.
+    Tries for a lease if the store is unavailable, or if another process has the right to publish the run's chord. Then
+    this process keeps trying beside its other work; StoreUnavailableError is raised in the first case. By then the
+    worker may have called the run lost, as happens if this process dies.
     """
     try:
-        _end(runtime, run, lambda once: patiently(runtime, once) if not run.has_waited else once())
+        has_ended = _end(runtime, run, patient=not run.has_waited)
     except StoreUnavailableError:
         _late_ends(runtime).add([run])
         raise
-
-
-def end_late(runtime: Runtime, run: Run) -> None:
-    """Have the row of a run without a lock removed soon: it ended well, and nothing follows it."""
-    deferred_locks.of(runtime).end(run)
+    if not has_ended:
+        logger.warning("Task %s ends later: another process may publish the body of its chord", run.key[0])
+        _late_ends(runtime).add([run])
 
 
 # --------------------------------------------------------------------------------------------------------------------
+
+
+def _age_s(run: Run) -> float | None:
+    """Return the seconds since a run began that has no lock from its beginning; None for any other."""
+    return None if run.late is None else time.monotonic() - run.late.began_at
 
 
 def _late_ends(runtime: Runtime) -> WriteBehind[Run]:
@@ -138,28 +141,44 @@ def _late_ends(runtime: Runtime) -> WriteBehind[Run]:
     )
 
 
-def _end_late(runtime: Runtime, runs: Sequence[Run]) -> None:
-    claimed: ClaimedElsewhereError | None = None
+def _end_late(runtime: Runtime, runs: Sequence[Run]) -> list[Run]:
+    """Write ends; return the runs whose chord another process may still publish."""
     for run in runs:
         if run.has_ended:
             continue  # another end has just found the store unavailable again
         try:
-            _end(runtime, run, lambda once: once())
+            run.has_ended = _end(runtime, run, patient=False)
         except LeaseLostError as error:
             logger.warning("%s", error)
-        except ClaimedElsewhereError as error:
-            claimed = error
-            continue
+            run.has_ended = True
         except StoreUnavailableError:
             raise
         except Exception:  # it must not keep the others from their ends; the worker finds the runs it still holds
             logger.exception("The end of task %s cannot be written", run.key[0])
-        run.has_ended = True
-    if claimed is not None:
-        raise claimed
+            run.has_ended = True
+    return [run for run in runs if not run.has_ended]
 
 
-def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool]) -> None:  # noqa: PLR0915 - its inner functions count too
+def _hold_claim(run: Run, *, wait_s: float) -> bool:
+    """Keep the right to publish a chord's body; False if another process has it for longer than `wait_s`.
+
+    If that process has published the body, the body no longer follows this run.
+    """
+    if run.claim is None:
+        return True
+    deadline = time.monotonic() + wait_s
+    while (held := run.claim.hold()) is None:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(PAUSE_S)
+    if not held:
+        run.follows = [message for message in run.follows if message not in run.claim.messages]
+        run.claim = None
+    return True
+
+
+def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915 - its inner functions count too
+    """End a run; False while another process may publish its chord. With `patient` both cases are tried for a lease."""
     due: list[Message] = []
     since = 0.0
 
@@ -168,8 +187,7 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
         return finish(executor, bool(ended))
 
     def take_back(executor: Transaction) -> bool:
-        age_s = None if run.late is None else time.monotonic() - run.late.began_at
-        return finish(executor, latecomers.take_back(executor, run.key, run.content, age_s=age_s))
+        return finish(executor, latecomers.take_back(executor, run.key, run.content, age_s=_age_s(run)))
 
     def finish(executor: Transaction, ended: bool) -> bool:
         nonlocal since
@@ -183,10 +201,9 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
                 due.append(message)
         return True
 
-    def once(work: Callable[[Transaction], bool]) -> bool:
-        if run.claim is not None and not run.claim.hold():
-            run.follows = [message for message in run.follows if message not in run.claim.messages]
-            run.claim = None
+    def once(work: Callable[[Transaction], bool]) -> bool | None:
+        if not _hold_claim(run, wait_s=runtime.settings.lease if patient else 0.0):
+            return None
         try:
             return runtime.connections.transact(
                 "durable-end", work, single=not run.follows, within_s=patience_s(runtime)
@@ -195,14 +212,22 @@ def _end(runtime: Runtime, run: Run, try_: Callable[[Callable[[], bool]], bool])
             run.end_is_unknown = True
             raise
 
+    def try_(work: Callable[[Transaction], bool]) -> bool | None:
+        return patiently(runtime, lambda: once(work)) if patient else once(work)
+
     reach("durable-end:before")
     # If a run without a lock was refused, another run of the same worker may hold the row.
-    if not has_lock(runtime, run) or not try_(lambda: once(remove)):
-        if not run.is_revoked and try_(lambda: once(take_back)):
+    ended = has_lock(runtime, run) and try_(remove)
+    if ended is False and not run.is_revoked:
+        ended = try_(take_back)
+        if ended:
             tell(runtime, TaskEndedWell(run.key[0], run.task))
-        elif not run.end_is_unknown:
-            raise lease_lost(run)
+    if ended is None:
+        return False
+    if not ended and not run.end_is_unknown:
+        raise lease_lost(run)
     reach("durable-end:after")
     if run.claim is not None:
         run.claim.settle()
     send(runtime, due, since=since)
+    return True

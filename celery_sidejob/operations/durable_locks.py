@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
+from functools import partial
 
 from ..model.durable import NOWHERE, Address, Message
 from ..model.events import TaskLost, TaskRescued
 from ..store import duplicates
-from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.errors import NoAnswer, OutcomeUnknown, repeat
 from ..store.outbox import holds, tasks
 from ..store.statement import Transaction
 from ..store.task_end import TaskEnd
@@ -17,11 +17,9 @@ from .after_commit import tell
 from .contents import is_forged
 from .durable_runs import Run, current, lease_lost
 from .failover import deduplication
-from .retrying import patience_s, patiently, repeat
+from .retrying import patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
-
-logger = logging.getLogger("celery_sidejob")
 
 
 def begin(  # noqa: PLR0913 - the lock's own columns
@@ -52,11 +50,6 @@ def begin(  # noqa: PLR0913 - the lock's own columns
     except OutcomeUnknown:
         begun = once() or _is_mine(runtime, run, pid=pid, is_here=is_here)
     return begun and _counts(runtime, run, address)
-
-
-def begin_late(runtime: Runtime, run: Run, *, max_losses: int) -> bool:
-    """Let a run begin whose lock is written later; False if it must lock now."""
-    return deferred_locks.of(runtime).begin(run, max_losses=max_losses)
 
 
 def have_lock(runtime: Runtime, run: Run) -> None:
@@ -111,13 +104,8 @@ def check_hold() -> bool:
 
 def put_back(runtime: Runtime, run: Run) -> None:
     """Give up a run whose message goes back to the broker."""
-    end = holds.unlock(run.key, worker_id=run.worker_id)
-    patiently(
-        runtime,
-        lambda: runtime.connections.transact(
-            "durable-unlock", lambda executor: end_task_runs(executor, end), single=True
-        ),
-    )
+    unlock = partial(end_task_runs, end=holds.unlock(run.key, worker_id=run.worker_id))
+    patiently(runtime, lambda: runtime.connections.transact("durable-unlock", unlock, single=True))
 
 
 def give_back(runtime: Runtime, task_ids: Iterable[str], *, worker_id: int, loss: bool, begun: bool = True) -> int:
@@ -154,9 +142,8 @@ def _counts(runtime: Runtime, run: Run, address: Address) -> bool:
 
 def _lose(runtime: Runtime, end: TaskEnd) -> int:
     """Take runs from their holders, and tell of those that were lost."""
-    taken = runtime.connections.transact(
-        "durable-lose", lambda executor: end_task_runs(executor, end), single=True, within_s=patience_s(runtime)
-    )
+    lose = partial(end_task_runs, end=end)
+    taken = runtime.connections.transact("durable-lose", lose, single=True, within_s=patience_s(runtime))
     for row in taken:
         if row.loss:
             rescued = [TaskRescued(row.task_id, row.task)] if row.goes_on else []

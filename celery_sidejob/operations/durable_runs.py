@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ..model.durable import Content, Key, Message
-from ..model.errors import LeaseLostError, StoreUnavailableError
+from ..model.errors import LeaseLostError
 from .runtime import Runtime
 
 WAITS, WRITING, HELD, REFUSED, ENDED, OVER = "waits", "writing", "held", "refused", "ended", "over"
@@ -26,20 +26,16 @@ class Claim(Protocol):
     messages: Sequence[Message]
     """The chord's body, among the follow-ups of the run that holds the right."""
 
-    def hold(self) -> bool:
-        """Extend the right; False if another process has had it in the meantime, and the body is known.
+    def hold(self) -> bool | None:
+        """Extend the right; False if another process has published the body instead.
 
-        Raises ClaimedElsewhereError while that is undecided.
+        None while that is undecided: another process has the right now, or the result backend does not answer.
         """
         ...
 
     def settle(self) -> None:
         """Have the backend forget the chord, whose body is kept; never raises. If we die before, it expires."""
         ...
-
-
-class ClaimedElsewhereError(StoreUnavailableError):
-    """Another process is about to publish the body of a chord, or died before it did: this has to be tried again."""
 
 
 @dataclass(eq=False, slots=True)

@@ -89,11 +89,11 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     try:
         applied.lock([hold.job_id], parents=parents)
     except JobNotFoundError:
-        check_fence(hold, applied.touched.rows.get(hold.job_id), any_unit=from_outside)
+        check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=from_outside)
         if handed_down:
             raise Moved("a child was deleted before it was locked") from None
         raise
-    job = applied.touched.rows[hold.job_id]
+    job = applied.lock_set.rows[hold.job_id]
     check_fence(hold, job, any_unit=from_outside)
     if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
         raise Moved("the shutdown became one of the whole tree")
@@ -105,9 +105,9 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
     if row is None:
         raise lease_lost(hold)
-    announce(hold, applied.touched.statuses[hold.job_id], row.status, ending, applied.after_commit)
-    applied.touched.statuses[hold.job_id] = row.status
-    parent_may_run = row.parent_id is not None and applied.touched.statuses.get(row.parent_id) in ASKABLE
+    announce(hold, applied.lock_set.statuses[hold.job_id], row.status, ending, applied.after_commit)
+    applied.lock_set.statuses[hold.job_id] = row.status
+    parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
     if parent_may_run and ending.how != RunEnd.RETRIED:
         applied.wakes.ask([row.parent_id])
     return applied, row.status

@@ -5,20 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.changes import AddAlias, Adopt, Disown, FamilyChange, NewJob, RemoveAlias
-from ..model.errors import (
-    CycleError,
-    HasParentError,
-    IllegalMoveError,
-    InvalidAliasError,
-    NotAChildError,
-)
+from ..model.errors import CycleError, HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
 from ..model.names import alias_taken, child_name_taken
 from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
-from .lock_set import Touched
+from .lock_set import LockSet
 from .mailboxes import port_row
 from .runtime import Runtime
 
@@ -27,30 +21,30 @@ class Family:
     """The jobs that a transaction makes and the jobs whose parents or aliases it changes. `own`: the run's own job."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,
+        self, runtime: Runtime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
         own: int | None = None,
     ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
-        self._touched = touched
+        self._lock_set = lock_set
         self._after_commit = after_commit
         self._own = own
 
     def create(self) -> None:
         """Create the new jobs, with their ports, aliases and state."""
-        new = list(self._touched.new.values())
+        new = list(self._lock_set.new.values())
         if not new:
             return
         executor = self._executor
         for job in new:
             self._check_parent(job)
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
-            self._touched.statuses[row.job_id] = Status.QUEUED
-            self._after_commit.created(self._touched.new[row.job_id], row)
+            self._lock_set.statuses[row.job_id] = Status.QUEUED
+            self._after_commit.created(self._lock_set.new[row.job_id], row)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
             for row in ports.put(executor, rows):
-                self._touched.ports[row.job_id, row.direction, row.name] = row
+                self._lock_set.ports[row.job_id, row.direction, row.name] = row
         named = [(alias, job.id) for job in new for alias in job.aliases]
         if named:
             self._add_aliases(named)
@@ -77,16 +71,16 @@ class Family:
     def _adopt(self, change: Adopt) -> None:
         """Make a job without a parent a child."""
         parent, child = change.parent_id, change.child_id
-        if (above := self._touched.parents[child]) is not None:
+        if (above := self._lock_set.parents[child]) is not None:
             raise HasParentError(f"Job {child} is a child of job {above}; disown it there first.")
-        if self._touched.statuses[parent] in (Status.TERMINATING, Status.TERMINATED):
-            raise IllegalMoveError(f"Job {parent} is {self._touched.statuses[parent]}: it takes no more children.")
+        if self._lock_set.statuses[parent] in (Status.TERMINATING, Status.TERMINATED):
+            raise IllegalMoveError(f"Job {parent} is {self._lock_set.statuses[parent]}: it takes no more children.")
         if child in trees.ancestors(self._executor, parent):
             raise CycleError(f"Job {parent} cannot adopt job {child}, which is itself or one of its ancestors.")
         if jobs.child(self._executor, parent, change.name) is not None:
             raise child_name_taken((parent, change.name))
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)
-        self._touched.parents[child] = parent
+        self._lock_set.parents[child] = parent
 
     def _disown(self, change: Disown) -> None:
         """Make a child a job without a parent."""
@@ -97,15 +91,15 @@ class Family:
             child_id = child if jobs.parents(self._executor, [child]).get(child) == parent_id else None
         if child_id is None:
             raise NotAChildError(f"Job {parent_id} has no child {child!r}; see job.children.")
-        if child_id not in self._touched.statuses:
+        if child_id not in self._lock_set.statuses:
             raise Moved(f"another job became child {child!r} of job {parent_id}")
         jobs.set_parent(self._executor, child_id, parent_id=None, name=None)
-        self._touched.parents[child_id] = None
+        self._lock_set.parents[child_id] = None
 
     def _check_parent(self, job: NewJob) -> None:
-        if job.parent_id is None or job.parent_id in self._touched.new:
+        if job.parent_id is None or job.parent_id in self._lock_set.new:
             return
-        status = self._touched.statuses[job.parent_id]
+        status = self._lock_set.statuses[job.parent_id]
         if status in (Status.TERMINATING, Status.TERMINATED) and job.parent_id != self._own:
             raise IllegalMoveError(
                 f"Job {job.parent_id} is {status}: it takes no more children. "

@@ -14,12 +14,11 @@ from ..model.errors import LeaseLostError, StoreUnavailableError
 from ..store import claims
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
+from .lock_set import KeptPorts
+from .retrying import PAUSE_S
 from .runtime import Runtime
 
 T = TypeVar("T")
-
-PAUSE_S = 0.2
-"""Seconds between two tries to reach an unavailable store."""
 
 
 @dataclass(slots=True)
@@ -36,34 +35,32 @@ class Hold:
     """The job and its asking as they were claimed."""
     children: Sequence[Any] | None = None
     """The job's children as the claim saw them; None if there are very many, and for a shutdown."""
+    ports: KeptPorts = field(default_factory=dict)
+    """Rows of ports that earlier units of the run have read; see `LockSet`."""
+    in_doubt: bool = False
+    """Whether a commit of this run may still continue behind a broken connection, also after a later try failed."""
 
 
 def repeat_until_known(  # noqa: PLR0912 - an arm for each answer, and for none
-    runtime: Runtime,
-    hold: Hold,
-    name: str,
-    work: Callable[[Transaction], T],
-    *,
-    ends: bool = False,
+    runtime: Runtime, hold: Hold, name: str, work: Callable[[Transaction], T], *, ends: bool = False,
     single: bool = False,
-) -> T | None:
+) -> T | None:  # fmt: skip
     """Repeat a fenced transaction until it is known to be applied; None if it was, but its answer was lost.
 
     With `single` the transaction is one statement.
     """
     deadline = time.monotonic() + runtime.settings.lease
     refused: LeaseLostError | None = None
-    uncertain = False
     while True:
         try:
             return runtime.connections.transact(name, work, single=single)
         except LeaseLostError as error:
             # The first commit may have continued behind the broken connection, and the fence may have found it now.
-            if not uncertain:
+            if not hold.in_doubt:
                 raise
             refused = error
         except StoreUnavailableError as error:
-            uncertain = uncertain or isinstance(error, OutcomeUnknown)
+            hold.in_doubt = hold.in_doubt or isinstance(error, OutcomeUnknown)
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
@@ -92,9 +89,8 @@ def _is_applied(hold: Hold, row: Any, *, ends: bool) -> bool:
 
 def check_fence(hold: Hold, row: Any, *, any_unit: bool = False) -> None:
     """Raise LeaseLostError unless the hold still has the job's locked row; `any_unit`: whatever units it committed."""
-    if row is None or (row.run_no, row.worker_id) != (hold.run_no, hold.worker_id):
-        raise lease_lost(hold)
-    if row.unit_no != hold.unit_no and not any_unit:
+    is_ours = row is not None and (row.run_no, row.worker_id) == (hold.run_no, hold.worker_id)
+    if not is_ours or (row.unit_no != hold.unit_no and not any_unit):
         raise lease_lost(hold)
 
 

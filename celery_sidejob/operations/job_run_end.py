@@ -87,15 +87,9 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
 
 
 def _write(  # noqa: PLR0913 - as above
-    runtime: Runtime,
-    executor: Transaction,
-    hold: Hold,
-    unit: Unit | None,
-    ending: Ending,
-    *,
-    by_worker: bool,
+    runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit | None, ending: Ending, *, by_worker: bool,
     quiet: bool,
-) -> Any | None:
+) -> Any | None:  # fmt: skip
     unwanted = not runtime.results.wanted(hold.row.task, None)
     run: dict[str, Any] = {"run_no": hold.run_no, "worker_id": hold.worker_id}
     if ending.how in TAKEN:

@@ -5,7 +5,6 @@ The broker is then given the messages (`publishing.py`). If the process dies in 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,18 +16,17 @@ from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed.borrowed import Borrowed
 from ..store.connection.own_executor import OwnExecutor
-from ..store.errors import OutcomeUnknown
+from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Transaction
 from .failover.first import in_the_first
+from .lending import do_after_commit
 from .publishing import addressed, send
-from .retrying import patience_s, patiently, repeat
+from .retrying import patience_s, patiently
 from .runtime import Runtime
 
 T = TypeVar("T")
-
-logger = logging.getLogger("celery_sidejob")
 
 PAGE = 1000
 PAGE_BYTES = 8_000_000
@@ -83,11 +81,14 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
             raise _taken(message.task_id)
 
     def committed() -> None:
-        row = tasks.read(runtime.connections, message.task_id)  # its savepoint may have been rolled back
+        if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
+            send(runtime, [message], since=began)
+            return
+        row = tasks.read(runtime.connections, message.task_id)  # the same
         if row is not None and row.unpublished:
             send(runtime, [message], since=began)
 
-    borrowed.after_commit(partial(_after_commit, committed))
+    borrowed.after_commit(partial(do_after_commit, committed))
 
 
 def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = False) -> None:
@@ -132,10 +133,10 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
             ids = [message.task_id for message in page]
             # Their savepoint may have been rolled back, and the sweeper may have been faster.
             there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
-            due = [message for message in page if message.task_id in there]
+            due = [message for message in page if message.task_id in there or runtime.sends(message)]
             send(runtime, due, since=began + number * PAGE_TAKES_S)
 
-    borrowed.after_commit(partial(_after_commit, committed))
+    borrowed.after_commit(partial(do_after_commit, committed))
 
 
 def is_kept_somewhere(runtime: Runtime, task_id: str) -> bool:
@@ -250,15 +251,6 @@ def _note(executor: Transaction, messages: Sequence[Message], tried: tuple[str, 
     made = [(message.task_id, message.call) for message in messages if message.call is not None]
     if made and tried:
         duplicates.note(executor, made, tried=tried, kept_s=duplicates.KEPT_S)
-
-
-def _after_commit(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except StoreUnavailableError as error:
-        logger.warning("The transaction is committed; the sweeper will publish its tasks: %s", error)
-    except Exception:  # the caller's commit is done, and must not seem to have failed
-        logger.exception("The transaction is committed; the sweeper will publish its tasks")
 
 
 def _check_ids(messages: Sequence[Message]) -> None:

@@ -1,9 +1,10 @@
-"""Writing into a lent transaction: the work after its commit, of which we may never be told."""
+"""Writing into the caller's transaction: the work after its commit, of which we may never be told."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ..model.errors import StoreUnavailableError
 from ..model.events import JobMoved
@@ -28,20 +29,27 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
     noted = sorted(set(after_commit.noted))
 
     def committed() -> None:
-        try:
-            rows = doorbells.waiting(runtime.connections, jobs, unpublished=True) if jobs else ()
-            there = {row.job_id for row in rows}
-            for event in after_commit.events:
-                if isinstance(event, JobMoved) and event.job_id in there:
-                    runtime.observer.tell(event)
-            dispatch(runtime, map(Doorbell.of_row, rows))
-            for job_id in noted:
-                apply_noted_asks(runtime, [job_id])
-        except StoreUnavailableError as error:
-            logger.warning("The transaction is committed; the sweeper will publish its jobs: %s", error)
-        except Exception:  # the caller's commit is done, and must not seem to have failed
-            logger.exception("The transaction is committed; the sweeper will do what should have followed it")
+        unpublished = not runtime.connections.is_broker
+        rows = doorbells.waiting(runtime.connections, jobs, unpublished=unpublished) if jobs else ()
+        there = {row.job_id for row in rows}
+        for event in after_commit.events:
+            if isinstance(event, JobMoved) and event.job_id in there:
+                runtime.observer.tell(event)
+        dispatch(runtime, map(Doorbell.of_row, rows), armed_now=True)
+        for job_id in noted:
+            apply_noted_asks(runtime, [job_id])
 
+    work = partial(do_after_commit, committed)
     if jobs or noted:
-        borrowed.after_commit(committed)
-    return committed
+        borrowed.after_commit(work)
+    return work
+
+
+def do_after_commit(work: Callable[[], None]) -> None:
+    """Do the work that follows the caller's commit; never raises, because the commit must not seem to have failed."""
+    try:
+        work()
+    except StoreUnavailableError as error:
+        logger.warning("The transaction is committed; the sweeper will publish its messages: %s", error)
+    except Exception:
+        logger.exception("The transaction is committed; the sweeper will do what should have followed it")

@@ -8,10 +8,8 @@ their ids. Two units therefore never deadlock, whatever jobs they write to.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from ..model import channel as channels_of
 from ..model.changes import (
     Adopt,
     Ask,
@@ -26,30 +24,31 @@ from ..model.changes import (
     Terminate,
     Write,
 )
+from ..model.channel import ancestors
 from ..model.errors import JobNotFoundError
+from ..model.port import WILDCARD
 from ..store import jobs, ports, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
+
+KeptPorts = dict[int, list[Any]]
+"""Rows of ports with the parents of their jobs, by job id, as an earlier transaction has read them."""
 
 FAN_OUT = 64
 """Above this many subscribers, their jobs are not locked: packets and asks are only noted, and applied afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """Ids that were found without locks."""
+class LockSet:
+    """The jobs that changes affect, with their parents, ports and subscribers, as the transaction knows them.
 
-    everything: set[int]
-    named: list[int]
-    """The jobs that the changes name, not those that come with them."""
+    Rows of ports that are among the `kept` are not read again; those that are read are added. The rows of a job whose
+    ports the changes change are removed.
+    """
 
-
-class Touched:
-    """The jobs that changes affect, with their parents, ports and subscribers, as the transaction knows them."""
-
-    def __init__(self, executor: Transaction, changes: Sequence[Change]) -> None:
+    def __init__(self, executor: Transaction, changes: Sequence[Change], kept: KeptPorts | None = None) -> None:
         self._executor = executor
         self._changes = changes
+        self._kept = {} if kept is None else kept
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
@@ -60,12 +59,12 @@ class Touched:
         """Rows of the ports that subscribe to a channel or to an ancestor, by the channel's name."""
 
     @classmethod
-    def of_row(cls, executor: Transaction, row: Any) -> Touched:
+    def of_row(cls, executor: Transaction, row: Any) -> LockSet:
         """Return the set for a single job that was locked already."""
-        touched = cls(executor, ())
-        touched.rows = {row.id: row}
-        touched.statuses = {row.id: row.status}
-        return touched
+        affected = cls(executor, ())
+        affected.rows = {row.id: row}
+        affected.statuses = {row.id: row.status}
+        return affected
 
     def job(self, job_id: int) -> Any:
         """Return the row of an affected job; for a new job, the values it is made of."""
@@ -80,14 +79,15 @@ class Touched:
 
         The `parents` of further jobs, as they were read before, are locked with them.
         """
-        found = self._find(also, parents or {})
-        exclusive = any(isinstance(change, Adopt | Disown) for change in self._changes)
-        self.rows = self._lock_rows(found.everything, exclusive)
+        everything, named = self._find(also, parents)
+        if everything and any(isinstance(change, Adopt | Disown) for change in self._changes):
+            jobs.lock_exclusively(self._executor, everything)
+        self.rows = jobs.lock(self._executor, everything) if everything else {}
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         for name, subscribed in self.subscribers.items():  # a port deleted meanwhile subscribes to nothing
             if len(subscribed) <= FAN_OUT:
                 self.subscribers[name] = [row for row in subscribed if self.knows(row.job_id)]
-        for job_id in found.named:
+        for job_id in named:
             if job_id not in self.rows:
                 raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
             if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
@@ -95,7 +95,7 @@ class Touched:
 
     def look(self) -> None:
         """In a borrowed transaction: read without locks the rows that a lock would return; judge by them."""
-        ids = self._find().everything
+        ids, _ = self._find()
         found = jobs.find(self._executor, sorted(ids)) if ids else ()
         self.rows = {row.id: row for row in found}
         self.statuses = {row.id: row.status for row in found}
@@ -103,23 +103,34 @@ class Touched:
         if missing:
             raise JobNotFoundError(f"There is no job {min(missing)}: it was deleted, or never committed.")
 
+    def set_port(self, row: Any) -> None:
+        """Record a port as the changes leave it."""
+        self._kept.pop(row.job_id, None)
+        self.ports[row.job_id, row.direction, row.name] = row
+
+    def set_ports(self, job_id: int, rows: Iterable[Any]) -> None:
+        """Record that the changes leave a job these ports and no others."""
+        self._kept.pop(job_id, None)
+        self.ports = {key: row for key, row in self.ports.items() if key[0] != job_id}
+        self.ports.update({(row.job_id, row.direction, row.name): row for row in rows})
+
     def channels_of(self, write: Write) -> Sequence[str]:
         """Return the channels to which writes to an output port are published."""
-        if write.job_id in self.new and (write.job_id, write.direction, write.port) not in self.ports:
-            for port in self.new[write.job_id].ports:
-                if (port.direction, port.name) == (write.direction, write.port):
-                    return port.channels
-            return ()
-        row = self.ports.get((write.job_id, write.direction, write.port))
-        return row.channels if row is not None else ()
+        port = self.ports.get((write.job_id, write.direction, write.port))
+        if port is None and write.job_id in self.new:
+            of_new = self.new[write.job_id].ports
+            port = next((one for one in of_new if (one.direction, one.name) == (write.direction, write.port)), None)
+        return port.channels if port is not None else ()
 
-    def _find(self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None) -> _Found:
-        """Find the affected jobs, without locks; jobs that this transaction creates are left out."""
+    def _find(
+        self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None
+    ) -> tuple[set[int], list[int]]:
+        """Find, without locks, the affected jobs and those among them that the changes name; new jobs are left out."""
         known = parents or {}
-        touched, upward, downward = self._touched()
-        touched.update(also)
-        touched |= self._touched_by_family()
-        named = sorted((touched | upward | known.keys()) - self.new.keys())
+        affected, upward, downward = self._affected()
+        affected.update(also)
+        affected |= self._affected_by_family()
+        named = sorted((affected | upward | known.keys()) - self.new.keys())
         self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()
         self._read_subscribers()
@@ -132,71 +143,75 @@ class Touched:
         everything = set(named) | below
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
         everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
-        return _Found(everything - self.new.keys(), named)
+        return everything - self.new.keys(), named
 
-    def _lock_rows(self, ids: set[int], exclusive: bool) -> dict[int, Any]:
-        if not ids:
-            return {}
-        if exclusive:
-            jobs.lock_exclusively(self._executor, ids)
-        return jobs.lock(self._executor, ids)
-
-    def _touched(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912 - an arm for each kind of change
+    def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912 - an arm for each kind of change
         """Return the ids of jobs that are affected, of those whose parent is, and of those whose subtree is."""
-        touched: set[int] = set()
+        affected: set[int] = set()
         upward: set[int] = set()
         downward: set[int] = set()
         for change in self._changes:
             match change:
                 case NewJob(parent_id=parent_id):
                     if parent_id is not None:
-                        touched.add(parent_id)
+                        affected.add(parent_id)
                 case Adopt(parent_id=parent_id, child_id=child_id):
-                    touched.update((parent_id, child_id))
+                    affected.update((parent_id, child_id))
                     upward.add(child_id)
                 case Disown(parent_id=parent_id, child=child):
-                    touched.add(parent_id)
+                    affected.add(parent_id)
                     if isinstance(child, int):
-                        touched.add(child)
+                        affected.add(child)
                 case Publish():
                     pass
                 case Ask(job_id=job_id, of_parent=True) | Write(job_id=job_id, direction="out"):
-                    touched.add(job_id)
+                    affected.add(job_id)
                     upward.add(job_id)
                 case Terminate(job_id=job_id, tree=True):
-                    touched.add(job_id)
+                    affected.add(job_id)
                     downward.add(job_id)
                 case _:
-                    touched.add(change.job_id)
-        return touched, upward, downward
+                    affected.add(change.job_id)
+        return affected, upward, downward
 
-    def _touched_by_family(self) -> set[int]:
+    def _affected_by_family(self) -> set[int]:
         """Return children that are disowned by name, and the ancestors of adopting jobs.
 
         These are locked too. Otherwise two adoptions could close a circle without seeing each other.
         """
-        touched: set[int] = set()
+        affected: set[int] = set()
         for change in self._changes:
             if isinstance(change, Disown) and isinstance(change.child, str):
                 named = jobs.child(self._executor, change.parent_id, change.child)
-                touched |= set() if named is None else {named}
+                affected |= set() if named is None else {named}
             elif isinstance(change, Adopt):
                 above: int | None = change.parent_id
                 while above in self.new:
                     above = self.new[above].parent_id
                 if above is not None:
-                    touched |= trees.ancestors(self._executor, above)
-        return touched - self.new.keys()
+                    affected |= trees.ancestors(self._executor, above)
+        return affected - self.new.keys()
 
     def _read_ports(self) -> None:
-        used = {
-            change.job_id
-            for change in self._changes
-            if isinstance(change, Write | SetDefault | SetChannels) and change.job_id not in self.new
-        }
-        if used:
-            for row in ports.of_jobs(self._executor, used):
-                self.ports[row.job_id, row.direction, row.name] = row
+        """Read the ports of the jobs whose ports are used, unless kept rows have those ports or their patterns.
+
+        Kept rows are older, and compared under the lock like others. A port that they lack may have been made since.
+        """
+        used: dict[int, set[tuple[str, str]]] = {}
+        for change in self._changes:
+            if isinstance(change, Write | SetDefault | SetChannels) and change.job_id not in self.new:
+                used.setdefault(change.job_id, set()).add((change.direction, change.port))
+        unknown = {job_id for job_id, names in used.items() if not self._keeps(job_id, names)}
+        for job_id in unknown:
+            self._kept[job_id] = []
+        for row in ports.of_jobs(self._executor, unknown) if unknown else ():
+            self._kept[row.job_id].append(row)
+        for job_id in used:
+            self.ports.update({(row.job_id, row.direction, row.name): row for row in self._kept[job_id]})
+
+    def _keeps(self, job_id: int, names: set[tuple[str, str]]) -> bool:
+        known = {(row.direction, row.name) for row in self._kept.get(job_id, ())}
+        return all(name in known or (name[0], WILDCARD) in known for name in names)
 
     def _read_subscribers(self) -> None:
         names = {change.channel for change in self._changes if isinstance(change, Publish)}
@@ -208,7 +223,5 @@ class Touched:
                     names.update(given)
                 case ConfigurePorts(ports=given_ports):
                     names.update(name for port in given_ports if port.direction == "out" for name in port.channels)
-                case _:
-                    pass
         for name in names:
-            self.subscribers[name] = ports.subscribers(self._executor, channels_of.ancestors(name))
+            self.subscribers[name] = ports.subscribers(self._executor, ancestors(name))

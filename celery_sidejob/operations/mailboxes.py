@@ -6,14 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from ..model import channel as channels_of
 from ..model.changes import Change, ConfigurePorts, NewJob, PortChange, PortRow, Publish, SetChannels, SetDefault, Write
+from ..model.channel import ancestors
 from ..model.port import WILDCARD, port_not_found
 from ..store import packets, ports
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
-from .lock_set import FAN_OUT, Touched
+from .lock_set import FAN_OUT, LockSet
 from .wakes import Wakes
 
 PacketRow = tuple[int, str, str | None, str | None]
@@ -24,10 +24,10 @@ class Mailboxes:
     """The ports that a transaction makes, changes or writes to. `noting`: nothing is locked."""
 
     def __init__(
-        self, executor: Transaction, touched: Touched, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
+        self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
     ) -> None:
         self._executor = executor
-        self._touched = touched
+        self._lock_set = lock_set
         self._wakes = wakes
         self._after_commit = after_commit
         self._noting = noting
@@ -45,28 +45,25 @@ class Mailboxes:
                 self._changed(ports.set_default(self._executor, self._port(change).id, change.value))
             case Write(as_default=True):
                 self._changed(ports.set_default(self._executor, self._port(change).id, change.packets[-1][0]))
-            case _:
-                pass
 
     def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the ports that stay keep their packets."""
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
-        self._touched.ports = {key: row for key, row in self._touched.ports.items() if key[0] != change.job_id}
-        self._touched.ports.update({(row.job_id, row.direction, row.name): row for row in kept})
+        self._lock_set.set_ports(change.job_id, kept)
 
     def subscribe_new_ports(self, changes: Sequence[Change]) -> None:
         """Have publications of this transaction also reach the ports that the same changes subscribe."""
-        if not self._touched.subscribers or not any(
+        if not self._lock_set.subscribers or not any(
             isinstance(change, NewJob | SetChannels | ConfigurePorts) for change in changes
         ):
             return
-        for name in self._touched.subscribers:
-            found = ports.subscribers(self._executor, channels_of.ancestors(name))
+        for name in self._lock_set.subscribers:
+            found = ports.subscribers(self._executor, ancestors(name))
             locked = len(found) <= FAN_OUT and not self._noting
-            if locked and any(row.job_id not in self._touched.statuses for row in found):
+            if locked and any(row.job_id not in self._lock_set.statuses for row in found):
                 raise Moved(f"somebody subscribed to {name!r} before the subscribers were locked")
-            self._touched.subscribers[name] = found
+            self._lock_set.subscribers[name] = found
 
     def write(self, change: Write | Publish) -> None:
         """Collect the packets of a change and notify their readers; `flush` stores them."""
@@ -101,11 +98,11 @@ class Mailboxes:
     def _port(self, change: Write | SetDefault | SetChannels) -> Any:
         """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
         job_id, direction, name = key = (change.job_id, change.direction, change.port)
-        if key in self._touched.ports:
-            return self._touched.ports[key]
-        pattern = self._touched.ports.get((job_id, direction, WILDCARD))
+        if key in self._lock_set.ports:
+            return self._lock_set.ports[key]
+        pattern = self._lock_set.ports.get((job_id, direction, WILDCARD))
         if pattern is None:
-            known = [(side, other) for owner_id, side, other in self._touched.ports if owner_id == job_id]
+            known = [(side, other) for owner_id, side, other in self._lock_set.ports if owner_id == job_id]
             raise port_not_found(job_id, direction, name, known)
         return self._changed(ports.make(self._executor, pattern.id, name))
 
@@ -113,12 +110,12 @@ class Mailboxes:
         """Record a port as it now is; raises Moved if another client has made, deleted or replaced it meanwhile."""
         if row is None:
             raise Moved("a port was made or taken away before its job was locked")
-        self._touched.ports[row.job_id, row.direction, row.name] = row
+        self._lock_set.set_port(row)
         return row
 
     def _publish(self, name: str, value: str, context: str | None) -> None:
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
-        found = self._touched.subscribers.get(name)
+        found = self._lock_set.subscribers.get(name)
         if found is None:
             raise Moved(f"a port was given the channel {name!r} before it was locked")
         for row in found:
@@ -129,13 +126,8 @@ class Mailboxes:
         self._rows += [(row.port_id, value, with_channel, None) for row in found]
 
     def _notify(self, change: Write) -> None:
-        if not change.notify:
-            return
-        if change.direction == "in":
-            self._wakes.wake(change.job_id)
-            return
-        reader = self._touched.parents.get(change.job_id)
-        if reader is not None:
+        reader = change.job_id if change.direction == "in" else self._lock_set.parents.get(change.job_id)
+        if change.notify and reader is not None:
             self._wakes.wake(reader)
 
 

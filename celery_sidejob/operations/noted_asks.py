@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 from ..model.errors import StoreUnavailableError
 from ..store import jobs
+from ..store.errors import FAILURES
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
-from .lock_set import Touched
+from .lock_set import LockSet
 from .runtime import Runtime
 from .wakes import Wakes
 
@@ -19,9 +20,21 @@ logger = logging.getLogger("celery_sidejob")
 def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
     """Judge and apply the due timers of jobs, each in a transaction of its own.
 
-    The transaction that noted them is committed, so no error here may make it fail. A locked job, or an unavailable
-    store, is left to the sweeper.
+    The transaction that noted them is committed, so no error here may make its call fail. A locked job, or an ask that
+    the store does not take now, is left to the sweeper.
     """
+    _apply(runtime, job_ids, leaves=FAILURES)
+
+
+def apply_due_timers(runtime: Runtime, job_id: int) -> None:
+    """The same for the sweeper, which must learn of an error: it then sets the job aside.
+
+    Only while the store is unavailable are the timers left to a later turn.
+    """
+    _apply(runtime, [job_id], leaves=(StoreUnavailableError,))
+
+
+def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Exception], ...]) -> None:
     waiting = sorted(set(job_ids), reverse=True)
     while waiting:
         job_id = waiting.pop()
@@ -31,8 +44,11 @@ def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
 
         try:
             after_commit = runtime.connections.transact("mature", work)
-        except StoreUnavailableError as error:
-            logger.warning("The ask of job %d is noted, and the sweeper applies it: %s", job_id, error)
+        except leaves as error:
+            logger.warning(
+                "The ask of job %d is noted, and the sweeper applies it: %s", job_id, error,
+                exc_info=not isinstance(error, StoreUnavailableError),
+            )  # fmt: skip
             return
         follow(runtime, after_commit)
         waiting += after_commit.noted  # a recursive termination notes the jobs below
@@ -44,5 +60,5 @@ def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:
     row = jobs.lock_if_free(executor, job_id)
     if row is None:
         return after_commit
-    Wakes(runtime, executor, Touched.of_row(executor, row), after_commit).apply_due(job_id)
+    Wakes(runtime, executor, LockSet.of_row(executor, row), after_commit).apply_due(job_id)
     return after_commit

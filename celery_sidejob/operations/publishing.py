@@ -12,6 +12,7 @@ from typing import Any
 from ..model.durable import Key, Message
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
+from ..store.outbox import references
 from ..store.outbox.arming import FIRST_CHECK_S
 from ..store.outbox.kinds import TASKS
 from ..store.outbox.publishing import mark_published
@@ -35,6 +36,10 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
     """
     if not messages:
         return 0  # as after most runs
+    sent = [message for message in messages if runtime.sends(message)]
+    if sent:
+        runtime.publisher.ring(sent)
+        return len(sent) + send(runtime, [one for one in messages if not runtime.sends(one)], since=since)
     if time.monotonic() - since > ALONE_S:
         messages, ready = [replace(message, again=True) for message in messages], None
     published = _publish(runtime, messages, ready=ready)
@@ -50,13 +55,29 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
 
 def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
     """Publish, mark at once the messages that the broker has, and return their number, like `after_commit.dispatch`."""
+    referred = _refer(runtime, messages) if runtime.connections.is_broker and messages else set()
+    messages = [message for message in messages if (message.task_id, message.generation) not in referred]
     published = runtime.publisher.confirm(_publish(runtime, messages, refused=refused))
     if published:
         try:
             _mark(runtime, published, again=True)
         except StoreUnavailableError as error:
             logger.warning("Published, but could not mark it; it will be published once more: %s", error)
-    return len(published)
+    return len(referred) + len(published)
+
+
+def _refer(runtime: Runtime, messages: Sequence[Message]) -> set[Key]:
+    """Put references to messages into their queues, where the store is the broker; return the keys of those messages.
+
+    The others, of which an exchange leads some and nobody can read some, are left to the publisher.
+    """
+    own = runtime.publisher.to_own_queue(messages)
+    try:
+        runtime.connections.transact("publish", lambda executor: references.send_tasks(executor, own), single=True)
+    except StoreUnavailableError as error:
+        logger.warning("Could not send what was kept; the sweeper does it: %s", error)
+    runtime.publisher.ring(own)
+    return {(message.task_id, message.generation) for message in own}
 
 
 def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message]:

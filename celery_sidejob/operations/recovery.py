@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 from typing import Any
 
 from ..model.errors import StoreUnavailableError
@@ -13,10 +13,11 @@ from ..store import asks, claims, jobs
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .endings import announce, error_json
-from .hold import PAUSE_S, Hold
+from .hold import Hold
 from .job_run_end import Ending, end_job_run
-from .lock_set import Touched
+from .lock_set import LockSet
 from .noted_asks import apply_noted_asks
+from .retrying import patiently
 from .runtime import Runtime
 from .wakes import Wakes
 
@@ -50,20 +51,17 @@ def release(
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
 
 
-def rescue_own(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int) -> None:
+def rescue_own(runtime: Runtime, hold: Hold) -> None:
     """Rescue a run of this process that cannot continue without the store; waits a lease for the store.
 
     If the store stays unavailable, the worker later finds that it holds a run that it does not execute.
     """
-    deadline = time.monotonic() + runtime.settings.lease
-    while True:
-        try:
-            rescue(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, wait=True)
-            return
-        except StoreUnavailableError:
-            if time.monotonic() > deadline:
-                return
-            time.sleep(PAUSE_S)
+
+    def once() -> bool:
+        return rescue(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, own=True, wait=True)
+
+    with suppress(StoreUnavailableError):
+        patiently(runtime, once)
 
 
 def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bool, ending: Ending, wait: bool) -> bool:  # noqa: PLR0913 - as above
@@ -91,7 +89,7 @@ def _free_locked(
     is_lost = ending.how == RunEnd.LOST
     if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
-        Wakes(runtime, executor, Touched.of_row(executor, job), after_commit).apply_due(job.id)
+        Wakes(runtime, executor, LockSet.of_row(executor, job), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job)
     if is_lost:

@@ -1,4 +1,4 @@
-"""How long a durable task's process waits for a store, and how often it tries again."""
+"""How long a run's process waits for a store, and how often it tries again."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..model.errors import StoreUnavailableError
-from ..store.errors import NoAnswer, OutcomeUnknown
-from .hold import PAUSE_S
 from .runtime import Runtime
 
 T = TypeVar("T")
+
+PAUSE_S = 0.2
+"""Seconds between two tries to reach an unavailable store."""
 
 
 def patience_s(runtime: Runtime) -> float | None:
@@ -29,18 +30,3 @@ def patiently(runtime: Runtime, once: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
             time.sleep(PAUSE_S)
-
-
-def repeat(once: Callable[[], T]) -> T:
-    """Run `once`, and again if its answer was lost; if the second try fails too, the outcome stays unknown."""
-    try:
-        return once()
-    except NoAnswer:
-        raise
-    except OutcomeUnknown as unknown:
-        try:
-            return once()
-        except OutcomeUnknown:
-            raise
-        except StoreUnavailableError as error:
-            raise OutcomeUnknown(f"{unknown} Then: {error}") from error

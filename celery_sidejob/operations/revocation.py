@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..model.checks import is_keepable
 from ..model.errors import SchemaError, StoreUnavailableError
-from ..store.errors import NoAnswer, OutcomeUnknown
+from ..store.errors import repeat
 from ..store.outbox import revocation
 from ..store.statement import Transaction
 from .runtime import Runtime
@@ -75,9 +75,4 @@ def revoke(runtime: Runtime, task_ids: Iterable[str]) -> Revoked:
             tuple(row.task_id for row in rows if not row.runs), tuple(row.task_id for row in rows if row.runs)
         )
 
-    try:
-        return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
-    except NoAnswer:
-        raise  # a second store call would not be answered at once either
-    except OutcomeUnknown:
-        return runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s)
+    return repeat(lambda: runtime.connections.transact("durable-revoke", work, within_s=runtime.stores.wait_s))

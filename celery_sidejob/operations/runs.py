@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
-from ..model.errors import IllegalMoveError, JobNotFoundError, StoreUnavailableError
+from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
 from ..store import claims, jobs, packets
 from ..store.borrowed.borrowed import Borrowed, transaction_id
@@ -18,19 +18,23 @@ from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
 from .after_commit import follow
-from .hold import PAUSE_S, Hold, check_fence, lease_lost, repeat_until_known
+from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
 from .noted_asks import apply_noted_asks
+from .retrying import PAUSE_S
 from .runtime import Runtime
 from .unit_of_work import Applied
 
-
-class CameLateError(Exception):
-    """The job's parent was terminated recursively while a borrowed transaction was making this job its child."""
+KEPT_PORTS = 1000
+"""Rows of ports up to which a run keeps them for its next units; with more it begins anew."""
 
 
 class InputsMovedError(Exception):
     """Packets that this unit has read are gone: the unit is refused, and the run must begin again."""
+
+
+NO_END = (LeaseLostError, InputsMovedError, StoreUnavailableError)
+"""Errors after which a run has no end of its own: it is another worker's already, or it begins again."""
 
 
 @dataclass(slots=True)
@@ -177,15 +181,18 @@ def _is_next(hold: Hold, row: Any) -> bool:
 
 
 def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> Applied:
-    applied = Applied(runtime, executor, unit.changes, own=hold.job_id)
+    kept, hold.ports = hold.ports, {}  # one of them may be the reason why this try fails: the next reads them again
+    applied = Applied(runtime, executor, unit.changes, own=hold.job_id, kept=kept)
     try:
         applied.lock([hold.job_id])
     except JobNotFoundError:
-        check_fence(hold, applied.touched.rows.get(hold.job_id))  # the job of a zombie may have been deleted
+        check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
         raise
-    check_fence(hold, applied.touched.rows[hold.job_id])
+    check_fence(hold, applied.lock_set.rows[hold.job_id])
     _pass_fence(executor, hold, unit)
     applied.apply()
+    if sum(map(len, kept.values())) <= KEPT_PORTS:
+        hold.ports = kept
     return applied
 
 

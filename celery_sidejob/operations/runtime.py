@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from ..model.durable import Message
 from ..model.protocols import Broker, Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
@@ -39,6 +40,10 @@ class Runtime:
     def connections(self) -> Connections:
         """The store's connections."""
         return self.store.connections
+
+    def sends(self, message: Message) -> bool:
+        """Tell whether the statement that keeps this message also sends it: the store is the broker."""
+        return self.connections.is_broker and message.priority is not None
 
     def at(self, store: Store) -> Runtime:
         """Return the same environment for another store."""

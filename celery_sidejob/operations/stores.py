@@ -45,6 +45,12 @@ class Store:
         """The setting that the store comes from: its description until its name is known."""
         return f"Store {self.place} of sidejob_failover_urls" if self.place else "The store of sidejob_database_url"
 
+    def direct_url(self) -> tuple[str, str]:
+        """Return the URL that bypasses a proxy which does not keep a session's locks, and the name of its setting."""
+        if self.settings.direct_url is not None:
+            return self.settings.direct_url, "sidejob_direct_url"
+        return self.settings.require_database_url(), self.connections.setting
+
     def called(self, service: str) -> str:
         """Return the name of a service of this store, in logs and among threads."""
         return f"{service}-{self.place}" if self.place else service

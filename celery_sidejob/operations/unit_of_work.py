@@ -1,4 +1,4 @@
-"""Applying changes: one lock statement (`touched`), all judgements under the lock, one commit.
+"""Applying changes: one lock statement (`lock_set`), all judgements under the lock, one commit.
 
 First come the objects: jobs and their names (`family`), ports. Then come data (`mailboxes`, state), then the asks
 (`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`).
@@ -27,7 +27,7 @@ from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .family import Family
 from .lending import follow_commit_of
-from .lock_set import Touched
+from .lock_set import KeptPorts, LockSet
 from .mailboxes import Mailboxes
 from .noted_asks import apply_noted_asks
 from .runtime import Runtime
@@ -37,22 +37,17 @@ from .wakes import Wakes
 def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transaction: Any = None) -> Applied:
     """Apply changes in one transaction of ours, or as part of the caller's.
 
-    Raises before anything is written. If the broker is down, messages are published later.
+    In the caller's, asks are only noted, and a job is locked only for its state. Raises before anything is written. If
+    the broker is down, messages are published later.
     """
     if transaction is not None:
-        return _lend(runtime, changes, transaction)
-
+        borrowed: Borrowed = runtime.connections.borrow(transaction)
+        applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
+        follow_commit_of(runtime, borrowed, applied.after_commit)
+        return applied
     applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
-    return applied
-
-
-def _lend(runtime: Runtime, changes: Sequence[Change], transaction: Any) -> Applied:
-    """Write changes into the caller's transaction: asks are only noted, and a job is locked only for its state."""
-    borrowed: Borrowed = runtime.connections.borrow(transaction)
-    applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
-    follow_commit_of(runtime, borrowed, applied.after_commit)
     return applied
 
 
@@ -60,26 +55,21 @@ class Applied:
     """One transaction's changes: the jobs they affect, their effects, and the work that follows.
 
     `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. `own`: the job whose
-    run this unit belongs to.
+    run this unit belongs to. `kept`: rows of ports that earlier units of the run have read.
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        executor: Transaction,
-        changes: Sequence[Change],
-        *,
-        noting: bool = False,
-        own: int | None = None,
-    ) -> None:
+        self, runtime: Runtime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
+        own: int | None = None, kept: KeptPorts | None = None,
+    ) -> None:  # fmt: skip
         self._executor = executor
         self._changes = changes
         self._noting = noting
         self.after_commit = AfterCommit()
-        self.touched = Touched(executor, changes)
-        self.wakes = Wakes(runtime, executor, self.touched, self.after_commit, noting=noting)
-        self._family = Family(runtime, executor, self.touched, self.after_commit, own=own)
-        self._mailboxes = Mailboxes(executor, self.touched, self.wakes, self.after_commit, noting=noting)
+        self.lock_set = LockSet(executor, changes, kept)
+        self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
+        self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
+        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit, noting=noting)
 
     def done(self) -> Applied:
         """Lock the affected jobs, and apply everything."""
@@ -90,15 +80,15 @@ class Applied:
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, only read them."""
         if self._noting:
-            self.touched.look()
+            self.lock_set.look()
         else:
-            self.touched.lock(also, parents=parents)
+            self.lock_set.lock(also, parents=parents)
 
     def apply(self) -> None:
         """Apply everything: first objects, then data, then asks, each kind in the order of the changes."""
         self._family.create()
         for change in self._changes:
-            self._apply_what_is(change)
+            self._apply_object(change)
         self._mailboxes.subscribe_new_ports(self._changes)
         self._write_state()
         for change in self._changes:
@@ -107,12 +97,10 @@ class Applied:
                     self._mailboxes.write(change)
                 case Ask() | Terminate():
                     self.wakes.add(change)
-                case _:
-                    pass
         self._mailboxes.flush()
         self.wakes.apply()
 
-    def _apply_what_is(self, change: Change) -> None:
+    def _apply_object(self, change: Change) -> None:
         if isinstance(change, FamilyChange):
             self._family.apply(change)
         elif isinstance(change, PortChange):

@@ -11,7 +11,7 @@ from ..model.status import ASKABLE, Status
 from ..store import asks, jobs, trees
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
-from .lock_set import Touched
+from .lock_set import LockSet
 from .runtime import Runtime
 
 
@@ -19,18 +19,18 @@ class Wakes:
     """The asks of the affected jobs. `noting`: nothing is locked, so asks are only noted and judged afterwards."""
 
     def __init__(
-        self, runtime: Runtime, executor: Transaction, touched: Touched, after_commit: AfterCommit, *,
+        self, runtime: Runtime, executor: Transaction, lock_set: LockSet, after_commit: AfterCommit, *,
         noting: bool = False,
     ) -> None:  # fmt: skip
         self._check_interval_s = runtime.settings.lost_after
         self._executor = executor
-        self._touched = touched
+        self._lock_set = lock_set
         self._after_commit = after_commit
         self._noting = noting
         self._steps: list[tuple[str, int]] = []
         self._timed: list[Ask] = []
         self.refused: set[int] = set()
-        """Jobs that may not be asked in their status, and those whose parent was asked and that have none."""
+        """Jobs whose status allows no ask, and jobs without a parent whose parent was to be asked."""
 
     # -- collecting ----------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ class Wakes:
             return
         job_id: int | None = change.job_id
         if change.of_parent:
-            job_id = self._touched.parents.get(change.job_id)
+            job_id = self._lock_set.parents.get(change.job_id)
             if job_id is None:
                 self.refused.add(change.job_id)
                 return
@@ -75,7 +75,7 @@ class Wakes:
 
     def ask(self, ids: Sequence[int], *, force: bool = False) -> None:
         """Ask locked jobs to run; jobs that may not be asked are in `refused` afterwards."""
-        may = [job_id for job_id in ids if force or self._touched.statuses[job_id] in ASKABLE]
+        may = [job_id for job_id in ids if force or self._lock_set.statuses[job_id] in ASKABLE]
         self.refused.update(set(ids) - set(may))
         if not may:
             return
@@ -98,7 +98,7 @@ class Wakes:
         it. Asks noted by a borrowed transaction are judged now, even if they are for later.
         """
         for timer in asks.take_due(self._executor, job_id):
-            status = self._touched.statuses[job_id]
+            status = self._lock_set.statuses[job_id]
             if timer.later is not None:
                 if timer.ask == "force" or status in ASKABLE:
                     self._moved(job_id, asks.accept(self._executor, job_id, timer))
@@ -129,7 +129,7 @@ class Wakes:
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
             below = [row.id for row in trees.subtree(self._executor, ids)]
-            unlocked = [job_id for job_id in below if not self._touched.knows(job_id)]
+            unlocked = [job_id for job_id in below if not self._lock_set.knows(job_id)]
             if unlocked:  # adopted in this very transaction, or since the tree was read
                 asks.note(self._executor, unlocked, "terminate_tree")
                 self._after_commit.noted += unlocked
@@ -142,7 +142,7 @@ class Wakes:
 
     def _set_timer(self, change: Ask) -> None:
         job_id, force = change.job_id, change.force
-        if not (force or self._touched.statuses[job_id] in ASKABLE):
+        if not (force or self._lock_set.statuses[job_id] in ASKABLE):
             self.refused.add(job_id)
         elif self._noting:
             asks.note(
@@ -155,17 +155,16 @@ class Wakes:
 
     def _just_created(self, job_id: int) -> bool:
         """Whether the job is new and its first run, which no one can have claimed yet, is owed at once."""
-        new = self._touched.new.get(job_id)
+        new = self._lock_set.new.get(job_id)
         if new is None or new.due_at is not None or new.wait_s:
             return False
-        return self._touched.statuses[job_id] == Status.QUEUED
+        return self._lock_set.statuses[job_id] == Status.QUEUED
 
     def _ring(self, row: Any) -> None:
-        if row.task_id is None:
-            return
-        self._after_commit.ring(self._touched.job(row.id), row)
+        if row.task_id is not None:
+            self._after_commit.ring(self._lock_set.job(row.id), row)
 
     def _moved(self, job_id: int, after: str) -> None:
-        before = self._touched.statuses[job_id]
-        self._touched.statuses[job_id] = after
-        self._after_commit.moved(self._touched.job(job_id), before, after)
+        before = self._lock_set.statuses[job_id]
+        self._lock_set.statuses[job_id] = after
+        self._after_commit.moved(self._lock_set.job(job_id), before, after)

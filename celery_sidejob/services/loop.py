@@ -50,7 +50,7 @@ class Loop:
         self._service = service
         self._turn = Turn()
         name = f"sidejob-{service.name}"
-        self._stopped: _Stop = threading.Event()
+        self._stopped: threading.Event | native.Event = threading.Event()
         self._thread: threading.Thread | native.Thread = threading.Thread(target=self._run, name=name, daemon=True)
         if unpatched and native.is_patched():
             self._turn = Turn(native.lock())
@@ -86,16 +86,6 @@ class Loop:
                     )  # fmt: skip
             self._stopped.wait(pause_s)
         self._service.close()
-
-
-class _Stop(Protocol):
-    """The methods that `threading.Event` and `native.Event` share."""
-
-    def is_set(self) -> bool: ...
-
-    def set(self) -> None: ...
-
-    def wait(self, timeout: float | None = None, /) -> bool: ...
 
 
 # A process forked in the middle of a turn would inherit the locks that the turn holds (of an import, of a cached

@@ -6,15 +6,12 @@ counts before the process became idle, while its connection is still open. An id
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..store import served
 from ..store.measured import MeasuredConnections
-from ..store.statement import Transaction
-
-logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 1.0
 QUIET_S = 2.0
@@ -60,9 +57,6 @@ class Recorder:
         if found is None or (found == self._noted and recent):
             return
         worker_id, queues, tasks = found
-
-        def serve(executor: Transaction) -> None:
-            served.serve(executor, worker_id, queues=queues, tasks=tasks)
-
+        serve = partial(served.serve, worker_id=worker_id, queues=queues, tasks=tasks)
         self._connections.transact("serve", serve)
         self._noted, self._noted_at = found, time.monotonic()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..model.errors import StoreUnavailableError
-from ..model.troubles import log_trouble
+from ..model.row_errors import log_row_error
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -38,4 +38,4 @@ class SetAside:
             raise
         except Exception:
             self._until[what, job_id] = now + SET_ASIDE_S
-            log_trouble(logger, job_id, "Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)
+            log_row_error(logger, job_id, "Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)

@@ -12,8 +12,7 @@ from ..operations.hold import Hold
 from ..operations.job_run_end import Ending
 from ..operations.runtime import Runtime
 from ..store import claims
-from .heartbeat.deliveries import Key
-from .heartbeat.heartbeat import Heartbeat
+from .heartbeat.deliveries import RunKey
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -28,13 +27,8 @@ class Stop:
     reason: str = "failed"
 
 
-def end_from_outside(heartbeat: Heartbeat, key: Key, task: str, stop: Stop) -> None:
-    """Have a worker end a run as failed; a run not claimed yet is claimed first."""
-    end_run(heartbeat.runtime, key, task, stop, worker_id=heartbeat.worker_id)
-
-
-def end_run(runtime: Runtime, key: Key, task: str, stop: Stop, *, worker_id: int) -> bool:
-    """End, as failed, a run that this worker holds or may claim.
+def end_from_outside(runtime: Runtime, key: RunKey, task: str, stop: Stop, *, worker_id: int) -> bool:
+    """End, as failed, a run that this worker holds; a run not claimed yet is claimed first.
 
     False if it ended by itself, runs elsewhere, or its job is of another `task`. Units that it committed stay. Whatever
     its process still tries to commit is refused.

@@ -17,8 +17,7 @@ INSERT INTO {askings} (task_id, job_id) VALUES (gen_random_uuid()::text, %(id)s)
 
 def open_next(executor: Transaction, job_id: int) -> str:
     """Open the next asking of a job that has none open, and return its task id."""
-    task_id: str = executor.run(_OPEN, id=job_id)[0].task_id
-    return task_id
+    return str(executor.run(_OPEN, id=job_id)[0].task_id)
 
 
 _STORED = Statement("""

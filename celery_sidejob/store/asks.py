@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .outbox.arming import FIRST_CHECK_S, armed
+from .outbox.arming import armed
 from .statement import Reader, Statement, Transaction
 
 _ASK = Statement(
@@ -49,9 +49,7 @@ def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interva
     terminating may lose all its runs again: its losses are reset. The caller has judged the legality under the lock.
     Returns a row for each job; rows with a `task_id` are to be published.
     """
-    return executor.run(
-        _ASK, ids=list(ids), force=force, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S
-    )
+    return executor.run(_ASK, ids=list(ids), force=force, check_interval_s=check_interval_s)
 
 
 _TERMINATE = Statement(
@@ -61,7 +59,7 @@ WITH asked AS (
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
-  RETURNING id, unit_no, run_no, queue),
+  RETURNING id, unit_no, run_no, queue, priority),
 cancelled AS (
   DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
@@ -85,12 +83,11 @@ def terminate(
     Returns a row for each job that was not terminated already; rows with a `task_id` are to be published.
     """
     return executor.run(
-        _TERMINATE, ids=list(ids), tree=tree, check_interval_s=check_interval_s, first_check_s=FIRST_CHECK_S,
-        timers_before=timers_before,
-    )  # fmt: skip
+        _TERMINATE, ids=list(ids), tree=tree, check_interval_s=check_interval_s, timers_before=timers_before
+    )
 
 
-_COUNTS = """,
+_ACCEPTED = """,
 revived AS (
   DELETE FROM {dead} WHERE %(ask)s = 'force' AND job_id = %(id)s)
 UPDATE {jobs} SET
@@ -98,13 +95,14 @@ UPDATE {jobs} SET
   losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
   timer_in_run = timer_in_run OR (unit_no IS NOT NULL)
 WHERE id = %(id)s RETURNING status"""
+"""Queues the job of a timer that was accepted, unless a run is in progress; a forced one leaves the dead set."""
 
 _SET_TIMER = Statement(
     """
 WITH t AS (
   INSERT INTO {timers} (job_id, due_at, ask, accepted)
   VALUES (%(id)s, coalesce(%(due_at)s::timestamptz, now() + make_interval(secs => %(wait_s)s)), %(ask)s, true))"""
-    + _COUNTS
+    + _ACCEPTED
 )
 
 
@@ -114,8 +112,7 @@ def set_timer(executor: Transaction, job_id: int, *, due_at: Any, wait_s: float 
     With `force` it leaves the dead set now. Returns the job's status.
     """
     ask = "force" if force else "run"
-    status: str = executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status
-    return status
+    return str(executor.run(_SET_TIMER, id=job_id, due_at=due_at, wait_s=wait_s or 0.0, ask=ask)[0].status)
 
 
 _ACCEPT = Statement(
@@ -123,14 +120,14 @@ _ACCEPT = Statement(
 WITH t AS (
   INSERT INTO {timers} (id, job_id, due_at, ask, accepted) OVERRIDING SYSTEM VALUE
   VALUES (%(timer_id)s, %(id)s, %(due_at)s::timestamptz, %(ask)s, true))"""
-    + _COUNTS
+    + _ACCEPTED
 )
 
 
 def accept(executor: Transaction, job_id: int, timer: Any) -> str:
     """Make a noted timer that was just taken count as one that is set now, in its place in the order."""
-    status: str = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)[0].status
-    return status
+    found = executor.run(_ACCEPT, id=job_id, timer_id=timer.id, due_at=timer.later, ask=timer.ask)
+    return str(found[0].status)
 
 
 _NOTE = Statement("""

@@ -16,23 +16,15 @@ FROM {jobs} j WHERE j.id = %(job_id)s RETURNING id""")
 
 
 def bury(
-    executor: Transaction,
-    job_id: int,
-    *,
-    task_id: str | None,
-    reason: str,
-    error: str,
-    traceback: str | None,
-    retries: int,
-    wake_pending: bool = False,
-) -> int:
+    executor: Transaction, job_id: int, *, task_id: str | None, reason: str, error: str, traceback: str | None,
+    retries: int, wake_pending: bool,
+) -> int:  # fmt: skip
     """Enter a job in the dead set; an older entry of the same job is replaced."""
     found = executor.run(
         _BURY, job_id=job_id, task_id=task_id, reason=reason, error=error, traceback=traceback, retries=retries,
         wake_pending=wake_pending,
     )  # fmt: skip
-    entry: int = found[0].id
-    return entry
+    return int(found[0].id)
 
 
 _COLUMNS = "id, job_id, task_id, task, queue, reason, error, traceback, retries, died_at, payload::text AS payload"
@@ -95,8 +87,7 @@ def groups(executor: Reader) -> dict[str, int]:
 
 def last_id(executor: Reader) -> int:
     """Read the id of the newest entry; 0 without any."""
-    last: int = executor.run(_LAST)[0].last
-    return last
+    return int(executor.run(_LAST)[0].last)
 
 
 def id_before_the_newest(executor: Reader, keep: int) -> int:
@@ -132,5 +123,4 @@ def of_task(executor: Reader, task_id: str) -> Any | None:
 
 def count(executor: Reader) -> int:
     """Count the entries."""
-    entries: int = executor.run(_COUNT)[0].entries
-    return entries
+    return int(executor.run(_COUNT)[0].entries)

@@ -12,6 +12,7 @@ import psycopg
 from ..model.errors import StoreUnavailableError
 from . import estimates
 from .connection.connections import Connections
+from .errors import first_line
 from .estimates import Share
 from .statement import Reader, Statement
 
@@ -26,8 +27,7 @@ def looking(connections: Connections) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         connections.close()
-        said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StoreUnavailableError(f"The store cannot be looked at: {said}") from error
+        raise StoreUnavailableError(f"The store cannot be looked at: {first_line(error)}") from error
 
 
 _SERVER = Statement("""

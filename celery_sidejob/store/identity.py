@@ -36,7 +36,7 @@ class Database:
         return all(one == two for one, two in pairs if one is not None and two is not None)
 
 
-def place(executor: Reader) -> Database:
+def database(executor: Reader) -> Database:
     """Identify this database, whatever it contains; its cluster is not read yet."""
     found = executor.run(_LOOK, table="jobs")[0]
     return Database(found.name, found.oid, None, None)
@@ -52,5 +52,4 @@ def look(executor: Reader, schema: str) -> Database | None:
 
 def cluster(executor: Reader) -> int:
     """Read the cluster's number. Any role may, unless an administrator has revoked this right."""
-    number: int = executor.run(_CLUSTER)[0].cluster
-    return number
+    return int(executor.run(_CLUSTER)[0].cluster)

@@ -62,16 +62,9 @@ SELECT count(*) > {SMALL} AS many FROM (SELECT FROM {{timers}} ORDER BY due_at L
 
 
 def page(
-    executor: Reader,
-    *,
-    statuses: list[str] | None,
-    task: str | None,
-    queue: str | None,
-    created_by: str | None,
-    parent_id: int | None,
-    after: int,
-    limit: int,
-) -> Sequence[Any]:
+    executor: Reader, *, statuses: list[str] | None, task: str | None, queue: str | None, created_by: str | None,
+    parent_id: int | None, after: int, limit: int,
+) -> Sequence[Any]:  # fmt: skip
     """Read the next `limit` jobs that match, by id.
 
     Running jobs and the children of one job are found by an index. For failed jobs and the queued jobs of one queue,

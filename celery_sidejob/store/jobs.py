@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..model.changes import NewJob
@@ -58,9 +57,11 @@ t AS (
   INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
   SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
     + armed(
-        "(SELECT job_id AS id, task_id, queue, 0::bigint AS run_no, NULL AS unit_no FROM r WHERE NOT later) j",
+        "(SELECT job_id AS id, task_id, queue, priority, 0::bigint AS run_no, NULL AS unit_no FROM r "
+        "WHERE NOT later) j",
         task_id="j.task_id",
         cut_short=None,
+        first_check_s="%(first_check_s)s",
     )
     + """
 SELECT r.job_id, r.task_id, armed.for_run FROM r LEFT JOIN armed ON armed.job_id = r.job_id ORDER BY r.job_id""",
@@ -112,13 +113,10 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
     return None
 
 
-_LOCK = Statement(
-    """
-SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree,
-  losses, max_losses
-FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE""",
-    frequent=True,
-)
+_LOCKED = """
+SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree, losses,
+  max_losses FROM {jobs} WHERE """
+_LOCK = Statement(_LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE", frequent=True)
 
 
 def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
@@ -130,10 +128,7 @@ def lock(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
     return {row.id: row for row in executor.run(_LOCK, ids=sorted(set(ids)))}
 
 
-_LOCK_FREE = Statement("""
-SELECT id, status, task, queue, priority, parent_id, run_no, unit_no, worker_id, run_kind, terminate_tree,
-  losses, max_losses
-FROM {jobs} WHERE id = %(id)s FOR NO KEY UPDATE SKIP LOCKED""")
+_LOCK_FREE = Statement(_LOCKED + "id = %(id)s FOR NO KEY UPDATE SKIP LOCKED")
 
 
 def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
@@ -264,23 +259,17 @@ SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs, 
   ORDER BY j.id) AS ids""")
 
 
-@dataclass(frozen=True, slots=True)
-class OldPage:
-    """Jobs that may be deleted. `last`: the last id that was read, None at the end."""
-
-    ids: list[int]
-    last: int | None
-
-
-def old_page(executor: Reader, *, after: int, age_s: float | None) -> OldPage:
+def old_page(executor: Reader, *, after: int, age_s: float | None) -> tuple[list[int], int | None]:
     """Read, among the next `WINDOW` jobs, those that finished longer ago than they must be kept.
+
+    Also returns the last id that was read, None at the end.
 
     A job is kept for its task's retention, or else for `age_s` (None: for ever), and while a job above it keeps it. A
     parent keeps its children, unless the child's own task has a retention and the parent has run since and rests. It
     also keeps a child as long as packets wait on the child's ports.
     """
     page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s)[0]
-    return OldPage(page.ids, page.last if page.jobs == WINDOW else None)
+    return page.ids, page.last if page.jobs == WINDOW else None
 
 
 _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")

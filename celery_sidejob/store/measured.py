@@ -13,7 +13,6 @@ from . import counters
 from .connection.connections import Connections
 from .connection.own_executor import OwnExecutor
 from .errors import OutcomeUnknown
-from .statement import Transaction
 
 T = TypeVar("T")
 
@@ -51,12 +50,8 @@ class MeasuredConnections(Connections):
         taken = self.measures.take()
         if not taken:
             return False
-
-        def add(executor: Transaction) -> None:
-            counters.add(executor, taken)
-
         try:
-            super().transact("record", add, single=True)
+            super().transact("record", lambda executor: counters.add(executor, taken), single=True)
         except (OutcomeUnknown, SchemaError) as error:  # better too little than twice
             logger.debug("The counts are not stored: %s", error)
         except StoreUnavailableError as error:

@@ -172,8 +172,7 @@ def count(
 
 
 def _named(port: PortKey) -> dict[str, Any]:
-    owner_id, direction, name = port
-    return {"owner_id": owner_id, "direction": direction, "name": name}
+    return dict(zip(("owner_id", "direction", "name"), port, strict=True))
 
 
 COUNTED = 10_000

@@ -8,7 +8,21 @@ from typing import Any
 
 from .statement import Reader, Statement, Transaction, first
 
-_INSERT = Statement("""
+_ROW = "id, job_id, direction, name, default_value::text AS default_value, channels"
+"""A port as operations see it."""
+
+_SUBSCRIBED = f"""
+  RETURNING id, job_id, direction, name, default_value, channels),
+gone AS (
+  DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
+s AS (
+  INSERT INTO {{subscriptions}} (channel, port_id)
+  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
+SELECT {_ROW} FROM p"""
+"""The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these."""
+
+_INSERT = Statement(
+    """
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, default_value text,
     channels text[])),
@@ -16,15 +30,9 @@ p AS (
   INSERT INTO {ports} (job_id, direction, name, default_value, channels)
   SELECT job_id, direction, name, default_value::json, channels FROM r
   ON CONFLICT (job_id, direction, name) DO UPDATE
-    SET default_value = excluded.default_value, channels = excluded.channels
-  RETURNING id, job_id, direction, name, default_value, channels),
-gone AS (
-  DELETE FROM {subscriptions} s USING p
-  WHERE s.port_id = p.id AND (p.direction = 'out' OR NOT s.channel = ANY(p.channels))),
-s AS (
-  INSERT INTO {subscriptions} (channel, port_id)
-  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
-SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
+    SET default_value = excluded.default_value, channels = excluded.channels"""
+    + _SUBSCRIBED
+)
 
 
 def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
@@ -60,9 +68,7 @@ def keep_only(executor: Transaction, job_id: int, ids: Iterable[int]) -> None:
     executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
 
 
-_SET_DEFAULT = Statement("""
-UPDATE {ports} SET default_value = %(value)s::json WHERE id = %(id)s
-RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
+_SET_DEFAULT = Statement(f"UPDATE {{ports}} SET default_value = %(value)s::json WHERE id = %(id)s RETURNING {_ROW}")
 
 
 def set_default(executor: Transaction, port_id: int, value: str | None) -> Any | None:
@@ -73,16 +79,9 @@ def set_default(executor: Transaction, port_id: int, value: str | None) -> Any |
     return first(executor.run(_SET_DEFAULT, id=port_id, value=value))
 
 
-_SET_CHANNELS = Statement("""
-WITH p AS (
-  UPDATE {ports} SET channels = %(channels)s::text[] WHERE id = %(id)s
-  RETURNING id, job_id, direction, name, default_value, channels),
-gone AS (
-  DELETE FROM {subscriptions} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
-s AS (
-  INSERT INTO {subscriptions} (channel, port_id)
-  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
-SELECT id, job_id, direction, name, default_value::text AS default_value, channels FROM p""")
+_SET_CHANNELS = Statement(
+    "WITH p AS (UPDATE {ports} SET channels = %(channels)s::text[] WHERE id = %(id)s" + _SUBSCRIBED
+)
 
 
 def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -> Any | None:
@@ -93,11 +92,10 @@ def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -
     return first(executor.run(_SET_CHANNELS, id=port_id, channels=list(channels)))
 
 
-_MAKE = Statement("""
-INSERT INTO {ports} (job_id, direction, name, default_value)
-SELECT job_id, direction, %(name)s, default_value FROM {ports} WHERE id = %(pattern_id)s
-ON CONFLICT (job_id, direction, name) DO NOTHING
-RETURNING id, job_id, direction, name, default_value::text AS default_value, channels""")
+_MAKE = Statement(f"""
+INSERT INTO {{ports}} (job_id, direction, name, default_value)
+SELECT job_id, direction, %(name)s, default_value FROM {{ports}} WHERE id = %(pattern_id)s
+ON CONFLICT (job_id, direction, name) DO NOTHING RETURNING {_ROW}""")
 
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:

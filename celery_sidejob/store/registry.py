@@ -45,24 +45,19 @@ def forget_unserved(connections: Autocommit) -> None:
 _NOTE_META = Statement("""
 INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO NOTHING""")
 _READ_META = Statement("SELECT key, value FROM {meta}")
-
-
-_NAME = Statement("""
-INSERT INTO {meta} (key, value) VALUES ('identity', gen_random_uuid()::text) ON CONFLICT (key) DO NOTHING""")
-
-
-def give_identity(executor: Transaction) -> None:
-    """Give the schema a random name, once, to tell it from other schemas of this package."""
-    executor.run(_NAME)
-
-
 _CHANGE_META = Statement("""
 INSERT INTO {meta} (key, value) VALUES (%(key)s, %(value)s) ON CONFLICT (key) DO UPDATE SET value = excluded.value""")
+_FORGET_META = Statement("DELETE FROM {meta} WHERE key = %(key)s")
 
 
 def change_meta(executor: Transaction, key: str, value: str) -> None:
     """Record a fact about the schema, replacing an earlier record."""
     executor.run(_CHANGE_META, key=key, value=value)
+
+
+def forget_meta(executor: Transaction, key: str) -> None:
+    """Forget a fact about the schema."""
+    executor.run(_FORGET_META, key=key)
 
 
 def note_meta(executor: Transaction, key: str, value: str) -> None:
@@ -75,10 +70,6 @@ def read_meta(executor: Reader) -> dict[str, str]:
     return {row.key: row.value for row in executor.run(_READ_META)}
 
 
-_IDENTITY = Statement("SELECT value FROM {meta} WHERE key = 'identity'")
-
-
 def identity(executor: Reader) -> str | None:
-    """Read the schema's random name."""
-    found = executor.run(_IDENTITY)
-    return found[0].value if found else None
+    """Read the schema's random name, which tells it from other schemas of this package."""
+    return read_meta(executor).get("identity")

@@ -21,6 +21,7 @@ Syntax that looks like a function does not match: an unnest of several arrays, o
 are in capitals here.
 """
 _CATALOG = re.compile(r"(?:(?<=\bFROM )|(?<=\bJOIN ))(?=pg_\w+\b(?![.(]))")
+_IN_BROKER = re.compile(r"/\*!(.*?)\*/", re.DOTALL)
 _KEY = re.compile(r"(->>?'\w+')(?!::)")
 """The key of a JSON value: without a type, Postgres would take it for JSON if there were an operator for that."""
 
@@ -32,11 +33,18 @@ class Statement:
     who may create objects in a schema on that path could have them called instead of Postgres' own. Tables are
     qualified by their braces; for functions this class puts `pg_catalog` before each. Operators are written to match
     their types exactly. A `frequent` statement runs without a cursor where possible (`fast_path.py`).
+
+    What stands between ``/*!`` and ``*/`` is run only where the store is Celery's broker as well: there the transaction
+    that changes a row also puts the reference to it into a queue (`outbox/references.py`).
     """
 
-    __slots__ = ("_positional", "_rendered", "frequent", "text")
+    __slots__ = ("_positional", "_rendered", "frequent", "in_broker", "text")
 
     def __init__(self, text: str, *, frequent: bool = False) -> None:
+        apart = _IN_BROKER.sub("", text)
+        self.in_broker = self if apart == text else Statement(_IN_BROKER.sub(r"\1", text), frequent=frequent)
+        """The statement as it runs where the store is the broker."""
+        text = apart
         text = _CATALOG.sub("pg_catalog.", _FUNCTION.sub("pg_catalog.", text.strip()))
         self.text = _KEY.sub(r"\1::text", text)
         self.frequent = frequent
@@ -58,11 +66,6 @@ class Statement:
             names = tuple(dict.fromkeys(_PARAMETER.findall(self.text)))
             text = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", self.render(schema))
             return self._positional.setdefault(schema, (text.replace("%%", "%").encode(), names))
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """The names of the parameters."""
-        return frozenset(_PARAMETER.findall(self.text))
 
 
 class Reader(Protocol):

@@ -12,14 +12,14 @@ from .statement import Reader, Statement, first
 
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
-  SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
-  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
+  SELECT id AS root, id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT tree.root, j.id, j.status FROM tree CROSS JOIN LATERAL (
     SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT id, status FROM tree""")
+SELECT root, id, status FROM tree""")
 
 
 def subtree(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
-    """Read the ids and statuses of jobs and of everything below them, each job's children by the index."""
+    """Read (root, id, status) of jobs and of everything below them; `root` is the given job that it is below."""
     return executor.run(_SUBTREE, ids=list(ids))
 
 
@@ -35,19 +35,6 @@ SELECT EXISTS (SELECT FROM {jobs} WHERE id = %(id)s)
 def rest(executor: Reader, job_id: int, status: str) -> bool:
     """Tell whether a job and everything below it have this status; False without a job. Stops at another status."""
     return bool(executor.run(_REST, id=job_id, status=str(status))[0].rest)
-
-
-_BY_ROOT = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id AS root, id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
-  UNION ALL SELECT tree.root, j.id FROM tree CROSS JOIN LATERAL (
-    SELECT c.id FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT root, id FROM tree""")
-
-
-def by_root(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
-    """Read the ids of jobs and of everything below them, each with its `root`, one of the given jobs."""
-    return executor.run(_BY_ROOT, ids=list(ids))
 
 
 _LEVELS = Statement("""

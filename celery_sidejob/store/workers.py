@@ -18,7 +18,14 @@ from .statement import Autocommit, Reader, Statement, Transaction
 LOCK_CLASS = 0x53_4A_4F_42 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJOB", made to fit a signed 32-bit integer)."""
 
-_REGISTER = Statement("INSERT INTO {workers} (ident, revision) VALUES (%(ident)s, %(revision)s) RETURNING id")
+
+def _lock_of(worker_id: str) -> str:
+    """Return the key of a worker's liveness lock, as SQL: the arguments of Postgres' functions for advisory locks."""
+    return f"{LOCK_CLASS}, (hashtext(%(schema)s) # {worker_id}::int)"
+
+
+_REGISTER = Statement("""
+INSERT INTO {workers} (ident, revision, broker) VALUES (%(ident)s, %(revision)s, %(broker)s) RETURNING id""")
 
 
 def new_ident() -> str:
@@ -26,10 +33,12 @@ def new_ident() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
 
 
-def register(executor: Transaction, ident: str) -> int:
-    """Register a process, with the revision that its code knows; return the identity under which it claims runs."""
-    worker_id: int = executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN)[0].id
-    return worker_id
+def register(executor: Transaction, ident: str, *, broker: str | None = None) -> int:
+    """Register a process, with the revision that its code knows; return the identity under which it claims runs.
+
+    `broker` is the one that it takes messages from; None for a process that takes none.
+    """
+    return int(executor.run(_REGISTER, ident=ident, revision=revisions.KNOWN, broker=broker)[0].id)
 
 
 @contextmanager
@@ -43,6 +52,8 @@ def as_worker(connections: Connections) -> Iterator[int]:
 
 
 _LIVE = Statement("SELECT ident FROM {workers} WHERE dead_at IS NULL ORDER BY id")
+_LIVE_ELSEWHERE = Statement("""
+SELECT ident FROM {workers} WHERE dead_at IS NULL AND broker <> %(broker)s ORDER BY id""")
 _OLDER = Statement("""
 SELECT ident FROM {workers} WHERE dead_at IS NULL AND revision < %(revision)s ORDER BY id""")
 
@@ -52,28 +63,31 @@ def live(executor: Reader) -> list[str]:
     return [row.ident for row in executor.run(_LIVE)]
 
 
+def live_elsewhere(executor: Reader, broker: str) -> list[str]:
+    """Read those of them that take messages from another broker."""
+    return [row.ident for row in executor.run(_LIVE_ELSEWHERE, broker=broker)]
+
+
 def older_than(executor: Reader, revision: str) -> list[str]:
     """Read those of them whose code does not know a revision."""
     return [row.ident for row in executor.run(_OLDER, revision=revision)]
 
 
-_TAKE_LOCK = Statement("""
-SELECT pg_try_advisory_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)) AS taken""")
+_TAKE_LOCK = Statement(f"SELECT pg_try_advisory_lock({_lock_of('%(id)s')}) AS taken")
 _ANNOUNCE_LOCK = Statement("UPDATE {workers} SET locked = %(locked)s WHERE id = %(id)s")
 
 
 def take_lock(executor: Transaction, worker_id: int, schema: str) -> bool:
     """Take the liveness lock, for as long as this connection lives."""
-    return bool(executor.run(_TAKE_LOCK, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].taken)
+    return bool(executor.run(_TAKE_LOCK, schema=schema, id=worker_id)[0].taken)
 
 
-_SEEN = Statement("""
-SELECT NOT pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # %(id)s::int)) AS seen""")
+_SEEN = Statement(f"SELECT NOT pg_try_advisory_xact_lock({_lock_of('%(id)s')}) AS seen")
 
 
 def lock_is_seen(executor: Transaction, worker_id: int, schema: str) -> bool:
     """Tell whether the liveness lock, held on another connection, is visible from this executor's."""
-    return bool(executor.run(_SEEN, lock_class=LOCK_CLASS, schema=schema, id=worker_id)[0].seen)
+    return bool(executor.run(_SEEN, schema=schema, id=worker_id)[0].seen)
 
 
 def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
@@ -84,17 +98,17 @@ def announce_lock(executor: Transaction, worker_id: int, locked: bool) -> None:
 DEPUTIES = 3
 """This many workers, the newest, look at the very moment at which the sweeper's lease ends; others with a beat."""
 
-_BEAT = Statement("""
-UPDATE {workers} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
+_BEAT = Statement(f"""
+UPDATE {{workers}} w SET beat_at = now(), suspect_at = NULL, suspect_by = NULL
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
 WHERE w.id = %(id)s AND w.dead_at IS NULL
 RETURNING (
   SELECT CASE
     WHEN l.holder IS NULL OR l.holder = w.id OR l.expires_at < now() OR h.dead_at IS NOT NULL
-      OR h.locked AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # h.id::int)) THEN 0
-    WHEN w.id IN (SELECT d.id FROM {workers} d WHERE d.dead_at IS NULL AND d.id <> l.holder
-      ORDER BY d.id DESC LIMIT %(deputies)s) THEN extract(epoch FROM l.expires_at - now())::double precision END
-  FROM {leases} l LEFT JOIN {workers} h ON h.id = l.holder
+      OR h.locked AND pg_try_advisory_xact_lock({_lock_of("h.id")}) THEN 0
+    WHEN w.id IN (SELECT d.id FROM {{workers}} d WHERE d.dead_at IS NULL AND d.id <> l.holder
+      ORDER BY d.id DESC LIMIT {DEPUTIES}) THEN extract(epoch FROM l.expires_at - now())::double precision END
+  FROM {{leases}} l LEFT JOIN {{workers}} h ON h.id = l.holder
   WHERE l.name = 'sweeper') AS sweep_in_s""")
 
 
@@ -114,7 +128,7 @@ def beat(executor: Transaction, worker_id: int, *, schema: str) -> Beaten | None
     Commits without waiting for the disk. If a crash of Postgres loses a beat, another follows within the time after the
     crash in which no worker is declared dead.
     """
-    found = executor.run(_BEAT, id=worker_id, schema=schema, lock_class=LOCK_CLASS, deputies=DEPUTIES)
+    found = executor.run(_BEAT, id=worker_id, schema=schema)
     return Beaten(found[0].sweep_in_s) if found else None
 
 
@@ -140,18 +154,18 @@ def forget_dead(connections: Autocommit) -> int:
     return len(connections.run(_FORGET))
 
 
-_LIVENESS = Statement("""
+_LIVENESS = Statement(f"""
 SELECT w.id, w.beat_at, w.suspect_at, w.suspect_by, w.dead_at,
   CASE WHEN w.locked AND w.dead_at IS NULL
-    THEN pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # w.id::int)) ELSE false END AS lock_free,
+    THEN pg_try_advisory_xact_lock({_lock_of("w.id")}) ELSE false END AS lock_free,
   w.beat_at < now() - make_interval(secs => %(silence_s)s) AS silent,
   now() - pg_postmaster_start_time() < interval '10 s' AS restarted
-FROM {workers} w ORDER BY w.id""")
+FROM {{workers}} w ORDER BY w.id""")
 
 
 def liveness(connections: Autocommit, *, schema: str, silence_s: float) -> Sequence[Any]:
     """Read the state of every worker: whether its lock is free, and whether it is silent, suspected or dead."""
-    return connections.run(_LIVENESS, lock_class=LOCK_CLASS, schema=schema, silence_s=silence_s)
+    return connections.run(_LIVENESS, schema=schema, silence_s=silence_s)
 
 
 _SUSPECT = Statement("""
@@ -177,12 +191,12 @@ def declare_dead(connections: Autocommit, worker_id: int, *, lock_grace_s: float
     return bool(connections.run(_DECLARE_DEAD, id=worker_id, lock_grace_s=lock_grace_s, silence_s=silence_s))
 
 
-_HOLD_LEASE = Statement("""
-UPDATE {leases} SET holder = %(worker_id)s, expires_at = now() + make_interval(secs => %(lease_s)s)
+_HOLD_LEASE = Statement(f"""
+UPDATE {{leases}} SET holder = %(worker_id)s, expires_at = now() + make_interval(secs => %(lease_s)s)
 FROM (SELECT set_config('synchronous_commit', 'off', true)) AS soon
 WHERE name = 'sweeper' AND (holder = %(worker_id)s OR expires_at < now() OR holder IS NULL
-  OR EXISTS (SELECT FROM {workers} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
-       AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # w.id::int)))))
+  OR EXISTS (SELECT FROM {{workers}} w WHERE w.id = holder AND (w.dead_at IS NOT NULL OR w.locked
+       AND pg_try_advisory_xact_lock({_lock_of("w.id")}))))
 RETURNING name""")
 
 
@@ -191,7 +205,7 @@ def hold_sweeper_lease(executor: Transaction, worker_id: int, *, schema: str, le
 
     A holder whose liveness lock is free is followed at once: sweeping twice at a time is wasteful, never wrong.
     """
-    return bool(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s, lock_class=LOCK_CLASS))
+    return bool(executor.run(_HOLD_LEASE, worker_id=worker_id, schema=schema, lease_s=lease_s))
 
 
 _DROP_LEASE = Statement(
@@ -204,17 +218,17 @@ def drop_sweeper_lease(connections: Autocommit, worker_id: int) -> None:
     connections.run(_DROP_LEASE, id=worker_id)
 
 
-_LIST = Statement("""
-SELECT w.id, w.ident, w.locked, w.started_at, w.beat_at, w.suspect_at, w.dead_at,
+_LIST = Statement(f"""
+SELECT w.id, w.ident, w.broker, w.locked, w.started_at, w.beat_at, w.suspect_at, w.dead_at,
   CASE WHEN w.dead_at IS NULL AND (
       w.beat_at < now() - make_interval(secs => %(silence_s)s)
       OR w.locked AND w.beat_at < now() - make_interval(secs => %(missed_s)s) AND NOT EXISTS (
         SELECT FROM pg_locks l
-        WHERE l.locktype = 'advisory' AND l.classid = %(lock_class)s AND l.objsubid = 2 AND l.granted
+        WHERE l.locktype = 'advisory' AND l.classid = {LOCK_CLASS}::oid AND l.objsubid = 2 AND l.granted
           AND l.objid = (hashtext(%(schema)s) # w.id::int)::oid
           AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())))
     THEN extract(epoch FROM now() - w.beat_at)::double precision END AS silent_s
-FROM {workers} w ORDER BY w.id""")
+FROM {{workers}} w ORDER BY w.id""")
 
 
 def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
@@ -225,7 +239,7 @@ def list_all(executor: Reader, settings: Settings) -> Sequence[Any]:
     """
     return executor.run(
         _LIST, silence_s=settings.lease / 2, missed_s=settings.heartbeat_interval + settings.lock_grace,
-        lock_class=LOCK_CLASS, schema=settings.schema,
+        schema=settings.schema,
     )  # fmt: skip
 
 

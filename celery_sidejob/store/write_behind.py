@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from ..model import native
@@ -28,7 +28,7 @@ LINGER_S = 5.0
 """Seconds that the writing thread waits for more before it ends."""
 
 
-class Late(Protocol):
+class Deferred(Protocol):
     """Writes that may wait."""
 
     def forget(self) -> None:
@@ -44,11 +44,11 @@ class WriteBehind(Generic[T]):
     """Writes of one kind that a process has pending; it makes each within `within_s` of receiving it.
 
     A thread writes items that no other statement has carried along. If an item cannot be written within `patience_s`
-    more, because the store is unavailable, it is dropped.
+    more, because the store is unavailable, it is dropped. So is an item that `write` returns, to be tried again.
     """
 
     def __init__(
-        self, name: str, write: Callable[[list[T]], None], *, within_s: float, patience_s: float = 0.0
+        self, name: str, write: Callable[[list[T]], Sequence[T] | None], *, within_s: float, patience_s: float = 0.0
     ) -> None:
         self._name = name
         self._write = write
@@ -108,21 +108,27 @@ class WriteBehind(Generic[T]):
     # ------------------------------------------------------------------------------------------------------------
 
     def _written(self, taken: list[tuple[float, T]]) -> bool:
+        """Write items; False if some must be tried again."""
+        things = [thing for _, thing in taken]
+        reason: object = "they have waited too long"
         try:
-            self._write([thing for _, thing in taken])
+            again = self._write(things)
         except StoreUnavailableError as error:
-            deadline = time.monotonic() - self._within_s - self._patience_s
-            kept = [(since, thing) for since, thing in taken if since > deadline]
-            self.give_back(kept)
-            if len(kept) < len(taken):
-                logger.warning("%d %s are not written: %s", len(taken) - len(kept), self._name, error)
-            return False
+            again, reason = things, error
         except Exception:
+            again = None
             logger.exception("%d %s are not written", len(taken), self._name)
         except BaseException:  # a greenlet is killed, or a time limit strikes
             self.give_back(taken)
             raise
-        return True
+        if not again:
+            return True
+        deadline = time.monotonic() - self._within_s - self._patience_s
+        kept = [(since, thing) for since, thing in taken if since > deadline and thing in again]
+        self.give_back(kept)
+        if len(kept) < len(again):
+            logger.warning("%d %s are not written: %s", len(again) - len(kept), self._name, reason)
+        return False
 
     def _run(self) -> None:
         """Write late items; end when none has come for a while."""
@@ -146,10 +152,10 @@ class WriteBehind(Generic[T]):
                 time.sleep(RETRY_S)
 
 
-_all: weakref.WeakSet[Late] = weakref.WeakSet()
+_all: weakref.WeakSet[Deferred] = weakref.WeakSet()
 
 
-def register(one: Late) -> None:
+def register(one: Deferred) -> None:
     """Have the pending writes made when this process ends."""
     _all.add(one)
 
@@ -160,7 +166,7 @@ def write_all_now() -> None:
         try:
             one.write_now()
         except Exception:  # it must not hold up the rest
-            logger.exception("Something that was put off is not written")
+            logger.exception("Deferred writes are not made")
 
 
 atexit.register(write_all_now)

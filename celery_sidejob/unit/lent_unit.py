@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from ..model.errors import (
     CommitInDoubtError,
     IllegalMoveError,
-    LeaseLostError,
     SideJobError,
     StoreUnavailableError,
     UnitNotCommittedError,
 )
-from ..operations.runs import InputsMovedError, Unit
+from ..operations.runs import NO_END, Unit
 from ..store.borrowed.borrowed import Borrowed, is_open
 from ..store.statement import Reader
 from ..store.trouble import is_trouble
@@ -30,7 +29,7 @@ class LentUnit:
     is_block: bool
     """Whether what was done since `before` goes with the transaction; a checkpoint has nothing since."""
     follow: Callable[[], None] | None
-    """What is to be done after the commit; None where a hook does it."""
+    """The work to be done after the commit; None where a hook does it."""
     commit_was_heard: Callable[[], bool]
     """Whether the caller got an answer to its commit, once that is known to have happened."""
 
@@ -61,7 +60,7 @@ class LentUnit:
         )
 
     def rolled_back(self, left: Unit) -> Undone | None:
-        """Return what its body has to be told after a rollback; `left` is what the unit is then, and still to come."""
+        """Return what the body must be told after a rollback, if anything; `left` is the unit still to be committed."""
         if not (left.has_inputs or self.is_block):
             return None  # a checkpoint without inputs: all of it is still to come
         return Undone(self.job_id, left.has_inputs, self.borrowed.has_broken)
@@ -83,7 +82,7 @@ class Undone:
 
     def error(self) -> Exception:
         """Return the error for a body that goes on, or ends, as if the unit had been committed."""
-        if isinstance(self.cause, InputsMovedError | LeaseLostError | StoreUnavailableError):
+        if isinstance(self.cause, NO_END):
             return self.cause  # no failure of the body, which has caught it
         if self.has_broken:  # the store's trouble, and not the body's: the run is lost, and begins again
             return StoreUnavailableError(

@@ -35,7 +35,7 @@ from .read_ahead import ReadAhead
 
 
 class OpenUnit:
-    """What the run in progress has read and will write."""
+    """The unit of one run: the packets it has read, and the changes it will write."""
 
     def __init__(self, runtime: Runtime, hold: Hold) -> None:
         self.runtime = runtime
@@ -50,24 +50,17 @@ class OpenUnit:
         self._lent: LentUnit | None = None
         self._undone: Undone | None = None
         self._in_doubt = False
-        self._in_block = False
         self._lenders: Sequence[Any] = ()
+        self.in_block = False
+        """Whether the body is in a block of `job.unit()`, which commits what is done there."""
         self.in_turn = False
+        """Whether the body is in a turn of `for_inputs`."""
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._interrupted = False
         self._over = False
 
     # -- committing ----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Make this the unit of whatever asks and reads in the block."""
-        token = ACTIVE.set(self)
-        try:
-            yield
-        finally:
-            ACTIVE.reset(token)
 
     def commit(self) -> None:
         """Apply the unit, and begin the next."""
@@ -77,7 +70,7 @@ class OpenUnit:
             self._undone, self._in_doubt = None, False
             self._interrupted = True
             try:
-                with outside_of_runs():  # what follows it, such as receivers of signals, is no part of the next unit
+                with within(None):  # what follows it, such as receivers of signals, is no part of the next unit
                     runs.commit(self.runtime, self.hold, self.unit)
             except (SideJobError, runs.InputsMovedError) as error:
                 self._interrupted = isinstance(error, StoreUnavailableError)  # the others are refusals
@@ -112,26 +105,21 @@ class OpenUnit:
         """
         with self._in_progress():
             self._begin_lending(transaction)
-            if self._in_block:
+            if self.in_block:
                 raise IllegalMoveError(
                     f"job.unit() of job {self.hold.job_id} was called inside another block of job.unit(), which is "
                     "still open: leave that block, and commit its transaction, before the next."
                 )
             before = self.unit.copy()
-            self._in_block = True
+            self.in_block = True
         try:
             yield
         except BaseException as error:
             self._go_back_from_block(before, error)
             raise
         finally:
-            self._in_block = False
+            self.in_block = False
         self.commit_with(transaction, before)
-
-    @property
-    def in_block(self) -> bool:
-        """Whether the body is in a block of `job.unit()`, which commits what is done there."""
-        return self._in_block
 
     def commit_with(self, transaction: Any, before: Unit | None = None) -> None:
         """Write the unit into the caller's transaction; it counts once that is committed.
@@ -184,7 +172,7 @@ class OpenUnit:
 
     def _check_done(self, *, ending: bool = False) -> None:
         undone = self._undone
-        if undone is not None and (undone.has_inputs or ending) and not self._in_block:
+        if undone is not None and (undone.has_inputs or ending) and not self.in_block:
             self._undone = None
             self.go_back(Unit(self.unit.terminations_of(self.hold.job_id), serial=self.unit.serial))
             raise undone.error() from undone.cause
@@ -214,11 +202,6 @@ class OpenUnit:
         else:
             self.go_back(lent.before)
             self._undone = lent.rolled_back(self.unit)
-
-    def _settle_if_over(self) -> None:
-        """Settle before a look at the store: while the transaction is open, the unit is still all there is to see."""
-        if self._lent is not None and not self._lent.is_open(self.runtime.connections):
-            self.settle()
 
     def _applied(self) -> None:
         self.hold.unit_no += 1
@@ -276,7 +259,7 @@ class OpenUnit:
         """
         if self._undone is not None and not self._undone.has_inputs:
             self._undone = None
-        if reading and not (self.in_turn or self._in_block):
+        if reading and not (self.in_turn or self.in_block):
             self._in_doubt = False
 
     # -- writing -------------------------------------------------------------------------------------------------
@@ -293,8 +276,9 @@ class OpenUnit:
 
     @property
     def changes(self) -> list[Change]:
-        """What this unit will apply, in order."""
-        self._settle_if_over()
+        """What this unit will apply, in order; a unit in the caller's transaction is settled once that is over."""
+        if self._lent is not None and not self._lent.is_open(self.runtime.connections):
+            self.settle()
         return self.unit.changes
 
     def new_jobs(self) -> dict[int, NewJob]:
@@ -383,33 +367,29 @@ class OpenUnit:
         """Read back the oldest packet that this very unit wrote: it is then never stored."""
         for write in view.writes(self.unit.changes, key):
             if write.packets:
-                place = next(n for n, change in enumerate(self.unit.changes) if change is write)
-                self.unit.changes[place] = replace(write, packets=write.packets[1:])
+                index = next(n for n, change in enumerate(self.unit.changes) if change is write)
+                self.unit.changes[index] = replace(write, packets=write.packets[1:])
                 return view.Written(*write.packets[0])
         return None
 
 
-ACTIVE: ContextVar[OpenUnit | None] = ContextVar("celery_sidejob_open_unit", default=None)
-"""The unit of the run that this thread (or greenlet) is in."""
+_active: ContextVar[OpenUnit | None] = ContextVar("celery_sidejob_open_unit", default=None)
 
+active = _active.get
+"""Returns the unit of the run that this thread (or greenlet) is in, None outside of runs."""
 
 # A process that a body forks is as outside of the run as one that it spawns: what is asked there happens at once.
-os.register_at_fork(after_in_child=lambda: ACTIVE.set(None))
+os.register_at_fork(after_in_child=lambda: _active.set(None))
 
 
 @contextmanager
-def outside_of_runs() -> Iterator[None]:
-    """Within the block no run is in progress here: what is asked happens at once."""
-    token = ACTIVE.set(None)
+def within(unit: OpenUnit | None) -> Iterator[None]:
+    """Make this the unit of whatever asks and reads in the block; with None that is outside of runs."""
+    token = _active.set(unit)
     try:
         yield
     finally:
-        ACTIVE.reset(token)
-
-
-def active() -> OpenUnit | None:
-    """Return the open unit of the run in progress here, None outside of runs."""
-    return ACTIVE.get()
+        _active.reset(token)
 
 
 def submit(runtime: Runtime, name: str, change: Change, transaction: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""What a run has read ahead of its ports: packets looked at or taken, and which of them its unit has read."""
+"""The packets that a run has read ahead of its ports, looked at or taken, and which of them its unit has read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a unit in progress makes of the store: rows as they were read, changed by what the unit will write."""
+"""The store as a unit in progress will leave it: rows as they were read, changed by what the unit will write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..model.status import Status
 
 @dataclass(frozen=True, slots=True)
 class PortView:
-    """What a unit makes of a port."""
+    """A port as a unit will leave it."""
 
     default_value: str | None
     channels: Sequence[str]
@@ -86,8 +86,6 @@ def family(changes: Sequence[Change], parent_id: int) -> tuple[dict[str, int], s
             case Disown() if change.parent_id == parent_id:
                 gone.add(change.child)
                 gained = {name: child for name, child in gained.items() if change.child not in (name, child)}
-            case _:
-                pass
     return gained, gone
 
 
@@ -104,8 +102,6 @@ def aliases(changes: Sequence[Change], job_id: int | None = None) -> tuple[dict[
             case RemoveAlias() if job_id in (None, change.job_id):
                 given.pop(change.name, None)
                 taken.add(change.name)
-            case _:
-                pass
     return given, taken
 
 
@@ -122,8 +118,6 @@ def ports(changes: Sequence[Change], job_id: int, stored: Mapping[tuple[str, str
                 _amend(known, change, channels=change.channels)
             case Write(as_default=True) if change.job_id == job_id:
                 _amend(known, change, default_value=change.packets[-1][0])
-            case _:
-                pass
     return known
 
 
@@ -136,8 +130,6 @@ def keeps_stored(changes: Sequence[Change], key: PortKey) -> bool:
                 return False
             case ConfigurePorts() if change.job_id == job_id and (direction, name) not in ports_made(change.ports):
                 return False
-            case _:
-                pass
     return True
 
 
@@ -156,9 +148,9 @@ def writes(changes: Sequence[Change], key: PortKey) -> list[Write]:
 
 
 def _amend(known: dict[Any, Any], change: SetDefault | SetChannels | Write, **changed: Any) -> None:
-    place = (change.direction, change.port)
-    row = known.get(place)
+    key = (change.direction, change.port)
+    row = known.get(key)
     if row is None:  # it is made by its pattern, which has no channels
         pattern = known.get((change.direction, WILDCARD))
         row = PortView(pattern.default_value if pattern else None, ())
-    known[place] = replace(PortView(row.default_value, row.channels), **changed)
+    known[key] = replace(PortView(row.default_value, row.channels), **changed)

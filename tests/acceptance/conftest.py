@@ -40,8 +40,9 @@ def shared_place(
     request.node.stash[PROCESSES] = processes
     with databases.fresh(template=database_template) as name:
         redis_url = emptied(redis_server_url, next(redis_database_numbers))
-        broker = broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("module_amqp_url"))
         url = module_store_url(databases.url_of(name))
+        servers = {"database_url": lambda: url, "amqp_url": lambda: request.getfixturevalue("module_amqp_url")}
+        broker = broker_of(broker_kind, redis_url, lambda fixture: servers[fixture]())
         yield Place(url, broker, Record(directory / "record.jsonl"), processes)
         assert processes.kill_all() == []
 

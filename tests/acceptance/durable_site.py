@@ -141,6 +141,9 @@ class Site:
         if self.broker.is_redis:
             with redis.Redis.from_url(self.broker.redis_url) as client:
                 return int(client.llen("durable"))
+        if self.broker.is_store:  # where nobody need have declared a queue
+            waiting = "queue = 'durable' AND due_at IS NULL AND holder IS NULL"
+            return int(self.sql(f"SELECT count(*) FROM broker_messages WHERE {waiting}")[0].count)
         with Connection(self.broker_url) as connection, suppress(connection.channel_errors):
             return int(connection.default_channel.queue_declare("durable", passive=True).message_count)
         return 0

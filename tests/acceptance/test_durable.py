@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery, chain, chord, group
 
@@ -21,8 +22,10 @@ from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     site_fixture,
 )
 from tests.tools.apps import make_app
+from tests.tools.brokers import APART
 from tests.tools.freezing import frozen
 from tests.tools.proxy import TcpProxy
+from tests.tools.versions import CELERY_5_7
 from tests.tools.waiting import wait_until
 
 # -- publishing ------------------------------------------------------------------------------------------------------
@@ -35,14 +38,15 @@ def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site
     )
     assert client.wait(TIMEOUT_S) == -signal.SIGKILL
     (row,) = site.rows()
-    assert (row.task_id, row.task, row.queue, row.published_at, site.queued()) == (
-        "seven", f"{APP}.noted", "durable", None, 0,
+    is_sent = site.broker.is_store
+    assert (row.task_id, row.task, row.queue, row.published_at is not None, site.queued()) == (
+        "seven", f"{APP}.noted", "durable", is_sent, int(is_sent),
     )  # fmt: skip
 
     site.worker()
 
     (line,) = site.record.wait_for("ran", timeout=TIMEOUT_S, id="seven")
-    assert (line["value"], line["again"]) == (7, True)
+    assert (line["value"], line["again"]) == (7, not is_sent)
     site.wait_quiet()
     assert site.dead() == []
 
@@ -50,11 +54,18 @@ def test_a_publisher_that_dies_between_row_and_publication_has_lost_nothing(site
 @pytest.mark.parametrize("point", ["durable-keep:after-commit", "publish:after"])
 def test_a_publisher_that_dies_once_its_row_is_kept_has_lost_nothing(site: Site, point: str) -> None:
     """Nor does it wait for Redis to say that it has the message."""
+    is_store = site.broker.is_store
+    if is_store and point == "publish:after":
+        pytest.skip("sidejobpg: has a message with the commit that keeps it")
     source = f"from {APP} import noted; [noted.apply_async((n,), task_id=str(n)) for n in range(3)]"
     client = site.processes.start_python(source, env={**site.env, "SIDEJOB_CRASH_POINTS": f"{point}=kill@2"})
     assert client.wait(TIMEOUT_S) == -signal.SIGKILL
-    assert [(row.task_id, row.published_at) for row in site.rows()] == [("0", None), ("1", None)]
-    wait_until(lambda: site.queued() == (2 if point == "publish:after" else 1), message="what was sent to arrive")
+    assert [(row.task_id, row.published_at is None) for row in site.rows()] == [
+        ("0", not is_store),
+        ("1", not is_store),
+    ]
+    sent = 2 if is_store or point == "publish:after" else 1
+    wait_until(lambda: site.queued() == sent, message="what was sent to arrive")
 
     site.worker()
 
@@ -133,6 +144,7 @@ def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
     assert [len(site.ran(result)) for result in results] == [1] * 3
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is the store: its messages lead to rows, and nobody has a copy")
 def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     result = site.call("noted", 1)
     put = site.broker.take("durable")
@@ -147,6 +159,7 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     assert worker.alive
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is the store: its messages lead to rows, and nobody has a copy")
 @SEVERAL
 def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
     result = site.call("holder", 1)
@@ -448,7 +461,8 @@ def test_a_revoked_task_does_not_run_and_a_running_one_is_ended(site: Site) -> N
 
 def test_an_expired_task_is_dead_wherever_it_expired(site: Site) -> None:
     in_store = site.call("noted", 1, expires=0.1)
-    site.broker.take("durable")
+    if not site.broker.is_store:  # where a row and its message are not apart
+        site.broker.take("durable")
     in_broker = site.call("noted", 2, expires=0.1)
 
     site.worker()
@@ -524,7 +538,14 @@ RUNS_AFTER_A_DEATH = {
 }
 
 
-@pytest.mark.parametrize("point", RUNS_AFTER_A_DEATH)
+SENDS_AGAIN = {"durable-end:before", "durable-end:before-commit"}
+"""Where Celery before 5.7 does not say that it sends what follows a task, so that this is kept before the task ends."""
+
+
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(point, marks=[CELERY_5_7] if point in SENDS_AGAIN else []) for point in RUNS_AFTER_A_DEATH],
+)
 def test_a_process_dies_in_each_gap_of_a_run(site: Site, point: str) -> None:
     """What may be repeated runs again and ends well; what follows it runs once."""
     worker = site.worker_with_a_crash(point)
@@ -617,10 +638,11 @@ def test_the_last_part_of_a_chord_dies_around_its_end(site: Site, task: str, poi
     assert result.get(timeout=TIMEOUT_S) == 2
     site.wait_quiet()
     assert (len(site.ran(result)), site.dead()) == (1, [])
-    if point != "durable-end:after":  # else what the backend has of it expires
+    if point != "durable-end:after" and celery.VERSION[:2] >= (5, 7):  # else what the backend has of it expires
         wait_until(lambda: joining(site, result) == [".c"], timeout=TIMEOUT_S, message="the chord to be forgotten")
 
 
+@CELERY_5_7  # before, the body is kept while the backend counts, or the chord fails
 @PROCESSES
 @pytest.mark.parametrize("task", ["holder", "repeatable"])
 def test_the_last_part_of_a_chord_dies_while_the_store_is_away(site: Site, task: str) -> None:
@@ -646,6 +668,7 @@ def test_the_last_part_of_a_chord_dies_while_the_store_is_away(site: Site, task:
     assert (len(site.ran(result)), site.dead()) == (1, [])
 
 
+@CELERY_5_7  # before, such a chord fails
 @pytest.mark.parametrize("task", ["holder", "repeatable"])
 def test_a_chord_ends_with_the_store_away_for_longer_than_a_lease(site: Site, task: str) -> None:
     """Its last part is called lost, or not, and both who ends it late and who finds it lost may publish the body."""
@@ -827,7 +850,8 @@ def test_a_retry_and_a_call_far_ahead_wait_in_the_store(site: Site) -> None:
 
     wait_until(lambda: {row.generation for row in site.rows()} == {1, 2}, timeout=TIMEOUT_S)
     waiting = {row.task_id: row.published_at for row in site.rows()}
-    assert (waiting, site.queued()) == ({called.id: None, retried.id: None}, 0)
+    assert (waiting.keys(), site.queued()) == ({called.id, retried.id}, 0)
+    assert site.broker.is_store or not any(waiting.values())
     assert retried.get(timeout=TIMEOUT_S) == 1
     assert called.get(timeout=TIMEOUT_S) == "later"
     site.wait_quiet()

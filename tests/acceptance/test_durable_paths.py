@@ -16,6 +16,7 @@ from celery import Celery, chain, chord, group
 from tests.acceptance.durable_site import APP, PROCESSES, SEVERAL, TIMEOUT_S
 from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
+from tests.tools.brokers import APART
 from tests.tools.pgbouncer import direct
 from tests.tools.versions import CELERY_5_7
 from tests.tools.waiting import wait_until
@@ -273,6 +274,7 @@ def test_nothing_that_is_redacted_is_shown_or_logged(site: Site) -> None:
     assert "hunter2" not in site.process.log()
 
 
+@pytest.mark.brokers("redis", only=APART, reason="has a message with the commit that keeps it")
 def test_a_publisher_that_dies_before_its_mark_makes_a_copy_that_does_not_run(site: Site) -> None:
     source = f"from {APP} import noted; noted.apply_async((7,), task_id='unmarked')"
     client = site.processes.start_python(source, env={**site.env, "SIDEJOB_CRASH_POINTS": "publish:after=kill"})

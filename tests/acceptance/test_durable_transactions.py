@@ -70,7 +70,11 @@ CHORDS = {
     "chord": lambda task: chord([task.s("a"), task.s("b")], task.si("body")),
     "list of a generator": lambda task: chord((task.s(to) for to in "ab"), task.si("body")),
     "group and more": lambda task: group(task.s("a"), task.s("b")) | task.si("body"),
-    "chain of a chord": lambda task: chain(chord([task.s("a"), task.s("b")], task.si("body")), task.si("rest")),
+    "chain of a chord": lambda task: chain(
+        chord([task.s("a"), task.s("b")], task.si("body")),
+        task.si("rest"),
+        app=task.app,  # which Celery 5.5 does not find in a chord
+    ),
     "chord of a chord": lambda task: chord([chord([task.s("a")], task.si("inner")), task.s("b")], task.si("body")),
 }
 

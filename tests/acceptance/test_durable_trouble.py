@@ -20,7 +20,7 @@ from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     Site,
     site_fixture,
 )
-from tests.tools.brokers import Broker
+from tests.tools.brokers import APART, Broker
 from tests.tools.databases import prepare_template
 from tests.tools.proxy import TcpProxy
 from tests.tools.recorder import Record
@@ -28,6 +28,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is the store, which is not away alone")
 def test_a_store_that_is_away_when_a_run_begins_and_when_it_ends(site: Site) -> None:
     with TcpProxy.to(site.database_url) as proxy:
         worker = site.worker(env={"SIDEJOB_DATABASE_URL": proxy.url_for(site.database_url), "SIDEJOB_LEASE": "20"})

@@ -18,10 +18,13 @@ from celery_sidejob.model.durable import HEADER, digest_of
 from tests.acceptance.durable_site import APP, TIMEOUT_S
 from tests.acceptance.durable_site import Site as OneTest
 from tests.acceptance.shared_site import Place
+from tests.tools.brokers import APART
 from tests.tools.waiting import wait_until
 from tests.tools.workers import WorkerProcess
 
-pytestmark = pytest.mark.brokers("sidejob", "amqp")
+pytestmark = pytest.mark.brokers(
+    "sidejob", "amqp", only=APART, reason="is the store: a message is a reference, and who can forge one has the rows"
+)
 
 ASIDE = "aside"
 """A queue that no worker serves."""

@@ -14,6 +14,7 @@ from tests.acceptance.durable_site import (  # noqa: F401 - the fixture `site`
     Site,
     site_fixture,
 )
+from tests.tools.brokers import APART
 from tests.tools.proxy import TcpProxy
 from tests.tools.waiting import wait_until
 
@@ -174,6 +175,7 @@ def test_a_copy_that_overtakes_a_run_without_a_lock_counts(site: Site) -> None:
     assert len(site.record.of("ran", task=f"{APP}.plus")) == 1, "what follows goes out once"
 
 
+@pytest.mark.brokers("redis", only=APART, reason="has a message with the commit that keeps it")
 def test_what_its_publisher_sends_after_a_copy_of_it_may_have_run_begins_with_a_lock(site: Site) -> None:
     """The publisher stands still between its commit and the broker, for longer than the sweeper leaves it alone."""
     worker = site.worker()
@@ -193,6 +195,7 @@ def test_what_its_publisher_sends_after_a_copy_of_it_may_have_run_begins_with_a_
     assert len(site.record.of("ran", id="one")) == 1
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is the store, which is not away alone")
 @pytest.mark.parametrize("how", ["refuse", "black_hole"])
 def test_a_store_that_is_away_at_the_flush(site: Site, how: str) -> None:
     """What has begun ends; then no more begins without a lock. Nothing is repeated once the store is back."""

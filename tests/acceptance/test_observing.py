@@ -159,7 +159,7 @@ def test_the_doctor_finds_a_real_worker_well(watched: Watched, processes: Proces
     bad = [finding for finding in found["findings"] if finding["level"] != "ok"]
     assert [finding["check"] for finding in bad] in ([], ["durability"]), "the servers of tests need not write to disk"
     assert code == len(bad)
-    of_broker = "eviction" if watched.broker.is_redis else "rabbitmq"
+    of_broker = "eviction" if watched.broker.is_redis else "rabbitmq" if watched.broker.is_amqp else "horizon"
     assert {finding["check"] for finding in found["findings"]} >= {"broker", of_broker, "liveness", "queues"}
 
 
@@ -383,7 +383,8 @@ def test_without_sidejob_a_decorated_task_says_what_is_missing(
     missing = "observed.work is a sidejob task, but its app has no SideJob: call SideJob(app)."
 
     job = watched.enqueue("work")
-    left.wait_for_log(missing, timeout=20)
+    if not watched.broker.is_store:  # else it is given no message that leads to a row
+        left.wait_for_log(missing, timeout=20)
     assert job.refresh().status == "queued", "it waits for a worker that can run it"
     send = watched.app.send_task
     assert send("observed.ask", queue="observed").get(timeout=20) == f"SettingsError: {missing}"

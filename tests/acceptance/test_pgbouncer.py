@@ -18,7 +18,7 @@ from celery_sidejob.store.connection.idle import IDLE_S
 from tests.acceptance.outage_site import Site, site_of
 from tests.acceptance.scene import QUICK, Scene, Workload
 from tests.tools.databases import prepare_template
-from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
+from tests.tools.pgbouncer import APPLICATION, MISSING, PROGRAM, PgBouncer
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
@@ -64,7 +64,11 @@ def test_all_but_the_liveness_locks_goes_through_the_proxy(scene: Scene, pgbounc
     assert scene.sql("SELECT count(*) FROM pg_prepared_statements")[0].count == 0
 
     def only_the_parents() -> bool:
-        clients = [client for client in pgbouncer.show("CLIENTS") if client["database"] in scene.database_url]
+        clients = [
+            client
+            for client in pgbouncer.show("CLIENTS")
+            if client["database"] in scene.database_url and client["application_name"] == APPLICATION
+        ]
         return len(clients) <= 2 * len(parents)  # heartbeat and services
 
     wait_until(only_the_parents, timeout=3 * IDLE_S, message="idle connections to be closed")

@@ -67,6 +67,7 @@ def incomplete(url: str) -> Iterator[None]:
             connection.execute("ALTER TABLE hidden RENAME TO askings")
 
 
+@pytest.mark.brokers("redis", only=["redis", "sidejob", "amqp", "quorum"], reason="its broker is its store")
 @pytest.mark.parametrize("of_no_use", [failed_over, incomplete], ids=["reads only", "incomplete"])
 def test_the_store_is_there_but_of_no_use_when_the_message_comes(
     scene: Scene, stranger: Celery, of_no_use: Callable[[str], AbstractContextManager[None]]

@@ -32,10 +32,14 @@ PUBLISHED = {
 @pytest.mark.brokers("redis", "amqp")
 @pytest.mark.parametrize("point", PUBLISHED)
 def test_a_client_dies_in_the_middle_of_many(site: Site, point: str, tmp_path: Path) -> None:
+    if site.broker.is_store and point.startswith(("publish", "mark")):
+        pytest.skip("has a message with the commit that keeps it: nothing is published after it")
     plan = point if "=" in point else f"{point}=kill"
     client = site.processes.start_python(SOURCE, env={**site.env, "SIDEJOB_CRASH_POINTS": plan})
     assert client.wait(TIMEOUT_S) == -signal.SIGKILL
     published = PUBLISHED[point]
+    if site.broker.is_store and published is not None:
+        published = COUNT  # with the commit that keeps them
     assert (len(site.rows()), site.queued()) == ((0, 0) if published is None else (COUNT, published))
 
     site.worker()

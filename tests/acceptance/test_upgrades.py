@@ -19,7 +19,7 @@ from celery_sidejob.hooks.messages import doorbell
 from celery_sidejob.store.revisions import KNOWN
 from celery_sidejob.store.schema import migrate
 from tests.acceptance.scene import APP, QUICK, Scene, Workload
-from tests.tools.brokers import Broker
+from tests.tools.brokers import APART, Broker
 from tests.tools.migrations import FURTHER, add_migration, copied
 from tests.tools.pgbouncer import direct
 from tests.tools.roles import a_role
@@ -164,6 +164,7 @@ def test_workers_of_neighbouring_revisions_work_side_by_side(scene: Scene, tmp_p
     assert all(process.alive for process in after)
 
 
+@pytest.mark.brokers("redis", only=APART, reason="is the store: a worker makes the message itself, of the row")
 def test_a_message_of_a_newer_version_is_left_alone_and_comes_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,13 +33,16 @@ class Shop:
     stock_move: str
     invoice: str
 
-    def __init__(self, name: str, directory: Path, processes: Processes, database_url: str, broker_url: str) -> None:
+    def __init__(
+        self, name: str, directory: Path, processes: Processes, database_url: str, broker_url: str | None = None
+    ) -> None:
+        """Without a URL the broker is the example's own."""
         self.directory = directory / name
         shutil.copytree(ROOT / "examples" / name, self.directory, ignore=LEFT_OUT)
         self.database_url = database_url
         self.env = {
             "DATABASE_URL": database_url,
-            "CELERY_BROKER_URL": broker_url,
+            **({"CELERY_BROKER_URL": broker_url} if broker_url is not None else {}),
             "SIDEJOB_LOST_AFTER": "2",  # what a killed worker had fetched and not begun
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -64,9 +67,9 @@ class Shop:
             return ["env", f"PATH={Path(sys.executable).parent}:{os.environ['PATH']}", *argv]
         return [sys.executable, *argv[1:]] if argv[0] == "python" else [sys.executable, "-m", *argv]
 
-    def celery(self, *argv: str) -> str:
+    def celery(self, *argv: str, **env: str) -> str:
         """Run a command of Celery."""
-        return self.run("celery", "-A", self.celery_app, *argv)
+        return self.run("celery", "-A", self.celery_app, *argv, **env)
 
     def serve(self, *argv: str) -> None:
         """Start ``python -m …``, a web server that prints its address."""
@@ -80,9 +83,11 @@ class Shop:
         """Ask this web server from now on, as soon as it has printed its address."""
         self._address = wait_until(lambda: _address(server), timeout=30, message="the server to print its address")
 
-    def worker(self, name: str) -> WorkerProcess:
+    def worker(self, name: str, **env: str) -> WorkerProcess:
         """Start a worker; it is ready when this returns."""
-        return self._processes.start_worker(self.celery_app, env=self.env, cwd=self.directory, concurrency=2, name=name)
+        return self._processes.start_worker(
+            self.celery_app, env={**self.env, **env}, cwd=self.directory, concurrency=2, name=name
+        )
 
     def request(self, method: str, path: str, document: Any = None) -> Any:
         """Ask the web server, and return the JSON document of its answer."""
@@ -175,6 +180,16 @@ class FlaskShop(Shop):
 
     celery_app = "make_celery"
     product, line, stock_move, invoice = "product", "line", "stock_move", "invoice"
+
+
+class PostgresShop(Shop):
+    """`examples/postgres_shop`, which has no web server."""
+
+    celery_app = "shop"
+
+    def do(self, *arguments: str, **env: str) -> str:
+        """Run ``python shop.py …``, or a program that is given as text."""
+        return self.run("python", *(arguments if arguments[0] == "-c" else ("shop.py", *arguments)), **env).strip()
 
 
 def kill_in_the_middle(shop: Shop) -> None:

@@ -10,7 +10,7 @@ import signal
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -100,16 +100,24 @@ def tables_of(said: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows}
 
 
+BROKERS = [pytest.param((), False, id="postgres"), pytest.param(("--broker", "redis"), True, id="redis")]
+
+
+@pytest.mark.parametrize(("arguments", "has_valkey"), BROKERS)
 def test_it_counts_right_after_a_kill_and_an_emptied_broker(
-    demo: Callable[..., Process], sample: Path, temporary: Path, tmp_path: Path
-) -> None:
+    demo: Callable[..., Process], sample: Path, temporary: Path, tmp_path: Path, arguments: Sequence[str],
+    has_valkey: bool,
+) -> None:  # fmt: skip
     (sample / "binary.py").write_bytes(bytes(range(256)) * 10)
     (sample / "deep.py").write_text("(" * 5000 + ")" * 5000)
     (sample / "[red] :smile: é.py").write_text("x = 1\n")
     (sample / "loop.py").symlink_to("loop.py")
     (sample / "json" / "back").symlink_to(sample)
     files = len(list(sample.rglob("*.py"))) - 1 + 3
-    running = demo(str(sample))
+    running = demo(*arguments, str(sample))
+    running.wait_for_log("Up after", DEMO_S)
+    servers = {process.name().partition("-")[0] for process in left_in(temporary)} & {"postgres", "valkey"}
+    assert servers == ({"postgres", "valkey"} if has_valkey else {"postgres"})
     assert running.wait(DEMO_S) == 0, running.log()
     said = running.log()
     assert re.search(r"kill -9 of worker \d, process \d+(, the one that sweeps)?, with [1-9]\d* runs? under way", said)
@@ -174,6 +182,28 @@ def test_servers_that_were_given_are_left_as_they_were(
         assert [key for key in client.scan_iter() if not key.startswith(b"_kombu.")] == []
     assert left_in(temporary) == []
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_postgres_that_was_given_is_the_broker_and_is_left_as_it_was(
+    demo: Callable[..., Process], sample: Path, temporary: Path, empty_database_url: str
+) -> None:
+    running = demo(str(sample / "json"), SIDEJOB_DATABASE_URL=empty_database_url)
+    assert running.wait(DEMO_S) == 0, running.log()
+    assert "emptied the broker" in running.log()
+    assert schemas_of(empty_database_url) == {"public"}
+    assert left_in(temporary) == []
+
+
+def test_a_broker_is_chosen_once(demo: Callable[..., Process], sample: Path, redis_url: str) -> None:
+    for arguments, given, complaint in [
+        (["--broker", "redis"], redis_url, "--broker redis is for a broker of the demo's own"),
+        ([], "sidejobpg://localhost/census", "set SIDEJOB_DATABASE_URL alone"),
+    ]:
+        running = demo(*arguments, str(sample), CELERY_BROKER_URL=given)
+        assert running.wait(DEMO_S) == 1
+        assert complaint in running.log()
+        assert "Traceback" not in running.log()
 
 
 def schemas_of(url: str) -> set[str]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.examples.shops import FlaskShop, kill_in_the_middle
+from tests.tools.versions import SQLALCHEMY_2_0_22
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), SQLALCHEMY_2_0_22]
 
 
 @pytest.fixture

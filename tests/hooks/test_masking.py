@@ -89,6 +89,10 @@ BROKERS = [
     {"broker_url": f"sentinel://:{PASSWORD}@h:1", "broker_transport_options": {
         "master_name": "m", "sentinel_kwargs": {"password": PASSWORD}}},
     {"broker_url": REDIS, "broker_transport_options": {"also": REDIS}},
+    pytest.param(
+        {"broker_url": "sidejobpg://", "sidejob_database_url": URL, "sidejob_direct_url": URL},
+        marks=pytest.mark.skipif(kombu.VERSION[:2] < (5, 7), reason="sidejobpg:// needs kombu 5.7"),
+    ),
     {"result_backend": f"{REDIS};{REDIS}"},
     {"result_backend": f"db+{URL}"},
 ]  # fmt: skip

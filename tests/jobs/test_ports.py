@@ -13,7 +13,7 @@ import pytest
 
 from celery_sidejob import NO_DATA, InvalidValueError, Job, PortNotFoundError, RunningJob
 from celery_sidejob.store import packets
-from celery_sidejob.unit.open_unit import outside_of_runs
+from celery_sidejob.unit.open_unit import within
 from celery_sidejob.unit.read_ahead import READ_AHEAD
 from tests.tools.in_process import Stage
 
@@ -584,7 +584,7 @@ def test_what_others_write_to_a_port_that_a_run_has_made_is_there_for_it(
         assert len(job.input("new")) == 0
         make(job)
         job.checkpoint()
-        with outside_of_runs():
+        with within(None):
             stage.sidejob.get(job.id).input("new").write(1)
         seen.append(job.input("new").read())
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from celery_sidejob.model.store_url import is_clear, place
+from celery_sidejob.model.store_url import address, is_clear
 
 CLEAR = {
     "postgresql://": {},
@@ -48,4 +48,4 @@ def test_a_url_that_libpq_would_misread_is_not_clear(rest: str) -> None:
     ],
 )
 def test_where_a_url_leads(url: str, where: tuple[str, str]) -> None:
-    assert place(url) == where
+    assert address(url) == where

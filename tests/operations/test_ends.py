@@ -1,4 +1,4 @@
-"""Runs that end, or are retried, while the store is away."""
+"""Runs that end, or are retried, while the store is away, or while another process may publish their chord."""
 
 from __future__ import annotations
 
@@ -113,3 +113,38 @@ def test_an_end_that_cannot_be_written_keeps_no_other_from_it(
 
     assert rows(mortal) == ["bad", "follows"]
     assert "The end of task bad cannot be written" in caplog.text
+
+
+class Right:
+    """The right to publish one message, with its answers to `hold`, in their order; the last one stays."""
+
+    def __init__(self, message: Message, *answers: bool | None) -> None:
+        self.messages = [message]
+        self.answers = list(answers)
+        self.is_settled = False
+
+    def hold(self) -> bool | None:
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def settle(self) -> None:
+        self.is_settled = True
+
+
+@pytest.mark.parametrize(("decided", "left"), [(True, ["body"]), (False, [])])
+def test_an_end_waits_while_another_process_may_publish_its_chord(
+    app: Celery, mortal: embedded.Postgres, decided: bool, left: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    body = Message("body", "ends.one", "celery", "{}", b"[]")
+    runs = [begun(app, task_id) for task_id in ("part", "other")]
+    runs[0].follows, runs[0].claim, runs[0].has_waited = [body], (right := Right(body, None)), True
+    durable_ends.end(app.sidejob.runtime, runs[0])
+    late = durable_ends._late_ends(app.sidejob.runtime)
+    late.add(runs[1:])
+    late.write_now()
+    assert rows(mortal) == ["part"]  # the end of the other run did not wait for it
+
+    right.answers = [None, decided]
+
+    wait_until(lambda: rows(mortal) == left, timeout=20, message="the run's end")
+    assert right.is_settled == decided
+    assert "Task part ends later" in caplog.text

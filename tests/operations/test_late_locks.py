@@ -45,7 +45,7 @@ class Shop:
     def begun(self, task_id: str = "one") -> Run:
         """A run that has begun, without a lock."""
         run = Run((task_id, 1), "late.one", self.worker_id, self.runtime, content_of(self.runtime, task_id))
-        assert durable_locks.begin_late(self.runtime, run, max_losses=3)
+        assert deferred_locks.of(self.runtime).begin(run, max_losses=3)
         return run
 
     def begun_long_ago(self, task_id: str = "one") -> Run:
@@ -109,12 +109,12 @@ def test_what_runs_is_locked_and_what_has_ended_is_removed(shop: Shop) -> None:
     running, ended = shop.begun("one"), shop.begun("two")
     assert shop.rows() == {"one": None, "two": None}
 
-    durable_ends.end_late(shop.runtime, ended)
+    deferred_locks.of(shop.runtime).end(ended)
     shop.flush()
     assert shop.rows() == {"one": shop.worker_id}
     assert shop.copy() is None
 
-    durable_ends.end_late(shop.runtime, running)
+    deferred_locks.of(shop.runtime).end(running)
     shop.flush()
     assert shop.rows() == {}
 
@@ -129,8 +129,8 @@ def test_what_another_has_is_left_to_it(shop: Shop, caplog: pytest.LogCaptureFix
     before = shop.rows()
     assert None not in before.values()
 
-    durable_ends.end_late(shop.runtime, runs["ends"])
-    durable_ends.end_late(shop.runtime, runs["same worker"])
+    deferred_locks.of(shop.runtime).end(runs["ends"])
+    deferred_locks.of(shop.runtime).end(runs["same worker"])
     shop.flush()
 
     assert shop.rows() == before
@@ -153,7 +153,7 @@ def test_a_later_call_of_the_same_id_is_not_touched(shop: Shop, when: str) -> No
     shop.called()
 
     if when == "ended":
-        durable_ends.end_late(shop.runtime, run)
+        deferred_locks.of(shop.runtime).end(run)
     shop.flush()
 
     assert shop.rows() == {"one": None}
@@ -174,10 +174,10 @@ def test_what_was_revoked_before_its_lock_and_ends_well_is_not_dead(shop: Shop, 
         for task_id in ("ended", "runs"):
             shop.bury(task_id)
 
-    durable_ends.end_late(shop.runtime, ended)
+    deferred_locks.of(shop.runtime).end(ended)
     shop.flush()
     assert not durable_locks.has_lock(shop.runtime, runs), "its heartbeat says so"
-    durable_ends.end_late(shop.runtime, runs)
+    deferred_locks.of(shop.runtime).end(runs)
     shop.flush()
 
     assert shop.rows() == {}
@@ -200,7 +200,7 @@ def test_another_call_of_the_same_id_stays_dead(shop: Shop, which: str, late: bo
         shop.bury()
 
     if late:
-        durable_ends.end_late(shop.runtime, run)
+        deferred_locks.of(shop.runtime).end(run)
         shop.flush()
     else:
         with pytest.raises(LeaseLostError):
@@ -235,7 +235,7 @@ def test_what_the_worker_revoked_while_it_ran_stays_dead_however_it_ends(
     run.is_revoked = is_revoked
     shop.bury()
 
-    durable_ends.end_late(shop.runtime, run)
+    deferred_locks.of(shop.runtime).end(run)
     shop.flush()
 
     assert shop.dead() == (["one"] if is_revoked else [])
@@ -248,8 +248,8 @@ def test_what_cannot_be_written_keeps_nothing_else_from_it(shop: Shop, caplog: p
     for task_id in ("ends", "runs"):
         shop.called(task_id)
     good = {task_id: shop.begun(task_id) for task_id in ("ends", "runs")}
-    durable_ends.end_late(shop.runtime, bad["bad\0"])
-    durable_ends.end_late(shop.runtime, good["ends"])
+    deferred_locks.of(shop.runtime).end(bad["bad\0"])
+    deferred_locks.of(shop.runtime).end(good["ends"])
 
     shop.flush()
 
@@ -262,7 +262,7 @@ def test_a_table_that_is_not_there_is_waited_for(shop: Shop) -> None:
     """Who flushes leaves, and has more to do than this."""
     shop.called("ends")
     shop.called("runs")
-    durable_ends.end_late(shop.runtime, shop.begun("ends"))
+    deferred_locks.of(shop.runtime).end(shop.begun("ends"))
     shop.begun("runs")
     with shop.without("messages"):
         shop.flush()
@@ -275,7 +275,7 @@ def test_a_table_that_is_not_there_is_waited_for(shop: Shop) -> None:
 def test_what_was_removed_is_not_looked_for_again(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     for task_id in ("removed", "buried"):
         shop.called(task_id)
-        durable_ends.end_late(shop.runtime, shop.begun(task_id))
+        deferred_locks.of(shop.runtime).end(shop.begun(task_id))
     shop.bury("buried")
     with shop.without("dead"):
         shop.flush()
@@ -291,7 +291,7 @@ def test_this_process_knows_of_a_copy_of_what_it_has_not_written(shop: Shop) -> 
     shop.called()
     run = shop.begun()
     assert deferred_locks.is_here(shop.runtime, run.key)
-    durable_ends.end_late(shop.runtime, run)
+    deferred_locks.of(shop.runtime).end(run)
     assert deferred_locks.is_here(shop.runtime, run.key)
     shop.flush()
     assert not deferred_locks.is_here(shop.runtime, run.key)
@@ -306,7 +306,7 @@ def test_what_is_not_what_its_row_has_is_never_locked_nor_ended(
     run = shop.begun_long_ago()
     run.content = run.content._replace(**forged)
     if ends:
-        durable_ends.end_late(shop.runtime, run)
+        deferred_locks.of(shop.runtime).end(run)
     shop.flush()
 
     assert shop.rows() == {"one": None}
@@ -328,7 +328,7 @@ def test_while_a_flush_is_not_answered_nothing_more_begins_without_a_lock(shop: 
         flush = threading.Thread(target=shop.flush)
         flush.start()
         wait_until(
-            lambda: not durable_locks.begin_late(shop.runtime, run, max_losses=3) or _dropped(run), message="a refusal"
+            lambda: not deferred_locks.of(shop.runtime).begin(run, max_losses=3) or _dropped(run), message="a refusal"
         )
     flush.join(20)
     assert shop.rows()["one"] == shop.worker_id
@@ -357,7 +357,7 @@ def test_one_thread_writes_and_ends_when_nothing_comes(
         if number == 2:
             monkeypatch.setattr(deferred_locks, "LINGER_S", 0.05)  # from its next rest on
         shop.called(str(number))
-        durable_ends.end_late(shop.runtime, shop.begun(str(number)))
+        deferred_locks.of(shop.runtime).end(shop.begun(str(number)))
         first = first or threads()
         assert len(first) == 1
         assert number == 2 or threads() == first

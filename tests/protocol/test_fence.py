@@ -524,6 +524,18 @@ def test_a_claim_without_an_answer_is_recognised_by_each_mark(stage: Stage, at: 
         assert hold is None
 
 
+def test_a_claim_without_an_answer_is_recognised_after_further_trouble(stage: Stage, at: Arm) -> None:
+    """The next try certainly does nothing, which says nothing of the first."""
+    job = stage.job()
+
+    def happens() -> None:
+        at("claim:before-commit", lost)
+        lost()
+
+    at("claim:after-commit", happens)
+    assert stage.claim(job, for_run=1) is not None
+
+
 def test_a_unit_still_open_when_the_run_was_lost_does_not_keep_the_rescue_waiting(
     stage: Stage, ledger: psycopg.Connection[Any]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -33,6 +32,7 @@ from celery_sidejob.store import (
     statistics,
     trees,
 )
+from celery_sidejob.store.broker import messages, queues
 from celery_sidejob.store.connection.connections import Connections
 from celery_sidejob.store.connection.own_executor import PREPARE_AFTER, OwnExecutor
 from celery_sidejob.store.outbox import (
@@ -55,7 +55,7 @@ from tests.tools.waiting import wait_until
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
     job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, served, state, statistics, tasks,
-    trees, duplicates,
+    trees, duplicates, messages, queues,
 )  # fmt: skip
 
 READS_ALL = {
@@ -102,10 +102,16 @@ INSERT INTO dead (job_id, task, queue, reason, payload)
   SELECT n, 'task', 'q', 'failed', '{}' FROM generate_series(1, 20000) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 'm' || n, 'c', '{}', now() + n * interval '1 s' FROM generate_series(1, 50000) n;
+INSERT INTO broker_messages (queue, priority, due_at, headers, properties, body)
+  SELECT 'q' || n % 3, n % 10, CASE WHEN n % 10 = 0 THEN now() + n * interval '1 s' END, '{}', '{}', ''
+  FROM generate_series(1, 100000) n;
 ANALYZE"""
 
 
-SMALL = {"workers", "leases", "counters", "served", "registry", "meta"}
+SMALL = {
+    "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
+    "broker_consumers",
+}  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 
 
@@ -147,10 +153,9 @@ def large_store(databases: Databases, database_template: str) -> Iterator[psycop
 
 def plan_of(connection: psycopg.Connection[Any], statement: Statement) -> Any:
     """Return the generic plan of a statement."""
-    names = sorted(statement.parameters)
-    text = re.sub(r"%\((\w+)\)s", lambda match: f"${names.index(match[1]) + 1}", statement.render(SCHEMA))
+    text, names = statement.positional(SCHEMA)
     connection.execute("DEALLOCATE ALL")
-    connection.execute(f"PREPARE hot AS {text}")
+    connection.execute(b"PREPARE hot AS " + text)
     found = connection.execute("SELECT parameter_types::text[] FROM pg_prepared_statements WHERE name = 'hot'")
     values = sql.SQL(", ").join(sql.Literal(SAMPLES[kind]) for kind in found.fetchone()[0])  # type: ignore[index]
     call = sql.SQL("EXECUTE hot ({})").format(values) if names else sql.SQL("EXECUTE hot")
@@ -378,6 +383,8 @@ INSERT INTO dead (job_id, task_id, task, queue, reason, payload)
   SELECT 1, 'm' || n, 'task' || n % 10, 'q', 'failed', '{{}}' FROM generate_series(1, {MANY}) n;
 INSERT INTO duplicates (task_id, call, tried, kept_until)
   SELECT 't' || n, 'c', '{{}}', now() FROM generate_series(1, {MANY}) n;
+INSERT INTO broker_messages (queue, priority, headers, properties, body)
+  SELECT 'q', 0, '{{}}', '{{}}', repeat('x', 700) FROM generate_series(1, {MANY}) n;
 ANALYZE"""
 
 
@@ -406,7 +413,6 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
-    "an emptied broker": (checks._REPUBLISH_JOBS, {"after": 0}, 20 * checks.CHECK_PAGE),
     "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),

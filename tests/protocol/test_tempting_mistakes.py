@@ -54,6 +54,15 @@ def test_a_claim_leaves_the_forced_run_that_was_noted_after_a_termination(stage:
     assert (happened, job.refresh().status) == ([1, 3], "completed")  # the second was the shutdown
 
 
+def test_a_copy_of_a_message_begins_no_run_before_its_time(stage: Stage) -> None:
+    """A retry waits for its backoff, though a copy that announces the same run may already be in the broker."""
+    job = stage.job()
+    stage.sql("UPDATE messages SET due_at = now() + interval '1 hour'")
+    assert stage.claim(job, for_run=1) is None
+    stage.sql("UPDATE messages SET due_at = now()")
+    assert stage.claim(job, for_run=1) is not None
+
+
 def test_the_message_of_a_run_in_progress_is_not_looked_at(stage: Stage) -> None:
     next_check_at = "SELECT next_check_at = 'infinity', for_run FROM messages"
     job = stage.job()

@@ -230,6 +230,30 @@ def test_p06_p11_a_commit_whose_answer_is_lost_counts_once(database_url: str, at
             stage.close()
 
 
+def test_p06_an_end_that_is_done_behind_a_broken_connection_is_the_runs_own(
+    database_url: str, aside: Callable[..., Future[Any]]
+) -> None:
+    """Its statement waits for the job's lock when the connection breaks, and so does the next try behind it."""
+    with TcpProxy.to(database_url) as proxy:
+        stage = Stage(proxy.url_for(database_url), outside=database_url)
+        try:
+            job = stage.job()
+            hold = stage.claim(job)
+            with stage.connect(autocommit=False) as other:
+                other.execute("SELECT FROM jobs FOR UPDATE")
+                ending = aside(stage.perform, hold)
+                stage.wait_for_waiters(1)
+                proxy.cut()
+                stage.wait_for_waiters(2)
+                other.commit()
+            ending.result(10)
+            assert stage.ignored == {}  # a refused end would say that the run was lost
+            assert row(stage, job) == ("completed", 1, None, 0)
+            assert stage.broken_rules() == []
+        finally:
+            stage.close()
+
+
 def test_p08_a_worker_that_beats_between_look_and_mark_is_alive(stage: Stage) -> None:
     job = stage.job()
     assert stage.claim(job) is not None

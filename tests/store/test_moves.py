@@ -91,7 +91,7 @@ def calls(statement: Statement, row: dict[str, Any], worker_id: int) -> Iterator
     given = GIVEN | {"worker_id": (worker_id,)}
     if row.get("run_kind") == "shutdown":
         given["outcome"] = ("terminated",)
-    names = sorted(statement.parameters)
+    _, names = statement.positional(SCHEMA)
     for values in itertools.product(*(given[name] for name in names)):
         yield dict(zip(names, values, strict=True))
 

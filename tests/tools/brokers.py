@@ -1,9 +1,10 @@
-"""Which broker a test runs on: Redis (Valkey) by kombu's transport or ours, or RabbitMQ with classic and quorum queues.
+"""Which broker a test runs on: Redis (Valkey) by kombu's transport or ours, RabbitMQ with classic and quorum queues, or
+Postgres.
 
 A test that takes the fixture `broker` runs on Redis, on the kinds that its mark `brokers("redis", "amqp")` names, or on
-those of `--brokers redis,sidejob,amqp,quorum`, which is for the whole of tests/acceptance: `./run test tests/acceptance
---brokers amqp`. What is about one broker alone says so, `brokers("amqp", only=["amqp"], reason="…")`, and is skipped on
-others.
+those of `--brokers redis,sidejob,amqp,quorum,sidejobpg`, which is for the whole of tests/acceptance: `./run test
+tests/acceptance --brokers amqp`. What is about one broker alone says so, `brokers("amqp", only=["amqp"], reason="…")`,
+and is skipped on others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import kombu
 import pytest
 import redis
 
-KINDS = ("redis", "sidejob", "amqp", "quorum")
+KINDS = ("redis", "sidejob", "amqp", "quorum", "sidejobpg")
+APART = tuple(kind for kind in KINDS if kind != "sidejobpg")
+"""Those that are another server than the store: one of the two can be away alone."""
 VARIABLE = "SIDEJOB_TEST_BROKER"
 QUORUM = {
     "task_default_queue_type": "quorum",
@@ -44,7 +47,7 @@ class Broker:
     def from_env(cls) -> Self:
         """The broker this process was told of."""
         url = os.environ["BROKER_URL"]
-        kind = "amqp" if url.startswith("amqp") else "redis"
+        kind = urlsplit(url).scheme
         return cls(os.environ.get(VARIABLE, kind), url, os.environ.get("RESULT_BACKEND", url))
 
     @property
@@ -64,6 +67,16 @@ class Broker:
         return self.kind in ("redis", "sidejob")
 
     @property
+    def is_store(self) -> bool:
+        """Whether it is the store too: a message is there with the commit that keeps it, and leads to its row."""
+        return self.kind not in APART
+
+    @property
+    def is_amqp(self) -> bool:
+        """Whether it is a RabbitMQ, with queues of either kind."""
+        return self.kind in ("amqp", "quorum")
+
+    @property
     def redis_url(self) -> str:
         """The URL by which redis-py knows it."""
         return urlsplit(self.url)._replace(scheme="redis").geturl()
@@ -71,7 +84,7 @@ class Broker:
     @property
     def away(self) -> Self:
         """One of the same kind that is down."""
-        return self.at(f"{self.kind}://127.0.0.1:1/0" if self.is_redis else "amqp://127.0.0.1:1//")
+        return self.at("amqp://127.0.0.1:1//" if self.is_amqp else f"{self.kind}://127.0.0.1:1/0")
 
     def at(self, url: str) -> Self:
         """The same, reached by another URL: through a proxy."""
@@ -114,29 +127,41 @@ def broker_kind() -> str:
 @pytest.fixture
 def broker(broker_kind: str, redis_url: str, request: pytest.FixtureRequest) -> Broker:
     """An empty broker of this test's own."""
-    return broker_of(broker_kind, redis_url, lambda: request.getfixturevalue("amqp_url"))
+    return broker_of(broker_kind, redis_url, request.getfixturevalue)
 
 
 @pytest.fixture
 def other_broker(broker: Broker, request: pytest.FixtureRequest) -> Broker:
     """Another empty one of the same kind."""
-    if not broker.is_redis:
+    if broker.is_amqp:
         return broker.at(request.getfixturevalue("other_amqp_url"))
+    if broker.kind == "sidejobpg":
+        return broker.at(in_postgres(request.getfixturevalue("other_database_url")))
     return broker_of(broker.kind, request.getfixturevalue("other_redis_url"))
 
 
-def broker_of(kind: str, redis_url: str, amqp_url: Callable[[], str] | None = None) -> Broker:
-    """The broker of a kind on a Redis, or on a RabbitMQ that is only asked for then."""
+def broker_of(kind: str, redis_url: str, server: Callable[[str], Any] | None = None) -> Broker:
+    """The broker of a kind on a Redis, or on a server: `server` returns its URL, by the name of the fixture."""
+    if kind.startswith("sidejob") and kombu.VERSION[:2] < (5, 7):
+        pytest.skip(f"{kind}:// needs kombu 5.7")
     if kind == "sidejob":
-        if kombu.VERSION[:2] < (5, 7):
-            pytest.skip("sidejob:// needs kombu 5.7")
         return Broker(kind, urlsplit(redis_url)._replace(scheme="sidejob").geturl(), redis_url)
-    return Broker(kind, redis_url if kind == "redis" or amqp_url is None else amqp_url(), redis_url)
+    if kind == "redis" or server is None:
+        return Broker(kind, redis_url, redis_url)
+    if kind == "sidejobpg":
+        return Broker(kind, in_postgres(server("database_url")), redis_url)
+    return Broker(kind, server("amqp_url"), redis_url)
+
+
+def in_postgres(database_url: str) -> str:
+    """The URL of the broker in a database."""
+    return urlsplit(database_url)._replace(scheme="sidejobpg").geturl()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--brokers", help="comma-separated kinds of brokers for all tests that run on any: redis,sidejob,amqp,quorum"
+        "--brokers",
+        help="comma-separated kinds of brokers for all tests that run on any: redis,sidejob,amqp,quorum,sidejobpg",
     )
 
 

@@ -187,9 +187,13 @@ class Stage:
         return dict(zip(self._tables, self.sql(f"SELECT {counts}")[0], strict=True))
 
     def everything(self, *, without: Sequence[str] = ()) -> dict[str, list[str]]:
-        """Every row of every table as text, except who is alive and the columns `without` of messages: what must not
-        change where nothing may happen."""
-        rows = dict.fromkeys((name for name in self.row_counts() if name not in ("workers", "leases")), "t")
+        """Every row of every table as text: what must not change where nothing may happen.
+
+        Left out are who is alive, the counters, to which a later call adds what earlier ones counted, and the columns
+        `without` of messages.
+        """
+        left_out = {"workers", "leases", "counters"}
+        rows = dict.fromkeys((name for name in self.row_counts() if name not in left_out), "t")
         if without:
             kept = ", ".join(f"t.{name}" for name in self._columns_of_messages if name not in without)
             rows["messages"] = f"ROW({kept})"

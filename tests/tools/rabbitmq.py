@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from celery_sidejob.embedded.processes import ServerError
+from celery_sidejob.embedded import ServerError
 from celery_sidejob.embedded.server import HOST, Server, free_port, write_private
 
 USER = "sidejob"

@@ -26,7 +26,10 @@ def statements() -> dict[str, Statement]:
         for name, value in vars(module).items():
             for place, statement in value.items() if isinstance(value, dict) else [("", value)]:
                 if isinstance(statement, Statement):
-                    found[f"{one.name.removeprefix(prefix)}.{name}{place and f'[{place}]'}"] = statement
+                    where = f"{one.name.removeprefix(prefix)}.{name}{place and f'[{place}]'}"
+                    found[where] = statement
+                    if statement.in_broker is not statement:
+                        found[f"{where}, in the broker"] = statement.in_broker
     assert len(set(map(id, found.values()))) >= written > 50, "a statement is in no module-level name or dict"
     return found
 

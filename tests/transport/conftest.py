@@ -7,15 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-import kombu
 import pytest
 import redis
 from kombu import Connection
 
 import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
-
-collect_ignore_glob = [] if kombu.VERSION[:2] >= (5, 7) else ["test_*.py"]
-"""`sidejob://` needs kombu 5.7."""
 
 Connect = Callable[..., Connection]
 

@@ -1,4 +1,4 @@
-"""What kombu's Redis transport does, ours does too: each test runs on both."""
+"""What kombu's Redis transport does, ours do too: each test runs on all of them, or on those of Redis."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pytest
 import redis
 from celery import Celery
 from kombu import Connection, Exchange, Queue
 from kombu.transport.redis import Transport as StockTransport
 
+from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
@@ -22,10 +25,40 @@ from tests.transport.conftest import Connect, ours, unfinished
 from tests.transport.consuming import Consuming, publish
 
 
-@pytest.fixture(params=["redis", "sidejob"])
+@pytest.fixture(params=["redis", "sidejob", "sidejobpg"])
 def url(request: pytest.FixtureRequest, redis_url: str) -> str:
-    """The URL of a broker of each kind."""
+    """The URL of an empty broker of each kind."""
+    if request.param == "sidejobpg":
+        return in_postgres(request.getfixturevalue("database_url"))
     return redis_url if request.param == "redis" else ours(redis_url)
+
+
+on_redis = pytest.mark.parametrize("url", ["redis", "sidejob"], indirect=True)
+"""What is about Redis, or about an order of priorities and queues that only Redis has."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How many messages there are of which kind, as the server sees it."""
+
+    waiting: Callable[[str], int]
+    held: Callable[[], int]
+
+
+@pytest.fixture
+def look(url: str, server: redis.Redis, request: pytest.FixtureRequest) -> Iterator[Look]:
+    """A look into the broker of `url`."""
+    if not url.startswith("sidejobpg"):
+        yield Look(lambda queue: server.llen(queue) + server.llen(f"shop:{queue}"), lambda: unfinished(server))
+        return
+    with psycopg.connect(request.getfixturevalue("database_url"), autocommit=True) as connection:
+
+        def count(condition: str) -> int:
+            found = connection.execute(f"SELECT count(*) FROM sidejob.broker_messages WHERE {condition}").fetchone()
+            assert found is not None
+            return int(found[0])
+
+        yield Look(lambda queue: count(f"queue = '{queue}' AND holder IS NULL"), lambda: count("holder IS NOT NULL"))
 
 
 @pytest.fixture
@@ -41,6 +74,7 @@ def client() -> Iterator[Callable[..., Celery]]:
         yield made
 
 
+@on_redis
 @pytest.mark.parametrize("prefetch", [0, 100], ids=["one by one", "in batches"])
 def test_queues_take_turns_within_a_priority(connect: Connect, url: str, prefetch: int) -> None:
     for priority in (6, 0):
@@ -51,6 +85,7 @@ def test_queues_take_turns_within_a_priority(connect: Connect, url: str, prefetc
     assert consuming.take(11) == ["a0", "b0", "c0", "a0'", "b0'", "a0''", "b6", "a6", "b6'", "a6'", "a6''"]
 
 
+@on_redis
 @pytest.mark.parametrize("strategy", ["priority", "sorted"])
 @pytest.mark.parametrize("prefetch", [0, 100], ids=["one by one", "in batches"])
 def test_queues_in_a_fixed_order(connect: Connect, url: str, strategy: str, prefetch: int) -> None:
@@ -118,6 +153,7 @@ def test_queues_are_declared_measured_purged_and_deleted(connect: Connect, url: 
         queue.queue_declare(passive=True)
 
 
+@on_redis
 def test_a_queue_that_nobody_uses_expires(connect: Connect, url: str, server: redis.Redis) -> None:
     queue = Queue("queue", routing_key="queue", expires=60)
     with connect(url).Producer() as producer:
@@ -155,7 +191,7 @@ def test_the_next_of_several_urls_is_of_the_same_kind(url: str) -> None:
         connection.ensure_connection(max_retries=3, interval_start=0, interval_step=0)
         publish(connection, "queue", 1)
         assert Consuming(connection, "queue").take(1) == [1]
-        assert (type(connection.transport) is StockTransport) == url.startswith("redis")
+        assert (type(connection.transport) is StockTransport) == url.startswith("redis:")
 
 
 @pytest.mark.parametrize("direction", ["there", "back"])
@@ -185,7 +221,7 @@ def test_what_a_killed_worker_of_kombu_s_had_is_restored_by_ours(connect: Connec
 
 
 def test_a_worker_runs_tasks_and_hears_commands(
-    processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis
+    processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis, look: Look
 ) -> None:
     settings = {"broker_transport_options": {"global_keyprefix": "shop:"}}
     env = {"BROKER_URL": url, "SETTINGS": json.dumps(settings), **record.env}
@@ -193,7 +229,7 @@ def test_a_worker_runs_tasks_and_hears_commands(
     app = client(url, **settings)
     app.send_task("early", (60,))
     record.wait_for("early")
-    wait_until(lambda: unfinished(server) == 0, message="it to be acknowledged, as it has begun")
+    wait_until(lambda: look.held() == 0, message="it to be acknowledged, as it has begun")
     app.send_task("note", ("now",))
     app.send_task("note", ("soon",), countdown=0.3)
     app.send_task("rejected")
@@ -208,8 +244,8 @@ def test_a_worker_runs_tasks_and_hears_commands(
     app.send_task("note", ("never",))
     app.send_task("note", ("last",), queue="added")
     record.wait_for("last")
-    wait_until(lambda: unfinished(server) == 0, message="all to be acknowledged")
-    assert server.llen("shop:celery") == 1
+    wait_until(lambda: look.held() == 0, message="all to be acknowledged")
+    assert look.waiting("celery") == 1
     assert [key for key in server.scan_iter() if not key.startswith(b"shop:")] == []
     worker.kill_group()
     assert record.of("never") == []
@@ -248,6 +284,7 @@ def test_workers_meet_and_are_watched(
     assert {"worker-online", "task-received", "task-started"} <= set(seen)
 
 
+@on_redis
 def test_a_worker_that_prefetches_nothing_and_is_given_time_to_stop(
     processes: Processes, url: str, record: Record, client: Callable[..., Celery], server: redis.Redis
 ) -> None:

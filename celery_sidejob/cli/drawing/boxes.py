@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .node import Node, text_width
-from .picture import PAPER, RECOVERED, Picture
+from .picture import PAPER, RECOVERED, Picture, add
 
 BOX_FONT, BOX_HEIGHT, ROW, COLUMN_GAP = 13.0, 24.0, 34.0, 56.0
 
@@ -79,10 +79,10 @@ def _draw_box(picture: Picture, node: Node, x: float, y: float) -> None:
     group, width = picture.job(node, x, y), _width(node)
     if node.recovered:
         outline = {"x": -3.5, "y": -BOX_HEIGHT / 2 - 3.5, "width": width + 7, "height": BOX_HEIGHT + 7, "rx": 9}
-        picture.add(group, "rect", fill=PAPER, stroke=RECOVERED, stroke_width=2, **outline)
-    picture.add(group, "rect", x=0, y=-BOX_HEIGHT / 2, width=width, height=BOX_HEIGHT, rx=6, fill=node.colour)
+        add(group, "rect", fill=PAPER, stroke=RECOVERED, stroke_width=2, **outline)
+    add(group, "rect", x=0, y=-BOX_HEIGHT / 2, width=width, height=BOX_HEIGHT, rx=6, fill=node.colour)
     label = {"x": width / 2, "y": BOX_FONT * 0.35, "text_anchor": "middle"}
-    picture.add(group, "text", node.shown, font_size=BOX_FONT, fill=PAPER, **label)
+    add(group, "text", node.shown, font_size=BOX_FONT, fill=PAPER, **label)
     picture.reach(x + width, y + BOX_HEIGHT / 2)
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from ...model.status import Status
 from .node import Node, text_width
-from .picture import DOT, FAINT, INK, RING, Picture
+from .picture import DOT, FAINT, INK, RING, Picture, add
 
 BOLD = 1.08
 """How much wider bold letters are."""
@@ -133,7 +133,7 @@ def _draw_row(picture: Picture, row: _Row, left: float, width: float) -> None:
     group = picture.dot(row.node, left + row.x, row.y)
     label = {"x": RING + 2, "y": FONT_SIZE * 0.35, "font_size": FONT_SIZE}
     weight = {"font_weight": "bold"} if row.node.children else {}
-    picture.add(group, "text", row.node.shown, fill=INK, **label, **weight)
+    add(group, "text", row.node.shown, fill=INK, **label, **weight)
     per_line = row.per_line(width)
     for place, node in enumerate(row.folded):
         line, place_in_line = divmod(place, per_line)

@@ -19,6 +19,8 @@ COLOURS: dict[str, str] = {
 }
 """A colour for each status; anything else is `UNKNOWN`."""
 UNKNOWN = "#b8bec8"
+WIDTHS = {**dict.fromkeys("iljtfr.,:;|'!()[] ", 0.36), **dict.fromkeys("mwMW@%", 0.9)}
+"""The width of narrow and wide letters, in parts of their height."""
 LONGEST_LABEL = 40
 """Characters of a label in the drawing; the tooltip has all of them."""
 
@@ -90,14 +92,7 @@ def printable(text: str) -> str:
 
 
 def text_width(text: str, size: float) -> float:
-    """Estimate how wide a text is; a little too wide rather than too narrow, for the viewer's font is not known."""
+    """Estimate the width of a text, rather too wide than too narrow: the viewer's font is not known."""
     return size * sum(
-        1.0
-        if unicodedata.east_asian_width(character) in "WF"
-        else 0.36
-        if character in "iljtfr.,:;|'!()[] "
-        else 0.9
-        if character in "mwMW@%"
-        else 0.62
-        for character in text
+        1.0 if unicodedata.east_asian_width(character) in "WF" else WIDTHS.get(character, 0.62) for character in text
     )

@@ -33,8 +33,8 @@ class Picture:
 
     def __init__(self) -> None:
         self._root = ET.Element("svg", xmlns=SVG)
-        self._lines = _add(self._root, "g", fill="none", stroke=LINE, stroke_width=1.2)
-        self._jobs = _add(self._root, "g", font_family=FONT)
+        self._lines = add(self._root, "g", fill="none", stroke=LINE, stroke_width=1.2)
+        self._jobs = add(self._root, "g", font_family=FONT)
         self._right = self._bottom = 0.0
         self.note = ""
         """Further lines of the legend."""
@@ -45,17 +45,17 @@ class Picture:
 
     def line(self, path: str) -> None:
         """Draw a line along a path, behind all jobs."""
-        _add(self._lines, "path", d=path)
+        add(self._lines, "path", d=path)
 
     def text(self, text: str, **attributes: Any) -> None:
         """Write a text that does not belong to a job."""
-        _add(self._jobs, "text", text, **attributes)
+        add(self._jobs, "text", text, **attributes)
 
     def job(self, node: Node, x: float, y: float) -> ET.Element:
         """Add an empty group for a job at its place, with its tooltip, and return it for `add`."""
-        group = _add(self._jobs, "g", id=f"job{node.id}", transform=f"translate({_number(x)},{_number(y)})")
+        group = add(self._jobs, "g", id=f"job{node.id}", transform=f"translate({_number(x)},{_number(y)})")
         group.set("class", f"job {node.status}" + (" recovered" if node.recovered else ""))
-        _add(group, "title", node.tooltip)
+        add(group, "title", node.tooltip)
         return group
 
     def dot(self, node: Node, x: float, y: float) -> ET.Element:
@@ -64,10 +64,6 @@ class Picture:
         _dot(group, node.colour, recovered=node.recovered is not None)
         return group
 
-    def add(self, group: ET.Element, tag: str, text: str | None = None, /, **attributes: Any) -> None:
-        """Add an element to a job's group; names of attributes have `_` for `-`."""
-        _add(group, tag, text, **attributes)
-
     def frame(self, nodes: Sequence[Node], title: str) -> None:
         """Add the background, the title and the legend, and set the size."""
         total = f"{len(nodes):,} job{'' if len(nodes) == 1 else 's'}"
@@ -75,17 +71,17 @@ class Picture:
         first = ET.Element("title")
         first.text = heading
         self._root.insert(0, first)
-        above = _add(self._root, "g", font_family=FONT)
+        above = add(self._root, "g", font_family=FONT)
         self._right = max(self._right, text_width(heading, TITLE_FONT) * 1.05)
         legend = _legend(nodes, max(self._right, NARROWEST))
         self._right = max(self._right, *(x + _entry_width(text) for _, text, x, _ in legend))
         lines = legend[-1][3] + (2 if self.note else 1)
         height = (TITLE_FONT + lines * LEGEND_FONT) * LINE_HEIGHT + LEGEND_FONT
-        _add(above, "text", heading, x=0, y=TITLE_FONT - height, font_size=TITLE_FONT, font_weight="bold", fill=INK)
+        add(above, "text", heading, x=0, y=TITLE_FONT - height, font_size=TITLE_FONT, font_weight="bold", fill=INK)
         _draw_legend(above, legend, height)
         if self.note:
             y = -(LEGEND_FONT + 0.4 * LEGEND_FONT * LINE_HEIGHT) + LEGEND_FONT * 0.35
-            _add(above, "text", self.note, x=0.0, y=y, font_size=LEGEND_FONT, fill=FAINT)
+            add(above, "text", self.note, x=0.0, y=y, font_size=LEGEND_FONT, fill=FAINT)
             self._right = max(self._right, text_width(self.note, LEGEND_FONT))
         box = (-MARGIN, -height - MARGIN, self._right + 2 * MARGIN, self._bottom + height + 2 * MARGIN)
         paper = ET.Element("rect", dict(zip(("x", "y", "width", "height"), map(_number, box), strict=True)), fill=PAPER)
@@ -110,9 +106,9 @@ def _cut_in_the_middle(title: str) -> str:
 def _draw_legend(above: ET.Element, legend: Sequence[tuple[str, str, float, int]], height: float) -> None:
     for colour, text, x, line in legend:
         y = (TITLE_FONT + (line + 0.6) * LEGEND_FONT) * LINE_HEIGHT - height
-        sample = _add(above, "g", transform=f"translate({_number(x + RING)},{_number(y)})")
+        sample = add(above, "g", transform=f"translate({_number(x + RING)},{_number(y)})")
         _dot(sample, colour, recovered=colour == RECOVERED)
-        _add(sample, "text", text, x=RING + 4, y=LEGEND_FONT * 0.35, font_size=LEGEND_FONT, fill=FAINT)
+        add(sample, "text", text, x=RING + 4, y=LEGEND_FONT * 0.35, font_size=LEGEND_FONT, fill=FAINT)
 
 
 def _legend(nodes: Sequence[Node], widest: float) -> list[tuple[str, str, float, int]]:
@@ -141,11 +137,12 @@ def _entry_width(text: str) -> float:
 
 def _dot(group: ET.Element, colour: str, *, recovered: bool) -> None:
     if recovered:
-        _add(group, "circle", r=RING, fill=PAPER, stroke=RECOVERED, stroke_width=2)
-    _add(group, "circle", r=DOT, fill=FAINT if colour == RECOVERED else colour)
+        add(group, "circle", r=RING, fill=PAPER, stroke=RECOVERED, stroke_width=2)
+    add(group, "circle", r=DOT, fill=FAINT if colour == RECOVERED else colour)
 
 
-def _add(parent: ET.Element, tag: str, text: str | None = None, /, **attributes: Any) -> ET.Element:
+def add(parent: ET.Element, tag: str, text: str | None = None, /, **attributes: Any) -> ET.Element:
+    """Add an element and return it; names of attributes have `_` for `-`."""
     element = ET.SubElement(parent, tag)
     element.text = text
     for name, value in attributes.items():

@@ -1,1 +1,1 @@
-"""What we ask of the broker: giving it messages, and looking at what it has."""
+"""Giving messages to the broker, and looking for them there."""

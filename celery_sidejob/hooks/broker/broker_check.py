@@ -1,4 +1,4 @@
-"""What `doctor` looks at in the broker: whether it answers, would throw messages away, or refuses our queues."""
+"""The checks of `doctor` in the broker: whether it answers, would throw messages away, or refuses our queues."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 from celery import Celery
 
 from ...model.finding import Finding, error, warning, well
-from ...transport.overview import Overview, overview
-from .. import configuration
-from . import rabbitmq, redis_dead
+from ...transport.postgres.overview import overview_of
+from ...transport.redis.overview import overview
+from ..configuration import broker_is_store
+from . import dead_list
+from .attempt import connection_to, established
 
 ATTEMPT_S = 3.0
 OLDEST_RABBITMQ = (3, 10)
@@ -22,25 +24,20 @@ FULL = 0.9
 
 def findings(app: Celery) -> Iterator[Finding]:
     """Yield what is found; one bounded attempt, on a connection of its own."""
-    options = dict(app.conf.broker_transport_options)
-    family = configuration.broker_family(app)
-    if family == "redis":
-        options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
     began = time.monotonic()
-    with app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S) as connection:
-        shown = connection.as_uri()
+    with connection_to(app, ATTEMPT_S) as connection:
+        shown, transport = connection.as_uri(), connection.transport
         try:
-            transport = connection.transport
-            established = transport.establish_connection()
-            try:
+            with established(connection, ATTEMPT_S) as made:
                 took_s = time.monotonic() - began
-                yield well("broker", f"{shown} answers after {took_s * 1000:.0f} ms")
-                if family == "redis":
-                    yield from _redis(transport.create_channel(established))
-                elif family == "amqp":
-                    yield from _queues(app, established)
-            finally:
-                transport.close_connection(established)
+                itself = ", the store itself," if broker_is_store(app) else ""
+                yield well("broker", f"{shown}{itself} answers after {took_s * 1000:.0f} ms")
+                if transport.driver_type == "redis":
+                    yield from _redis(transport.create_channel(made))
+                elif transport.driver_type == "amqp":
+                    yield from _queues(app, made)
+                elif transport.driver_type == "postgres":
+                    yield _transport("sidejobpg://", overview_of(transport.link))
         except Exception as failure:  # whatever a transport raises
             yield error(
                 "broker", f"{shown}: {type(failure).__name__}: {failure}", meaning="No run begins but those that are "
@@ -51,14 +48,13 @@ def findings(app: Celery) -> Iterator[Finding]:
 
 def _redis(channel: Any) -> Iterator[Finding]:
     yield from _memory(channel.client.info("memory"))
-    if redis_dead.has_list(channel):
-        yield _transport(overview(channel))
+    if dead_list.has_list(channel):
+        yield _transport("sidejob://", overview(channel))
 
 
-def _queues(app: Celery, established: Any) -> Iterator[Finding]:
+def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
     """Tell which of the app's queues RabbitMQ would not declare. Its consumer_timeout is harmless."""
-    rabbitmq.bound(established, ATTEMPT_S)
-    version = established.server_properties.get("version", "")
+    version = connection.server_properties.get("version", "")
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if number < OLDEST_RABBITMQ:
         yield warning(
@@ -80,8 +76,8 @@ def _queues(app: Celery, established: Any) -> Iterator[Finding]:
         yield well("rabbitmq", f"its version is {version}")
 
 
-def _transport(found: Overview) -> Finding:
-    what = f"{found.consumers} consumers of sidejob:// hold {found.held} messages; {found.dead} are in the dead list"
+def _transport(scheme: str, found: Any) -> Finding:
+    what = f"{found.consumers} consumers of {scheme} hold {found.held} messages; {found.dead} are in the dead list"
     if not found.dead:
         return well("transport", what)
     return warning(

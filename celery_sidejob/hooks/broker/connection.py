@@ -19,13 +19,14 @@ from typing import Any, TypeVar
 
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
-from kombu import Connection, Producer
+from kombu import Producer
 from kombu.exceptions import OperationalError
 
 from ...model.durable import Key, Message
 from .. import configuration
 from ..patches.redis_client import keep_client
 from . import rabbitmq
+from .attempt import connection_to, establish
 from .redis_client import Pushes, pushes_of
 
 T = TypeVar("T")
@@ -40,13 +41,13 @@ WARN_S = 60.0
 """How often a process says that the broker is away: an outage of an hour is not a thousand warnings."""
 
 FAILED_S = 60.0
-"""How long it is remembered that Redis did not take a message: until its mark is not written."""
+"""How long it is remembered that Redis did not take a message; whether its row is marked is decided sooner."""
 
 
 class BrokerConnection:
     """Opens at its first use and again after each failure; knows what was sent over it and has no answer yet.
 
-    Whoever uses it minds a fork first, and then holds its lock; who asks something has both done by `ask`.
+    Call `reset_after_fork` and hold the lock while you use it; `ask` does both.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -60,7 +61,7 @@ class BrokerConnection:
         self._producer: Producer | None = None
         self._unanswered: Message | None = None
         self._failed: dict[Key, float] = {}
-        """What was sent without waiting and not taken, and when."""
+        """Messages that were sent without waiting and not taken, and when."""
         self._paused_until = float("-inf")
         self._warned_at = float("-inf")
         self._refusing: dict[str, float] = {}
@@ -89,20 +90,16 @@ class BrokerConnection:
             self._producer = kind(self._connect())
         return self._producer
 
-    def channel(self) -> Any:
-        """Return kombu's channel, which opens it if need be."""
-        return self.open().channel
-
     def ask(self, question: Callable[[Any], T]) -> T | None:
         """Ask the broker something; None if it does not answer, which begins a pause, or not this question."""
-        self.mind_fork()
+        self.reset_after_fork()
         with self.lock:
             if not self.ready:
                 return None
             try:
-                return question(self.channel())
+                return question(self.open().channel)
             except BaseException as error:
-                self.mind_strike(error)
+                self.reraise_interrupts(error)
                 if self.broke_with(error):
                     self.pause(error)
                 else:
@@ -110,8 +107,8 @@ class BrokerConnection:
                 return None
 
     def close(self) -> None:
-        """Let go of it, when what is owed has been received; the next use opens another."""
-        self.mind_fork()
+        """Close it, after the answers that are owed were received; the next use opens another."""
+        self.reset_after_fork()
         with self.lock:
             with suppress(Exception):
                 self.hear()
@@ -138,28 +135,19 @@ class BrokerConnection:
                 logger.debug("Closing the broker connection failed: %s", closing)
 
     def _connect(self) -> Any:
-        """Open a channel in one attempt; kombu's own ways to one retry for seconds."""
-        app = self._app
-        options = dict(app.conf.broker_transport_options)
-        if self.family == "redis":
-            options.update(socket_timeout=ATTEMPT_S, socket_connect_timeout=ATTEMPT_S, retry_on_timeout=False)
-        elif self.family == "amqp":
-            options.update(confirm_publish=True)
-        connection: Connection = app.connection_for_write(transport_options=options, connect_timeout=ATTEMPT_S)
-        transport = connection.transport
-        established = transport.establish_connection()
-        if self.family != "amqp":
-            channel = transport.create_channel(established)
-            if self.family == "redis":
-                keep_client(channel)
-                self.pushes = pushes_of(channel)
-            return channel
+        """Open a channel in one attempt."""
+        connection = connection_to(self._app, ATTEMPT_S, confirm_publish=True)
+        established = establish(connection, ATTEMPT_S)
         try:
-            rabbitmq.bound(established, ATTEMPT_S)
-            return transport.create_channel(established)
+            channel = connection.transport.create_channel(established)
         except BaseException:
-            established.collect()
+            if self.family == "amqp":
+                established.collect()
             raise
+        if self.family == "redis":
+            keep_client(channel)
+            self.pushes = pushes_of(channel)
+        return channel
 
     # -- answers that come later ---------------------------------------------------------------------------------
 
@@ -186,7 +174,7 @@ class BrokerConnection:
             self.pushes.hear()
         except BaseException as error:
             self._fail(message)
-            self.mind_strike(error)
+            self.reraise_interrupts(error)
             if not self._is_connection_error(error):
                 self.pass_over(message.queue, error)
                 return
@@ -202,8 +190,8 @@ class BrokerConnection:
 
     # -- failures ------------------------------------------------------------------------------------------------
 
-    def mind_strike(self, error: BaseException) -> None:
-        """Raise what is meant for the caller, over whom it has come here: its time limit, or that its greenlet ends.
+    def reraise_interrupts(self, error: BaseException) -> None:
+        """Raise again what is meant for the caller, and struck here: its time limit, or the end of its greenlet.
 
         Half a message may be written, so the connection is given up; the sweeper publishes it.
         """
@@ -271,7 +259,7 @@ class BrokerConnection:
 
     # -- forks ---------------------------------------------------------------------------------------------------
 
-    def mind_fork(self) -> None:
+    def reset_after_fork(self) -> None:
         """In a child of the process that has opened it: leave that one alone, and begin anew."""
         if self._pid != os.getpid():
             self._pid = os.getpid()

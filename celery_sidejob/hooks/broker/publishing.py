@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery import Celery
@@ -19,13 +20,13 @@ from kombu import Producer
 
 from ...model.crash_points import reach
 from ...model.durable import Key, Message
-from ...model.errors import SettingsError
+from ...model.errors import InvalidValueError, SettingsError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Publication, Refused
-from ...model.troubles import log_trouble
+from ...model.row_errors import log_row_error
 from .. import events
 from ..messages import continuation, doorbell, kept_message
-from ..messages.carried import check_sendable, is_of_the_message, is_unsendable
+from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
 from .redis_client import Pushes
 
@@ -66,7 +67,7 @@ class CeleryPublisher:
         `ready` is what `make_ready` has made of these messages. `refused` is given those that no queue will ever take.
         """
         connection = self._connection
-        connection.mind_fork()
+        connection.reset_after_fork()
         sent: list[Publication] = []
         ordinary = [message for message in messages if isinstance(message, Message)]
         if len(ordinary) < len(messages):
@@ -80,7 +81,7 @@ class CeleryPublisher:
             return sent + self._publish_each(messages, ready, refused)
 
     def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
-        """Run here what eager mode runs here; returns what is left for workers, and what was continued here."""
+        """Do in this process what eager mode does; returns the messages left for workers, and those done here."""
         eager = self._app.conf.task_always_eager
         inline = INLINE.get()
         continued: list[Publication] = []
@@ -96,13 +97,41 @@ class CeleryPublisher:
             messages = [message for message in messages if isinstance(message, Message)]
         return messages, continued
 
+    def ring(self, messages: Sequence[Doorbell | Message]) -> None:
+        """Wake the workers for messages whose references are in the broker, or run them here in eager mode."""
+        left, _ = self._for_others(messages)
+        self.ring_queues(list(dict.fromkeys(message.queue for message in left)))
+        if self._app.conf.task_send_sent_event:
+            for message in left:
+                if isinstance(message, Doorbell):
+                    self.announce(partial(events.announce_sent, self._app, message))
+
+    def ring_queues(self, queues: Sequence[str]) -> None:
+        """Wake the workers of queues; see the protocol."""
+
+        def ring(channel: Any) -> None:
+            for queue in queues:
+                channel.ring(queue)
+
+        if queues:
+            self._connection.ask(ring)
+
+    def to_own_queue(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Return those that go to their own queue, with their priorities; see the protocol."""
+        found = []
+        for message in messages:
+            with suppress(InvalidValueError, NewerFormatError):
+                own = kept_message.to_own_queue(message)
+                found += [own] if own is not None else []
+        return found
+
     def check_sendable(self, what: str, headers: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
         """Raise InvalidValueError for headers and properties that the app's broker cannot carry."""
         with suppress(SettingsError):  # the broker_url cannot be read: the publication says so
             check_sendable(what, self._connection.family, headers, properties)
 
     def make_ready(self, messages: Sequence[Message]) -> Ready | None:
-        """Make what is to be sent of messages to Redis, and send none: their rows are written meanwhile.
+        """Encode messages for Redis and send none, while their rows are being written.
 
         None where each is not one message for one list: then `publish` does all of it, and says what is wrong. None
         too while another thread publishes: it may need the connection to the store that this one has. What is made is
@@ -111,14 +140,14 @@ class CeleryPublisher:
         connection = self._connection
         if not connection.ready or connection.family != "redis":
             return None
-        connection.mind_fork()
+        connection.reset_after_fork()
         if not connection.lock.acquire(blocking=False):
             return None
         try:
             connection.hear()
             return self._made_of(messages)
         except BaseException as error:
-            connection.mind_strike(error)
+            connection.reraise_interrupts(error)
             if connection.broke_with(error):  # and `publish` need not wait for it
                 connection.pause(error)
             return None
@@ -128,12 +157,12 @@ class CeleryPublisher:
     def confirm(self, published: Sequence[Key]) -> list[Key]:
         """Wait for the last answer that is owed, and return which of these messages the broker has."""
         connection = self._connection
-        connection.mind_fork()
+        connection.reset_after_fork()
         with connection.lock:
             try:
                 connection.hear()
             except BaseException as error:
-                connection.mind_strike(error)
+                connection.reraise_interrupts(error)
                 connection.pause(error)
             return connection.taken(published)
 
@@ -161,7 +190,7 @@ class CeleryPublisher:
                 reach("publish-together:after")
                 sent += page
             except BaseException as error:
-                connection.mind_strike(error)
+                connection.reraise_interrupts(error)
                 cause = error.__cause__ or error
                 if connection.broke_with(cause) and not connection.is_stale(cause, reused):
                     connection.pause(error)
@@ -186,13 +215,13 @@ class CeleryPublisher:
                 self._send_anew_if_stale(message, ready)
                 reach("publish:after")
             except BaseException as error:
-                connection.mind_strike(error)
-                self._mind_failure(message, error, refused)
+                connection.reraise_interrupts(error)
+                self._judge_failure(message, error, refused)
             else:
                 sent.append(message)
         return sent
 
-    def _mind_failure(self, message: Publication, error: BaseException, refused: Refused | None) -> None:
+    def _judge_failure(self, message: Publication, error: BaseException, refused: Refused | None) -> None:
         """Find out whom a failed publication concerns: the broker, the message alone, or its queue."""
         connection = self._connection
         if connection.broke_with(error):
@@ -200,7 +229,7 @@ class CeleryPublisher:
         elif is_unsendable(message, error):
             self._refuse(message, error, refused)
         elif is_of_the_message(message, error):
-            log_trouble(
+            log_row_error(
                 logger, message.task_id, "A message cannot be published; it is tried again: %s", message.task_id
             )
         else:
@@ -307,7 +336,7 @@ class CeleryPublisher:
             try:
                 continuation.send(self._app, one)
             except Exception:
-                log_trouble(logger, one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
+                log_row_error(logger, one.task_id, "A continuation failed; it is tried again: %s", one.task_id)
             else:
                 done.append(one)
         return done

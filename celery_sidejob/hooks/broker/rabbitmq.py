@@ -1,20 +1,17 @@
-"""What RabbitMQ takes beyond kombu: confirmed messages, and what is done when something that was declared is gone."""
+"""What RabbitMQ needs beyond kombu: messages that are confirmed, and queues declared again when they are gone."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from amqp.exceptions import AccessRefused, MessageNacked, NotFound
+from amqp.exceptions import MessageNacked, NotFound
 from kombu import Producer, Queue
 
 from ...model.messages import GONE
 from ..messages.carried import check_amqp, check_route
 from ..patches.basic_publish import without_waiting
-
-logger = logging.getLogger("celery_sidejob")
 
 
 class UnroutableError(Exception):
@@ -40,9 +37,9 @@ class ConfirmedProducer(Producer):
         channel.events["basic_nack"].add(self._note_nack)
 
     def publish(self, body: Any, **options: Any) -> Any:
-        """Publish within the bounds of the connection; raises what its errors are, and MessageNacked, UnroutableError.
+        """Publish, and wait for the confirmation; raises the connection's errors, MessageNacked and UnroutableError.
 
-        Whoever dies here has published or has not: the message's row is not marked, and goes out once more.
+        A process that dies here may have published the message. Its row is not marked, so it goes out once more.
         """
         options["mandatory"] = any(isinstance(entity, Queue) for entity in options.get("declare") or ())
         if self._outstanding is not None:
@@ -116,37 +113,17 @@ class ConfirmedProducer(Producer):
         self._came_back.append(f"{error}, exchange {exchange!r}, routing key {routing_key!r}")
 
 
-class MarkerExchange:
-    """A durable exchange that nobody uses: it is gone when the virtual host was reset."""
-
-    def __init__(self, schema: str) -> None:
-        self._name = f"celery_sidejob.marker.{schema}"
-        self._refused = False
-
-    def is_there(self, connection: Any) -> bool:
-        """Tell whether it is, and make it where it is not; True where we may not know."""
-        if self._refused:
-            return True
-        try:
-            with connection.channel() as channel:
-                channel.exchange_declare(self._name, "fanout", passive=True)
-            return True
-        except NotFound:
-            pass  # RabbitMQ has closed the channel
-        except AccessRefused as error:
-            self._may_not(error)
-            return True
-        try:
-            with connection.channel() as channel:
-                channel.exchange_declare(self._name, "fanout", durable=True, auto_delete=False)
-        except AccessRefused as error:
-            self._may_not(error)
-            return True
-        return False
-
-    def _may_not(self, error: Exception) -> None:
-        self._refused = True
-        logger.warning("A reset of RabbitMQ's virtual host is noticed only after sidejob_lost_after: %s", error)
+def has_exchange(connection: Any, name: str) -> bool:
+    """Tell whether an exchange is there, and make it where it is not; raises AccessRefused if that is forbidden."""
+    try:
+        with connection.channel() as channel:
+            channel.exchange_declare(name, "fanout", passive=True)
+        return True
+    except NotFound:
+        pass  # RabbitMQ has closed the channel
+    with connection.channel() as channel:
+        channel.exchange_declare(name, "fanout", durable=True, auto_delete=False)
+    return False
 
 
 def counts(connection: Any, queue: str) -> tuple[int, int]:

@@ -1,8 +1,4 @@
-"""What is said to Redis on a channel of kombu's: by one client, and without waiting where nothing hangs on the answer.
-
-kombu makes a new client for each command, which takes longer than to send it (0.2 ms): publishing has one, a delivery
-two, for what is noted at its arrival and taken back at its acknowledgement.
-"""
+"""Puts messages into Redis over a connection of its own, without waiting for each answer."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ class Pushes:
 
     def __init__(self, channel: Any) -> None:
         self._channel = channel
-        # That of our own transport rings a bell as well (transport/broker_channel.py).
+        # That of our own transport rings a bell as well (transport/redis/broker_channel.py).
         self._command = getattr(channel, "push_command", lambda key, *messages: ("LPUSH", key, *messages))
         self._put_and_wait = redis_put.replace_put(channel, self._put)
         self._connection: Any = None

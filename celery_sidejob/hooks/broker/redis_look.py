@@ -1,4 +1,4 @@
-"""Which messages wait in a Redis broker, without reading a million of them and without holding up the server.
+"""Finds messages that wait in a Redis broker, without reading a million of them or holding up the server.
 
 kombu keeps a queue in a list for each priority step, and pops the oldest message from its right end. A list cannot be
 asked for a task id, so its oldest part is read, page by page, each a small LRANGE at the end which Redis finds without
@@ -28,11 +28,11 @@ OF_ALL = 10_000
 OF_A_LIST_BYTES = 4_000_000
 FIRST_PAGE, LARGEST_PAGE = 16, 512
 PAGE_BYTES = 256_000
-"""What a page aims at, whatever the messages' size: no command is to hold up the server."""
+"""The size that a page aims at, whatever the messages' size: no command is to hold up the server."""
 OVERLAP = 16
 """By how many messages two pages overlap: workers pop meanwhile, and the rest moves up."""
 LAST = 500
-"""How many of those that were read last are told of, where a list goes on."""
+"""How many of the ids that were read last are returned of a list that was not read to its end."""
 FETCHED = 10_000
 FETCHED_PAGE = 64
 
@@ -42,7 +42,7 @@ Ask = Callable[[Callable[[Any], Sight]], Sight | None]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What was read of one list: `ids`, the next to be served first."""
+    """The part of one list that was read: `ids`, the next to be served first."""
 
     ids: Sequence[str] = ()
     known: frozenset[str] = frozenset()
@@ -158,7 +158,7 @@ class RedisLook:
             for first in range(0, len(tags), FETCHED_PAGE):
                 texts = client.hmget(prefix + channel.unacked_key, tags[first : first + FETCHED_PAGE])
                 found.update(_task_id_of(json.loads(text)[0]) for text in texts if text is not None)
-            if hasattr(channel, "held"):  # transport/broker_channel.py
+            if hasattr(channel, "held"):  # transport/redis/broker_channel.py
                 found.update(map(_task_id, channel.held(FETCHED)))
             self._fetched = frozenset(filter(None, found))
         return self._fetched

@@ -7,24 +7,44 @@ from functools import cached_property
 
 from celery import Celery
 
-from ...model.broker_view import Look
+from ...model.broker_view import Look, Sight, Sought
 from ...model.buried import Buried, Place
 from ...model.errors import SettingsError
+from ...store.connection.connections import Connections
+from ...store.outbox import references
+from ..configuration import broker_identity
 from ..messages import doorbell
-from . import rabbitmq, redis_dead
+from . import dead_list, rabbitmq
 from .connection import BrokerConnection
 from .marker import Markers
 from .redis_look import RedisLook
 
 
+class StoreLook:
+    """A look into the broker that is the store."""
+
+    def __init__(self, store: Connections) -> None:
+        self._store = store
+
+    def find(self, sought: Sequence[Sought]) -> Sight:
+        """Look for the references to rows."""
+        return Sight(there=references.waiting(self._store, [one.task_id for one in sought]))
+
+
 class CeleryBroker:
     """Asks the broker of one app, over the connection that its publisher uses."""
 
-    def __init__(self, app: Celery, connection: BrokerConnection, schema: str, *, lease_s: float) -> None:
+    def __init__(self, app: Celery, connection: BrokerConnection, store: Connections, *, lease_s: float) -> None:
         self._app = app
+        self._store = store
         self._connection = connection
-        self._markers = Markers(schema)
+        self._markers = Markers(store.schema)
         self._lease_s = lease_s
+
+    @property
+    def identity(self) -> str:
+        """The family and the virtual host, number or database of the broker; SettingsError if it cannot be told."""
+        return broker_identity(self._app)
 
     @property
     def ready(self) -> bool:
@@ -49,7 +69,9 @@ class CeleryBroker:
         return max(0, ready), consumers
 
     def look(self) -> Look | None:
-        """Begin a look for single messages; None where the broker shows none: on all but Redis."""
+        """Begin a look for single messages; None where the broker shows none: RabbitMQ, or another database."""
+        if self._store.is_broker:
+            return StoreLook(self._store)
         if self._connection.family != "redis":
             return None
         return RedisLook(self._connection.ask, fetched_within_s=self._lease_s)
@@ -63,25 +85,25 @@ class CeleryBroker:
         return self._connection.ask(lambda channel: self._markers.is_there(channel, family, store)) is False
 
     def dead_list(self) -> int | None:
-        """Count what our transport has given up; None with another transport, or a broker that does not answer."""
-        return self._connection.ask(redis_dead.count) if self._has_dead_list else None
+        """Count what a transport of ours has given up; None with another one, or a broker that does not answer."""
+        return self._connection.ask(dead_list.count) if self._has_dead_list else None
 
     def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
         """Read a page of our transport's dead list, where the broker has that transport."""
         if not self._has_dead_list:
             return place, ()
-        found = self._connection.ask(lambda channel: redis_dead.page(channel, place, doorbell=doorbell.HEADER))
+        found = self._connection.ask(lambda channel: dead_list.page(channel, place, doorbell=doorbell.HEADER))
         return found or (place, ())
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
         """Remove entries of that list; False if the broker does not answer."""
-        return bool(self._connection.ask(lambda channel: redis_dead.forget(channel, texts)))
+        return bool(self._connection.ask(lambda channel: dead_list.forget(channel, texts)))
 
     @cached_property
     def _has_dead_list(self) -> bool:
         try:
-            if self._connection.family != "redis":
+            if self._connection.family not in ("redis", "postgres"):
                 return False
-            return redis_dead.has_list(self._app.connection_for_write().transport.Channel)
+            return dead_list.has_list(self._app.connection_for_write().transport.Channel)
         except SettingsError:  # a URL that cannot be read, of which others tell
             return False

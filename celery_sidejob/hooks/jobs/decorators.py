@@ -7,6 +7,7 @@ app finalizes, from what was noted here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from celery import Celery, _state
@@ -23,23 +24,26 @@ from .sidejob_task import SideJobTask
 P = ParamSpec("P")
 R = TypeVar("R")
 
+Build = Callable[[Celery], Any]
+"""Builds a task for an app, and registers it there."""
+
 SENDING_OPTIONS = frozenset({"queue", "exchange", "exchange_type", "routing_key", "delivery_mode", "priority"})
 """Set after Celery has bound the task: it warns of them before, because Celery 6 wants routes instead. Ours stay."""
 
 
 class SharedSideJobTask(Proxy, Generic[P, R]):
-    """What `@sidejob_task` returns: stands for the task of whatever app is current, and notes the job's hooks."""
+    """The result of `@sidejob_task`: it stands for the task of whatever app is current, and notes the job's hooks."""
 
     def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called before the first run, in its commit."""
         bodies.check(function, f"{function!r}, given to on_startup,")
-        object.__getattribute__(self, "_noted")["startup"] = staticmethod(function)
+        object.__getattribute__(self, "_noted")["startup"] = function
         return function
 
     def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called when the job is terminated."""
         bodies.check(function, f"{function!r}, given to on_shutdown,")
-        object.__getattribute__(self, "_noted")["shutdown"] = staticmethod(function)
+        object.__getattribute__(self, "_noted")["shutdown"] = function
         return function
 
     if TYPE_CHECKING:
@@ -81,63 +85,54 @@ def sidejob_task(function: Any = None, /, **options: Any) -> Any:
     `retention`, and `lease_renewal` with `lease`. The function's first parameter is the running job; with
     ``bind=True`` the second.
     """
-    return _shared(options)(function) if function is not None else _shared(options)
+    return _decorated(apps.present, _register_in_all, options, function)
 
 
-def task_of(app: Celery, function: Any = None, options: dict[str, Any] | None = None) -> Any:
+def task_of(app: Celery, function: Any, options: dict[str, Any]) -> Any:
     """Make a sidejob task of one app; what `@sidejob.task` does."""
-    options = options or {}
     if celery_app.USING_EXECV:  # a spawned process of a pool works for a copy of the app: as Celery's own tasks there
-        return _shared(options)(function) if function is not None else _shared(options)
-
-    def decorate(body: Any) -> Any:
-        noted: dict[str, Any] = {}
-        checked = _checked(body, options)
-        name = _name_of(body, checked)
-
-        with app._finalize_mutex:
-            if app.finalized:
-                build(app, body, name, checked, noted)
-            else:  # with the app's other tasks: before any receiver of on_after_finalize, which may look for it
-                app._pending.append(PromiseProxy(build, (app, body, name, checked, noted)))
-        return _proxy(lambda: app.tasks[name or app.gen_task_name(body.__name__, body.__module__)], body, noted)
-
-    return decorate(function) if function is not None else decorate
+        return sidejob_task(function, **options)
+    return _decorated(lambda: app, partial(_register_in, app), options, function)
 
 
-def _shared(options: dict[str, Any]) -> Callable[[Any], Any]:
-    def decorate(body: Any) -> Any:
-        if isinstance(body, Proxy):
-            raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
-        noted: dict[str, Any] = {}
-        checked = _checked(body, options)
-        name = _name_of(body, checked)
-        _state.connect_on_app_finalize(lambda app: build(app, body, name, checked, noted))
-        for app in apps.every_app():
-            if app.finalized:
-                with app._finalize_mutex:
-                    build(app, body, name, checked, noted)
-
-        def find() -> Any:
-            app = apps.present()
-            return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
-
-        return _proxy(find, body, noted)
-
-    return decorate
-
-
-def _checked(body: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Refuse wrong options and a body that a call does not run, and return a copy of the options."""
-    if not isinstance(body, type):  # what is a class is looked at once it is a task
+def _decorated(
+    app_of: Callable[[], Celery], register: Callable[[Build], None], options: dict[str, Any], body: Any
+) -> Any:
+    """Make a task of the body, or a decorator that does; it is the task of whatever app `app_of` returns."""
+    if body is None:
+        return partial(_decorated, app_of, register, options)
+    if isinstance(body, Proxy):
+        raise TypeError("@sidejob_task was applied to what is a task already; remove one of the decorators.")
+    if not isinstance(body, type):  # a class is looked at once it is a task
         bodies.check(body, f"The body of a sidejob task, {getattr(body, '__name__', body)},")
-    return check_options(options)
+    checked = check_options(options)
+    name = checked.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)
+    noted: dict[str, Any] = {}
+    register(lambda app: build(app, body, name, checked, noted))
 
+    def find() -> Any:
+        app = app_of()
+        return app.tasks[name or app.gen_task_name(body.__name__, body.__module__)]
 
-def _proxy(find: Callable[[], Any], body: Any, noted: dict[str, Any]) -> Any:
     proxy: Any = SharedSideJobTask(find, __doc__=body.__doc__)
     object.__setattr__(proxy, "_noted", noted)
     return proxy
+
+
+def _register_in(app: Celery, build: Build) -> None:
+    with app._finalize_mutex:
+        if app.finalized:
+            build(app)
+        else:  # with the app's other tasks: before any receiver of on_after_finalize, which may look for it
+            app._pending.append(PromiseProxy(build, (app,)))
+
+
+def _register_in_all(build: Build) -> None:
+    _state.connect_on_app_finalize(build)
+    for app in apps.every_app():
+        if app.finalized:
+            with app._finalize_mutex:
+                build(app)
 
 
 def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], noted: dict[str, Any]) -> Any:
@@ -157,7 +152,3 @@ def build(app: Celery, body: Any, name: str | None, options: dict[str, Any], not
         setattr(type(task), option, value)
     task._hooks = noted
     return task
-
-
-def _name_of(body: Any, options: dict[str, Any]) -> str | None:
-    return options.pop("name", None) or (getattr(body, "name", None) if isinstance(body, type) else None)

@@ -12,7 +12,7 @@ from billiard.exceptions import Terminated, TimeLimitExceeded, WorkerLostError
 from celery.worker.state import active_requests, requests, task_ready
 
 from ...model.messages import is_readable, why_no_doorbell
-from ...services.heartbeat.deliveries import ENDED, Key
+from ...services.heartbeat.deliveries import ENDED, RunKey
 from ...services.stopped_runs import Stop, end_from_outside
 from ..events import Rested
 from ..messages.doorbell import HEADER
@@ -29,7 +29,7 @@ class JobRequest(Delivered):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         header = self._request_dict.get(HEADER)
-        self._key: Key | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
+        self._key: RunKey | None = (header["job"], header["for_run"]) if header and is_readable(header) else None
         if self._key is None:  # of a client without this package: it shows the arguments themselves
             self._argsrepr: str = self._redacted(self._argsrepr)
             self._kwargsrepr: str = self._redacted(self._kwargsrepr)
@@ -123,16 +123,12 @@ class JobRequest(Delivered):
             key, task = self._key, self._type
 
             def end() -> None:
-                end_from_outside(heartbeat, key, task, stop)
+                end_from_outside(heartbeat.runtime, key, task, stop, worker_id=heartbeat.worker_id)
                 heartbeat.runs.stopped(key)  # a body that goes on, as in a thread, is told once it can no longer commit
 
             heartbeat.errands.soon(end)
             if heartbeat.has_processes:
                 heartbeat.runs.stopped(key)
-
-    def _plan(self, plan: str) -> None:
-        if self._heartbeat is not None and self._key is not None:
-            self._heartbeat.runs.planned(self._key, plan)
 
     def _over(self) -> None:
         super()._over()

@@ -31,7 +31,7 @@ from .revocation import TaskRevokedError
 logger = logging.getLogger("celery_sidejob")
 
 FROM_OUTSIDE = (TimeLimitExceeded, WorkerLostError, TaskRevokedError)
-"""By which a run ends whose process is stopped, or gone."""
+"""The errors with which a run ends whose process was stopped, or died."""
 
 
 class CeleryResults:
@@ -86,20 +86,10 @@ class CeleryResults:
         options = _revive(outcome.options)
         if isinstance(backend, DisabledBackend) or not self._stores(outcome.task, options):
             return False
-        state, value, trace = outcome.outcome.upper(), None, None
-        if outcome.outcome == Status.COMPLETED:
-            state, value = states.SUCCESS, values.decode(outcome.result)
-        elif outcome.outcome == Status.TERMINATED:
-            state, value = states.REVOKED, TaskRevokedError("the job was terminated")
-        elif outcome.result != "null":
-            error = json.loads(outcome.result)
-            value, trace = exception_of(self._app, error), error.get("traceback")
-            if outcome.outcome == Status.FAILED:
-                state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
+        state, value, trace = self._read(outcome)
         try:
-            backend.store_result(
-                outcome.task_id, value, state, traceback=trace, request=self._request(outcome, options)
-            )
+            request = self._request(outcome, options)
+            backend.store_result(outcome.task_id, value, state, traceback=trace, request=request)
         except Exception as error:
             logger.warning("%s could not be shown as %s: %s", outcome.task_id, state, error)
             return False
@@ -136,7 +126,7 @@ class CeleryResults:
             logger.warning("The end of %s could not be stored: %s", continuation.task_id, problem)
 
     def announce_revoked(self, message: Message) -> None:
-        """Send Celery's event and signal of a task that was revoked before it ran; who dies before has told nobody."""
+        """Send Celery's event and signal of a task that was revoked before it ran; at most once."""
         try:
             events.announce_revoked(self._app, message, kept_message.request_of(self._app, message))
         except Exception as error:
@@ -164,17 +154,31 @@ class CeleryResults:
         options = _revive(outcome.options)
         request = self._request(outcome, options)
         store_result = not isinstance(backend, DisabledBackend) and self._stores(outcome.task, options)
+        state, value, trace = self._read(outcome)
         if outcome.outcome == Status.COMPLETED:
-            backend.mark_as_done(outcome.task_id, values.decode(outcome.result), request, store_result)
+            backend.mark_as_done(outcome.task_id, value, request, store_result)
         elif outcome.outcome == Status.TERMINATED:
-            backend.mark_as_revoked(outcome.task_id, "the job was terminated", request, store_result)
+            backend.mark_as_revoked(outcome.task_id, str(value), request, store_result)
         else:
-            error = json.loads(outcome.result)
+            backend.mark_as_failure(outcome.task_id, value, trace, request, store_result, state=state)
+
+    def _read(self, outcome: Outcome) -> tuple[str, Any, str | None]:
+        """Return an outcome as a backend has it: Celery's state, the value or the exception, and its traceback."""
+        if outcome.outcome == Status.COMPLETED:
+            return states.SUCCESS, values.decode(outcome.result), None
+        if outcome.outcome == Status.TERMINATED:
+            return states.REVOKED, TaskRevokedError("the job was terminated"), None
+        state, error = outcome.outcome.upper(), json.loads(outcome.result)
+        if error is None:  # it is suspended, say
+            return state, None, None
+        if outcome.outcome == Status.FAILED:
             state = states.REVOKED if error["type"] == "TaskRevokedError" else states.FAILURE
-            backend.mark_as_failure(
-                outcome.task_id, exception_of(self._app, error), error.get("traceback"), request, store_result,
-                state=state,
-            )  # fmt: skip
+        value = self._app.backend.exception_to_python(
+            {"exc_type": error["type"], "exc_message": [error["message"]], "exc_module": error["module"]}
+        )
+        if not isinstance(value, BaseException):
+            value = Exception(error["message"])
+        return state, value, error.get("traceback")
 
     def _request(self, outcome: Outcome, options: Mapping[str, Any]) -> Context:
         """Return the request of an asking, as far as Celery's backends look at it."""
@@ -203,14 +207,6 @@ class CeleryResults:
         known = self._app.tasks.get(task)
         ignored = options.get("ignore_result")
         return not (ignored if ignored is not None else known.ignore_result if known is not None else False)
-
-
-def exception_of(app: Celery, error: Mapping[str, Any]) -> BaseException:
-    """Make an exception of the kind that a row tells of, as Celery's backends do for results."""
-    made = app.backend.exception_to_python(
-        {"exc_type": error["type"], "exc_message": [error["message"]], "exc_module": error["module"]}
-    )
-    return made if isinstance(made, BaseException) else Exception(error["message"])
 
 
 def _revive(options: Mapping[str, Any] | None) -> dict[str, Any]:

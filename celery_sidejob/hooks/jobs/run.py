@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry, SoftTimeLimitExceeded
 from celery.exceptions import TaskRevokedError as CeleryTaskRevokedError
 
-from ...jobs.job import enqueue
+from ...jobs.job import enqueue, find_by_task_id
 from ...jobs.running import RetryRun, RunningJob, Suspend
 from ...jobs.scopes import context
 from ...model import values
@@ -33,28 +33,27 @@ from ...operations import endings, recovery, runs
 from ...operations.endings import error_json, storable
 from ...operations.hold import Hold
 from ...operations.job_run_end import Ending
-from ...operations.runs import CameLateError, InputsMovedError, Unit
+from ...operations.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
 from ...operations.unit_of_work import carry_out
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import first_line
 from ...store.trouble import is_trouble
-from ...unit.open_unit import OpenUnit, outside_of_runs
+from ...unit.open_unit import OpenUnit, within
+from ..bodies import text_of
 from ..broker.connection import PAUSE_S
 from ..broker.publishing import INLINE
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
 from ..worker import own_process, recording
 from .revocation import TaskRevokedError as RevokedError
-
-if TYPE_CHECKING:
-    from .sidejob_task import SideJobTask
+from .task_body import TaskBody
 
 logger = logging.getLogger("celery_sidejob")
 
 
-def run_delivery(task: SideJobTask, request: Context) -> Any:
+def run_delivery(task: TaskBody, runtime: Runtime, request: Context) -> Any:
     """Run the job that a delivery names, if its run is still owed, and return the body's value.
 
     Ends as `Ignore` for Celery when there is nothing to tell: a stale delivery, a suspended or a refused run.
@@ -64,7 +63,6 @@ def run_delivery(task: SideJobTask, request: Context) -> Any:
         # The store holds what is owed: it is rung again when the message has not been heard of for a while.
         logger.warning("A message for a job is of format %s, which this version does not read", header["v"])
         raise Ignore("a message of a newer format is left to newer workers")
-    runtime = task._runtime
     recording.begin(task.app)
     worker_id = request.get(WORKER)
     if worker_id is None:
@@ -88,14 +86,14 @@ def _tell_if_forged(runtime: Runtime, job_id: int, task: str) -> None:
         )  # fmt: skip
 
 
-def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> Any:
+def adopt_delivery(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs: Any) -> Any:
     """Make a job of a message that a client without this package published for a sidejob task.
 
     The message's task id is the asking's, so that a second delivery of it makes no second job. Until then the message
     is all there is: `JobRequest` acknowledges it after this, and without a store it goes back to the broker.
     """
     try:
-        _adopt(task, request, args, kwargs)
+        _adopt(task, runtime, request, args, kwargs)
     except (StoreUnavailableError, SchemaError, SoftTimeLimitExceeded) as error:  # the limit is meant for the body
         pause_s = random.uniform(*PAUSE_S)  # else it would come and go without end
         logger.warning("Message %s cannot become a job and goes back to the broker: %s", request.id, error)
@@ -104,9 +102,8 @@ def adopt_delivery(task: SideJobTask, request: Context, args: Any, kwargs: Any) 
     raise Ignore(f"task {request.id} is a job now")
 
 
-def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
-    runtime = task._runtime
-    if task._repeated(request.id) is None:
+def _adopt(task: TaskBody, runtime: Runtime, request: Context, args: Any, kwargs: Any) -> None:
+    if find_by_task_id(runtime, request.id) is None:
         options = {
             "link": request.callbacks, "link_error": request.errbacks, "chain": request.chain, "chord": request.chord,
             "group_id": request.group, "group_index": request.group_index, "root_id": request.root_id,
@@ -119,11 +116,11 @@ def _adopt(task: SideJobTask, request: Context, args: Any, kwargs: Any) -> None:
         try:
             enqueue(runtime, task, tuple(args), kwargs, queue=queue, task_id=request.id, **given)
         except InvalidValueError:
-            if task._repeated(request.id) is None:  # otherwise the other delivery was quicker
+            if find_by_task_id(runtime, request.id) is None:  # otherwise the other delivery was quicker
                 raise
 
 
-def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Context) -> Any:  # noqa: PLR0915 - an arm for each way out of a run
+def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) -> Any:  # noqa: PLR0915 - an arm for each way out of a run
     """Run what was claimed, and end the run whatever happens."""
     row = hold.row
     unit = OpenUnit(runtime, hold)
@@ -142,12 +139,6 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         logger.warning("%s The run begins again, and takes its packets first.", error)
         recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=True)
         raise Ignore(str(error)) from None
-    except CameLateError as error:
-        logger.info("%s It is terminated too.", error)
-        # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
-        carry_out(runtime, "terminate", [Terminate(hold.job_id, tree=True)])
-        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
-        raise Ignore(str(error)) from None
     except LeaseLostError as error:
         logger.warning("%s", error)
         runtime.observer.tell(LeaseLost(row.id, row.task, hold.run_no))
@@ -156,18 +147,18 @@ def run_claimed(task: SideJobTask, runtime: Runtime, hold: Hold, request: Contex
         # A read of the body found no store, or the end could not be written for a whole lease. That is not the job's
         # failure: nothing of the uncommitted unit was applied, and the run begins again.
         logger.error("Run %d of job %d is given up: %s", hold.run_no, hold.job_id, error)
-        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        recovery.rescue_own(runtime, hold)
         raise Ignore(str(error)) from None
     except BaseException as error:
         if not own_process.is_left(task.app, (hold.job_id, hold.run_no), error):
             raise
         logger.error("Run %d of job %d is lost: its body raised %r", hold.run_no, hold.job_id, error)
-        recovery.rescue_own(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id)
+        recovery.rescue_own(runtime, hold)
         raise Ignore(f"job {hold.job_id}: its body left") from None
 
 
 @contextmanager
-def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, request: Context) -> Iterator[None]:
+def _inside(task: TaskBody, unit: OpenUnit, job: RunningJob, row: Any, request: Context) -> Iterator[None]:
     """Make the run what `current_job` and `self.request` show, and its packets tell who wrote them."""
     shown = Context(dict(request.__dict__))
     options = json.loads(row.options) if row.options else {}
@@ -179,7 +170,7 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
     job.request = shown
     task.push_request(**shown.__dict__)
     try:
-        with unit.active(), context(job=job.id):
+        with within(unit), context(job=job.id):
             yield
     finally:
         task.pop_request()
@@ -187,30 +178,31 @@ def _inside(task: SideJobTask, unit: OpenUnit, job: RunningJob, row: Any, reques
         unit.job = None  # each knows the other: what the run has read would wait for the garbage collector
 
 
-def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:  # noqa: PLR0912, PLR0915 - an arm for each way a body ends
+def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row: Any) -> Any:  # noqa: PLR0912, PLR0915 - an arm for each way a body ends
     options = json.loads(row.options) if row.options else {}
     if _expired(options, row):
         return _fail(unit, RevokedError(f"The asking {row.task_id} expired before it ran."))
     if own_process.is_revoked(task.app, row.task_id):
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
     if row.came_late:
-        raise CameLateError(f"Job {job.id} became a child of one that was terminated with all below it.")
+        _terminate_too(runtime, unit.hold)
     try:
         value = _value(task, unit, job)
-        result = values.encode(value, what="result") if _wants_result(runtime, task, options) else "null"
+        wanted = runtime.results.wanted(task.name, options) or options.get("link")
+        result = values.encode(value, what="result") if wanted else "null"
         ending = Ending(RunEnd.COMPLETED, result=result)
     except Suspend:
         ending, value = Ending(RunEnd.SUSPENDED), None
     except RetryRun as again:
         return _retry(task, runtime, unit, row, again)
-    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+    except NO_END:
         raise
     except BaseException as error:
         _raise_if_not_its_own(unit, error)
         return _fail(unit, error, own_process.limit(error, task.app, task, job.request))
     try:
         ended = _end(unit, unit.unit, ending)
-    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+    except NO_END:
         raise
     except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
         return _fail(unit, error)
@@ -222,7 +214,17 @@ def _run(task: SideJobTask, runtime: Runtime, unit: OpenUnit, job: RunningJob, r
     return value
 
 
-def _value(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> Any:
+def _terminate_too(runtime: Runtime, hold: Hold) -> NoReturn:
+    """Terminate a job that became a child of one while that was terminated with all below it; it does not run."""
+    logger.info("The parent of job %d was terminated with all below it. It is terminated too.", hold.job_id)
+    with within(None):
+        # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
+        carry_out(runtime, "terminate", [Terminate(hold.job_id, tree=True)])
+        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+    raise Ignore(f"job {hold.job_id} is terminated with its parent")
+
+
+def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
     """Run the startup, unless it is committed already, and the body; settle their last blocks, also if one suspends."""
     try:
         if not unit.hold.started:
@@ -263,11 +265,11 @@ def _lost_store(error: BaseException) -> StoreUnavailableError:
     return StoreUnavailableError(f"The store failed, as the body's own connection has seen: {first_line(error)}")
 
 
-def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
+def _shut_down(task: TaskBody, unit: OpenUnit, job: RunningJob) -> NoReturn:
     try:
         task.run_hook("shutdown", job)
         unit.finish()
-    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+    except NO_END:
         raise
     except (Exception, Suspend, RetryRun) as error:
         # A unit of its own begins the count of losses anew: after one, trouble with another server would repeat it for
@@ -278,7 +280,7 @@ def _shut_down(task: SideJobTask, unit: OpenUnit, job: RunningJob) -> NoReturn:
         unit.discard()
     try:
         ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
-    except (LeaseLostError, InputsMovedError, StoreUnavailableError):
+    except NO_END:
         raise
     except Exception:
         logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
@@ -298,21 +300,21 @@ def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
     unit.end()
     if last is None:
         ending = replace(ending, asked=unit.unit.changes)  # it was discarded: this is what is left of it
-    with outside_of_runs():
+    with within(None):
         try:
             return endings.end(unit.runtime, unit.hold, last, ending)
         except SoftTimeLimitExceeded:
             return endings.end(unit.runtime, unit.hold, last, ending)
 
 
-def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str | None = None) -> None:
+def _show(runtime: Runtime, task: TaskBody, row: Any, state: str, error: str | None = None) -> None:
     """Show in the result backend that the asking is still open, and how it stands.
 
     It may have ended elsewhere by now; whoever ended it may have stored that before us, so what counts is stored again.
     """
     options = json.loads(row.options) if row.options else None
     asking = Outcome(row.task_id, row.id, task.name, row.queue, state, error or "null", options, row.args, row.kwargs)
-    with outside_of_runs():
+    with within(None):
         if row.task_id is None or not runtime.results.show(asking):
             return
         now = askings.outcome(runtime.connections, row.task_id)
@@ -320,11 +322,15 @@ def _show(runtime: Runtime, task: SideJobTask, row: Any, state: str, error: str 
             runtime.results.show(replace(asking, outcome=now.outcome, result=now.result))
 
 
-def _retry(task: SideJobTask, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
+def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: RetryRun) -> Any:
     """Discard the unit and have the run tried again, or fail when the retries are used up."""
     unit.discard()
-    if not task.retries_left(row.retries, again.max_retries):
-        return _fail(unit, task.out_of_retries(again.exc))
+    of_task = getattr(task, "override_max_retries", None)
+    of_task = of_task if of_task is not None else task.max_retries
+    most = again.max_retries if again.max_retries is not None else of_task
+    if most is not None and row.retries >= most:
+        used_up = MaxRetriesExceededError(f"Can't retry {task.name} any more.", task_args=(), task_kwargs={})
+        return _fail(unit, again.exc or used_up)
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
     error = _error_json(cause, _trace(cause)) if cause is not None else None
@@ -358,15 +364,7 @@ def _trace(error: BaseException) -> str:
 
 
 def _error_json(error: BaseException, trace: str) -> str:
-    try:
-        message = str(error)
-    except Exception:
-        message = f"<{type(error).__name__} whose str() raises>"
-    return error_json(type(error).__name__, message, type(error).__module__, trace)
-
-
-def _wants_result(runtime: Runtime, task: SideJobTask, options: dict[str, Any]) -> bool:
-    return bool(runtime.results.wanted(task.name, options) or options.get("link") or options.get("chain"))
+    return error_json(type(error).__name__, text_of(error), type(error).__module__, trace)
 
 
 def _expired(options: dict[str, Any], row: Any) -> bool:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any
 
 from celery import Celery
-from celery.exceptions import MaxRetriesExceededError
 
-from ...jobs.job import Job, enqueue
-from ...jobs.running import RetryRun, RunningJob
+from ...jobs.job import Job, enqueue, find_by_task_id
+from ...jobs.running import RetryRun
 from ...model.checks import in_seconds
-from ...model.errors import IllegalMoveError, SettingsError
+from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
 from ...operations.runtime import Runtime
 from ...unit.open_unit import active
 from .. import bodies
+from ..apps import runtime_for
 from ..messages.doorbell import HEADER
-from ..on_commit import OnCommit
 from ..task_options import OWN_OPTIONS, check_options, given
 from ..tasks import chord_transaction
 from ..worker.received import checked
-from .calls import check_arguments
 from .eager import apply_eagerly
 from .run import adopt_delivery, run_delivery
+from .task_body import TaskBody
 
 
-class SideJobTask(OnCommit):
+class SideJobTask(TaskBody):
     """A marker base: the class that is built from it is (marker, the app's own Task), so the project's stays in place.
 
     Subclass it for a task that is a class: ``name``, ``inports``, ``outports``, ``startup``, ``run``, ``shutdown``.
@@ -68,7 +67,7 @@ class SideJobTask(OnCommit):
 
     @property
     def job_columns(self) -> Mapping[str, Any]:
-        """What its options say in columns of its jobs; ``on_lost="dead"`` allows no run to be repeated."""
+        """The columns of its jobs that follow from its options; ``on_lost="dead"`` allows no run to be repeated."""
         return {
             "max_losses": 1 if self.on_lost == "dead" else self.max_losses,
             "retention_s": in_seconds(self.retention),
@@ -77,20 +76,6 @@ class SideJobTask(OnCommit):
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
         """Return what takes the task's messages in a worker's parent process."""
         return checked(super().start_strategy(app, consumer, **options))
-
-    # -- what a class-based task overrides -----------------------------------------------------------------------
-
-    def startup(self, job: RunningJob) -> None:
-        """Is called before the first run, and committed with it."""
-
-    def shutdown(self, job: RunningJob) -> None:
-        """Is called when the job is terminated; what it raises is logged, and the job is terminated all the same."""
-
-    def _hook(self, which: str) -> Callable[[RunningJob], None]:
-        """Return the startup or the shutdown: the decorated function, or the class's method."""
-        noted = getattr(self, "_hooks", {}).get(which)
-        found: Callable[[RunningJob], None] = noted.__func__ if noted is not None else getattr(self, which)
-        return found
 
     # -- asking --------------------------------------------------------------------------------------------------
 
@@ -111,35 +96,20 @@ class SideJobTask(OnCommit):
             with chord_transaction.handed_over(options):
                 return self.apply_async(args, kwargs, **options)
         if self._get_app().conf.task_always_eager and active() is None:  # in a run it belongs to the unit
-            return apply_eagerly(self, args or (), kwargs, options)
+            return self.apply(args, kwargs, **options)
         options = {**self._get_exec_options(), **options}
         options.pop("task_type", None)
-        transaction = options.pop("transaction", None)
-        repeated = self._repeated(options.get("task_id"))
-        job = repeated or enqueue(self._runtime, self, args or (), kwargs, transaction=transaction, **options)
-        result = self.AsyncResult(options.get("task_id") or job.task_id)
+        task_id = options.get("task_id")
+        job = None if task_id is None else find_by_task_id(self._runtime, task_id)
+        if job is None:  # otherwise an earlier attempt to publish this very continuation has made it
+            job = enqueue(self._runtime, self, args or (), kwargs, **options)
+        result = self.AsyncResult(task_id or job.task_id)
         result.job = job
         return result
 
     def apply(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """Make a job of this task and run it here, with its children and wakes, until all is quiet."""
-        return apply_eagerly(self, args or (), kwargs, options)
-
-    def delay(self, *args: Any, **kwargs: Any) -> Any:
-        """Make a job with these arguments; the short form of `apply_async`."""
-        return self.apply_async(args, kwargs)
-
-    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise TypeError for arguments the body does not take; the running job is not among them."""
-        if self.typing:
-            check_arguments(self.run, self.name, args, kwargs)
-
-    def _repeated(self, task_id: str | None) -> Job | None:
-        """Return the job that an earlier attempt to publish this very continuation made."""
-        if task_id is None:
-            return None
-        found: Job | None = self._get_app().sidejob.for_task_id(task_id)
-        return found
+        return apply_eagerly(self, self._runtime, args or (), kwargs, options)
 
     # -- running -------------------------------------------------------------------------------------------------
 
@@ -154,27 +124,8 @@ class SideJobTask(OnCommit):
                 f"job with {self.name.rpartition('.')[2]}.delay(...)."
             )
         if request.get(HEADER):
-            return run_delivery(self, request)
-        return adopt_delivery(self, request, args, kwargs)
-
-    def run_body(self, job: Job, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run the body through the project's own ``__call__``, if its task class has one."""
-        call = bodies.call_of(self, SideJobTask)
-        value = self.run(job, *args, **kwargs) if call is None else call(self, job, *args, **kwargs)
-        return bodies.done(value, f"The body of {self.name}, or one of its hooks,")
-
-    def run_hook(self, which: str, job: RunningJob) -> None:
-        """Run the startup or the shutdown in the surroundings of the body: through the same ``__call__``.
-
-        That calls `run` of the task it is given, so it is given a copy of this one whose `run` is the hook, with the
-        body's own arguments, of which it may make its surroundings. The task itself may be running in other threads.
-        """
-        hook = self._hook(which)
-        if hook == getattr(SideJobTask, which).__get__(self):
-            return  # it has none
-        stand_in = object.__new__(type(self))
-        stand_in.__dict__.update(self.__dict__, run=lambda job, *args, **kwargs: hook(job))
-        stand_in.run_body(job, job.args, job.kwargs)
+            return run_delivery(self, self._runtime, request)
+        return adopt_delivery(self, self._runtime, request, args, kwargs)
 
     def retry(  # noqa: PLR0913 - Celery's own signature
         self, args: Any = None, kwargs: Any = None, exc: BaseException | None = None, throw: bool = True,
@@ -186,27 +137,13 @@ class SideJobTask(OnCommit):
                 f"{self.name}.retry() cannot change a job's arguments; keep what changes in its state."
             )
         if eta is not None:
-            aware = self._get_app().sidejob.runtime.tasks.localize(eta)
+            aware = self._runtime.tasks.localize(eta)
             countdown = max(0.0, (aware - datetime.now(UTC)).total_seconds())
         again = RetryRun(exc, countdown, max_retries)
         if throw:
             raise again
         return again
 
-    def retries_left(self, retries: int, max_retries: int | None) -> bool:
-        """Tell whether a run that was retried so often may be retried once more."""
-        most = max_retries if max_retries is not None else getattr(self, "override_max_retries", None)
-        most = most if most is not None else self.max_retries
-        return most is None or retries < most
-
-    def out_of_retries(self, exc: BaseException | None) -> BaseException:
-        """Return what the job fails with when its retries are used up."""
-        return exc or MaxRetriesExceededError(f"Can't retry {self.name} any more.", task_args=(), task_kwargs={})
-
     @property
     def _runtime(self) -> Runtime:
-        app = self._get_app()
-        sidejob = getattr(app, "sidejob", None)
-        if sidejob is None:
-            raise SettingsError(f"{self.name} is a sidejob task, but its app has no SideJob: call SideJob(app).")
-        return cast(Runtime, sidejob.runtime)
+        return runtime_for(self._get_app(), f"{self.name} is a sidejob task")

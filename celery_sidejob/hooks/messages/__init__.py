@@ -1,1 +1,1 @@
-"""What the messages of jobs and durable tasks look like, and what a broker can carry of them."""
+"""The form of the messages of jobs and durable tasks, and the limits of brokers."""

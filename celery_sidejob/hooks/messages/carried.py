@@ -1,6 +1,6 @@
-"""What a broker can carry.
+"""The limits of what a broker can carry.
 
-A call that it cannot carry is refused before it is kept, and a row that no broker takes is told from trouble with its
+A call that it cannot carry is refused before it is kept. An error of a publication is either of the message or of its
 queue. AMQP's limits are the narrow ones: a name has one byte for its length, an integer 64 bits, and all headers and
 properties of a message go into one frame. Redis has none of them, so only names are held to them everywhere.
 """
@@ -25,9 +25,9 @@ from ...model.protocols import Publication
 FRAME_BYTES = 131_072
 """The largest frame of a RabbitMQ that nobody has configured otherwise."""
 FRAME_OVERHEAD = 22
-"""What the frame with a message's headers holds besides them."""
+"""Bytes of the frame with a message's headers and properties that are neither."""
 OURS_BYTES = 8_192
-"""What a call leaves free in that frame: republished messages bring along how their task died before."""
+"""How much of that frame a call leaves free: a republished message also has headers that tell how its task died."""
 PUBLISH = (60, 40)
 """The number of AMQP's basic.publish: a refusal with this number is of the message, any other of the queue."""
 SHOWN = 60

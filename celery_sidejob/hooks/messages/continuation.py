@@ -1,4 +1,4 @@
-"""What follows an asking, a callback or the rest of a chain, as the text that is kept of it and as it is sent."""
+"""A continuation of an asking, a callback or the rest of a chain: as the text that is kept, and as it is sent."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery import Celery
+from kombu.serialization import dumps
 
 from ...model.broker_view import Sought
 from ...model.messages import FORMAT, Doorbell
@@ -17,10 +18,42 @@ HEADER = "sidejob"
 
 def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout: float) -> None:
     """Give a doorbell to a broker of that family."""
-    amqp = app.amqp
+    headers, properties, body = _made(app, bell)
+    queue = app.amqp.queues[bell.queue]
+    exchange, routing_key = address(app, bell)
+    producer.publish(
+        body,
+        exchange=exchange,
+        routing_key=routing_key,
+        declare=[queue],
+        headers=headers,
+        serializer="json",
+        delivery_mode=queue.exchange.delivery_mode or app.conf.task_default_delivery_mode,
+        retry=False,
+        priority=_priority(bell.priority, family),
+        timeout=timeout,
+        **properties,
+    )
+
+
+def delivered(app: Celery, bell: Doorbell) -> dict[str, Any]:
+    """Return a doorbell as kombu's virtual transports deliver it."""
+    headers, properties, body = _made(app, bell)
+    content_type, content_encoding, data = dumps(body, serializer="json")
+    return {
+        "body": data, "content-type": content_type, "content-encoding": content_encoding, "headers": headers,
+        "properties": {
+            **properties, "delivery_mode": app.conf.task_default_delivery_mode,
+            "delivery_info": {"exchange": "", "routing_key": bell.queue, "priority": bell.priority or 0},
+        },
+    }  # fmt: skip
+
+
+def _made(app: Celery, bell: Doorbell) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    """Return headers, properties and body of a doorbell."""
     options = dict(bell.options or {})
     header = {"v": FORMAT, "job": bell.job_id, "for_run": bell.for_run}
-    headers, properties, body, _ = amqp.as_task_v2(
+    headers, properties, body, _ = app.amqp.as_task_v2(
         bell.task_id,
         bell.task,
         args=(),
@@ -38,21 +71,7 @@ def publish(app: Celery, producer: Any, bell: Doorbell, *, family: str, timeout:
     users = options.get("headers") or {}
     headers.update((name, value) for name, value in users.items() if name not in CELERYS)
     headers[HEADER] = header
-    queue = amqp.queues[bell.queue]
-    exchange, routing_key = address(app, bell)
-    producer.publish(
-        body,
-        exchange=exchange,
-        routing_key=routing_key,
-        declare=[queue],
-        headers=headers,
-        serializer="json",
-        delivery_mode=queue.exchange.delivery_mode or app.conf.task_default_delivery_mode,
-        retry=False,
-        priority=_priority(bell.priority, family),
-        timeout=timeout,
-        **properties,
-    )
+    return headers, properties, body
 
 
 def address(app: Celery, bell: Doorbell) -> tuple[str, str]:

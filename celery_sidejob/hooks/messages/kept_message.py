@@ -1,6 +1,6 @@
 """The message of an ordinary durable task as it is kept: the body's bytes, and as text what goes around it.
 
-`keeping.py` has messages kept; who publishes one, runs it, or looks for it in the broker reads it here.
+`keeping.py` makes and keeps it. It is read here to be published, to be run, and to be looked for in the broker.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from kombu.serialization import dumps, loads, prepare_accept_content, registry
 from kombu.utils.json import dumps as kombu_dumps
 from kombu.utils.json import loads as kombu_loads
 
-from ...model.durable import CALL, DEATHS, FORMAT, HEADER, REPUBLISHED, Content, Message, digest_of, header_of
+from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Content, Message, digest_of, header_of
 from ...model.errors import InvalidValueError
 from .carried import NewerFormatError
 
@@ -34,7 +34,7 @@ PROPERTIES = frozenset({"correlation_id", "reply_to", "priority", "expiration", 
 ABOUT = frozenset(
     {"content_type", "content_encoding", "headers", "properties", "exchange", "routing_key", "delivery_mode", "declare"}
 )
-"""What goes around a body."""
+"""The keys of what goes around a body."""
 
 PROTOCOL_2 = (
     "task", "id", "root_id", "parent_id", "group", "group_index", "shadow", "eta", "expires", "retries", "timelimit",
@@ -43,7 +43,7 @@ PROTOCOL_2 = (
 """Headers of a message of task protocol 2 that one of protocol 1 has in its body."""
 
 RESERVED = "continuation:"
-"""How keys of rows begin that are no messages of tasks."""
+"""The beginning of the keys of rows that are not messages of tasks."""
 
 
 def publish(app: Celery, producer: Any, message: Message, *, declared: set[str], timeout: float) -> None:
@@ -52,16 +52,7 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
     `declared` are queues that its connection has declared, and grows with those of this message. Raises
     NewerFormatError, and InvalidValueError for a row that nobody can read.
     """
-    about = message.about or _about(message)
-    headers = {**about["headers"], HEADER: header_of(message)}
-    if about.get("deaths"):
-        headers[DEATHS] = about["deaths"]
-    properties = dict(about["properties"])
-    if message.again:
-        headers[REPUBLISHED] = True
-        if message.expires_at is None:  # a person has taken it out of the dead set
-            headers["expires"] = None
-            properties.pop("expiration", None)
+    about, headers, properties = _around(message)
     producer.publish(
         message.body,
         exchange=about["exchange"],
@@ -78,6 +69,55 @@ def publish(app: Celery, producer: Any, message: Message, *, declared: set[str],
     declared.update(about["declare"])
 
 
+def delivered(message: Message) -> dict[str, Any]:
+    """Return a message whose time has come as kombu's virtual transports deliver it; raises the errors of `publish`."""
+    about, headers, properties = _around(message)
+    if headers.get("eta") is not None:
+        # As a property, because Celery hands headers on to the message of a retry.
+        properties["eta"], headers["eta"] = headers["eta"], None
+    return {
+        "body": message.body, "content-type": about["content_type"], "content-encoding": about["content_encoding"],
+        "headers": headers,
+        "properties": {
+            **properties, "delivery_mode": about["delivery_mode"],
+            "delivery_info": {
+                "exchange": "", "routing_key": message.queue, "priority": properties.get("priority") or 0,
+            },
+        },
+    }  # fmt: skip
+
+
+def _around(message: Message) -> tuple[Mapping[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return what goes around a body as it is kept, and the headers and properties with which it is sent."""
+    about = message.about or _about(message)
+    headers = {**about["headers"], HEADER: header_of(message)}
+    if about.get("deaths"):
+        headers[DEATHS] = about["deaths"]
+    properties = dict(about["properties"])
+    if message.again:
+        headers[REPUBLISHED] = True
+        if message.expires_at is None:  # a person has taken it out of the dead set
+            headers["expires"] = None
+            properties.pop("expiration", None)
+    return about, headers, properties
+
+
+def own_priority(about: Mapping[str, Any]) -> int | None:
+    """Return the priority, 0 to 9, of a message that goes to its own queue; None if an exchange leads it elsewhere."""
+    if about["exchange"]:
+        return None
+    try:
+        return max(0, min(9, int(about["properties"].get("priority") or 0)))
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def to_own_queue(message: Message) -> Message | None:
+    """Return a message with its `own_priority`, None if an exchange leads it; raises the errors of `publish`."""
+    priority = own_priority(message.about or _about(message))
+    return None if priority is None else replace(message, priority=priority)
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where a kept message went: to `queues`, where they are known, else where its exchange has sent it."""
@@ -91,7 +131,7 @@ class Route:
 def route_of(publication: str) -> Route | None:
     """Return where a message went; None for a row of a newer format."""
     kept = json.loads(publication)
-    if kept["v"] != FORMAT:
+    if kept["v"] != KEPT_FORMAT:
         return None
     about = kombu_loads(kept["about"])
     return Route(
@@ -175,8 +215,8 @@ def publication_of(about: Mapping[str, Any], deaths: Any = None, call: str | Non
     try:
         text = kombu_dumps(about)
         if not deaths and call is None:  # nearly always, and to encode one text takes a fifth as long as a dict
-            return f'{{"v": {FORMAT}, "about": {json.dumps(text)}}}'
-        kept = {"v": FORMAT, "about": text}
+            return f'{{"v": {KEPT_FORMAT}, "about": {json.dumps(text)}}}'
+        kept = {"v": KEPT_FORMAT, "about": text}
         if deaths:
             kept["deaths"] = deaths
         if call is not None:
@@ -190,13 +230,19 @@ def _about(message: Message) -> dict[str, Any]:
     """Return what goes around the body: content type, headers, properties, routing."""
     try:
         kept = json.loads(message.publication)
-        if kept["v"] != FORMAT:
+        if kept["v"] != KEPT_FORMAT:
             raise NewerFormatError(
                 f"message {message.task_id} is of format {kept['v']}, which this version does not read"
             )
         about: dict[str, Any] = {**kombu_loads(kept["about"]), "deaths": kept.get("deaths")}
         missing = ABOUT - about.keys()
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if not missing and not (isinstance(about["headers"], dict) and isinstance(about["properties"], dict)):
+            raise TypeError("headers and properties are objects")
+        if not all(isinstance(about.get(name), str | None) for name in ("content_type", "content_encoding")):
+            raise TypeError("content_type and content_encoding are texts")
+    except NewerFormatError:
+        raise
+    except Exception as error:  # of whatever decodes a type in them
         raise InvalidValueError(f"message {message.task_id} cannot be read: {type(error).__name__}: {error}") from error
     if missing:
         raise InvalidValueError(f"message {message.task_id} cannot be read: {', '.join(sorted(missing))} is missing")

@@ -1,1 +1,1 @@
-"""What is replaced of objects of Celery, kombu and py-amqp: a file for each method, and a test of what it relies on."""
+"""Methods of Celery, kombu and py-amqp that are replaced: a file for each, and a test of what it relies on."""

@@ -27,7 +27,7 @@ def install(calling: Callable[..., AbstractContextManager[None]]) -> None:
 
     @wraps(before)
     def apply(self: Any, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
-        if options.get("transaction") is None or getattr(self._get_app(), "sidejob", None) is None:
+        if options.get("transaction") is None or getattr(self.app, "sidejob", None) is None:
             return before(self, args, kwargs, *more, **options)
         with calling(transaction=options.pop("transaction")):
             return before(self, args, kwargs, *more, **options)

@@ -14,7 +14,7 @@ from typing import Any
 
 from amqp.exceptions import ConsumerCancelled
 
-from . import redis_qos
+from . import virtual_qos
 from .wrapping import wrap
 
 
@@ -62,15 +62,15 @@ def look_without_waiting(connection: Any) -> None:
     wrap(connection, "drain_events", lambda before, **options: before(**{**options, "timeout": 0}))
 
 
-def mind_before(connection: Any, mind: Callable[[], bool], *, look_s: float) -> None:
-    """Have `mind` called before each wait, which is then no longer than `look_s` if it returns True.
+def call_before_waits(connection: Any, call: Callable[[], bool], *, look_s: float) -> None:
+    """Have `call` called before each wait, which is then no longer than `look_s` if it returns True.
 
     With gevent only the greenlet that reads may wait for an answer of RabbitMQ: a worker that has cancelled its
     consumers would consume again no more.
     """
 
     def drain_events(before: Callable[..., Any], timeout: float | None = None, **options: Any) -> Any:
-        if mind():
+        if call():
             timeout = look_s if timeout is None else min(timeout, look_s)
         return before(timeout=timeout, **options)
 
@@ -84,7 +84,7 @@ def fetch_when_there_is_room(connection: Any, qos: Any) -> Callable[[], None]:
     returned has it look now.
     """
     done = threading.Event()
-    redis_qos.tell_of_ends(qos, done.set)
+    virtual_qos.tell_of_ends(qos, done.set)
 
     def drain_events(before: Callable[..., Any], timeout: float | None = None, **options: Any) -> Any:
         done.clear()

@@ -20,7 +20,7 @@ from kombu.utils.imports import symbol_by_name
 from ..durability import is_durable
 from .existing_class import above
 
-REPR_PLACE = 21
+REPR_POSITION = 21
 """How many arguments `as_task_v2` takes between a call's own and those that say how these are shown."""
 
 
@@ -46,7 +46,7 @@ class DurableAMQP(AMQP):
         self, task_id: Any, name: str, args: Any = None, kwargs: Any = None, *more: Any, **options: Any
     ) -> Any:
         """Make a message; how it shows no arguments is found out once: for Celery that is a tenth of the whole call."""
-        if len(more) <= REPR_PLACE:
+        if len(more) <= REPR_POSITION:
             for key, given in (("argsrepr", args), ("kwargsrepr", kwargs)):
                 if not given and options.get(key) is None:
                     options[key] = self._how_nothing_looks[key]

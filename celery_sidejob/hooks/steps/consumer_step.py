@@ -1,7 +1,8 @@
-"""The worker's connection to the broker: how it is spoken on, what is lost with it, and a deleted queue breaks it."""
+"""The worker's connection to the broker: what is set up on each new one, and given back before it is closed."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from celery import bootsteps
@@ -10,11 +11,12 @@ from celery.concurrency.solo import TaskPool as Solo
 from ...services.loop import Loop
 from .. import events
 from ..masking import masked
+from ..messages import reference
 from ..patches import consumer_start, draining, lost_connection
 from ..patches.redis_client import keep_client
 from ..worker import delivered
 from ..worker.appetite import Appetite
-from ..worker.fetching import fetching
+from ..worker.fetching import fetcher_of
 
 STOPS = {bootsteps.CLOSE, bootsteps.TERMINATE}
 
@@ -27,7 +29,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def __init__(self, c: Any, task_events: bool = True, **kwargs: Any) -> None:
         super().__init__(c, **kwargs)
-        events.know(c, task_events)
+        events.remember(c, task_events)
         consumer_start.install(c.blueprint)
         lost_connection.install(c, delivered.note_lost_connection)
         self._looks: Loop | None = None
@@ -37,6 +39,9 @@ class DisconnectionStep(bootsteps.StartStopStep):
 
     def start(self, c: Any) -> None:
         """Listen to what the broker says of a new connection's consumers; on Redis all is said by one client."""
+        refers = c.app.sidejob.runtime.connections.is_broker
+        if refers:
+            c.connection.transport.compose = partial(reference.delivered, c.app)
         broker, is_green = c.connection.transport.driver_type, getattr(c.pool, "is_green", False)
         if broker == "amqp":
             draining.hear_cancellations(c.connection)
@@ -47,10 +52,11 @@ class DisconnectionStep(bootsteps.StartStopStep):
             tell = draining.fetch_when_there_is_room(c.connection, c.task_consumer.channel.qos)
             if self._appetite is not None:
                 self._appetite.tell = tell
-        # With solo an acknowledgement brings the next message, which nobody could give back while a body runs.
-        delivered.Delivered.acks_at_end = broker == "amqp" and isinstance(c.pool, Solo)
+        # With solo an acknowledgement brings the next message, which nobody could give back while a body runs. And if a
+        # reference were gone before its row is locked, a kill in between would leave a message that nobody fetches.
+        delivered.Delivered.acks_at_end = refers or (broker == "amqp" and isinstance(c.pool, Solo))
         if self._appetite is not None:
-            self._appetite.start(fetching(c, self._appetite))
+            self._appetite.start(fetcher_of(c, self._appetite))
             if is_green:
                 self._looks = Loop(self._appetite)  # a greenlet
                 self._looks.start()
@@ -63,7 +69,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         return {"broker": masked(broker)} if broker else {}
 
     def register_with_event_loop(self, c: Any, hub: Any) -> None:
-        """Have the event loop see to what is fetched."""
+        """Have the event loop decide again and again how much is fetched."""
         if self._appetite is not None:
             self._appetite.register(hub)
 

@@ -21,7 +21,7 @@ from ...services.loop import Loop
 from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
-from ..patches import pool_apply, soft_shutdown, worker_stop
+from ..patches import pool_apply, pool_flush, soft_shutdown, worker_stop
 from ..tasks import durable_task
 from ..worker import greenlets, pool_kind
 from ..worker.bell import Bell
@@ -45,7 +45,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._sidejob = worker.app.sidejob
         self._loops: list[Loop] = []
         self._heartbeats: list[Heartbeat] = []
-        self._bell = PoolBell()
+        self._bell = Bell()
         stop_flag.share()  # before the pool forks
         durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
@@ -76,24 +76,22 @@ class SideJobStep(bootsteps.StartStopStep):
             self._loops.append(Loop(RabbitMQWatchdog(worker, sidejob.runtime.broker, sidejob.runtime.connections)))
         for loop in self._loops:
             loop.start()
-        signals.worker_shutting_down.connect(self._stopping, weak=False)
+        signals.worker_shutting_down.connect(lambda **_: stop_flag.announce(), weak=False)
         soft_shutdown.install(worker, stop_flag.announce)
         worker_stop.install(worker, self.terminate)
-        greenlets.mind(worker.pool)
+        greenlets.install(worker.pool)
         pool_apply.end_quietly(worker.pool)
+        pool_flush.install(worker.pool)
         signals.worker_shutdown.connect(self._leave, weak=False)
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Have the event loop listen to the bell."""
-        self._bell.register(worker, hub)
+        """Have the event loop listen to the bell; called again after every reconnection."""
+        maintain_after_rings(self._bell, worker.pool, hub)
 
     def terminate(self, worker: Any) -> None:
         """Leave after a cold stop, of which `worker_shutdown` does not tell; the pool has been terminated before."""
         self._leave()
         pool_kind.leave_threads_behind(worker)
-
-    def _stopping(self, **_: Any) -> None:
-        stop_flag.announce()
 
     def _heartbeat_of(self, worker: Any, runtime: Runtime, file: HeartbeatFile | None) -> Heartbeat:
         processes = PoolProcesses(lambda: pool_kind.pids(worker.pool), self._bell.ring)
@@ -133,7 +131,7 @@ class SideJobStep(bootsteps.StartStopStep):
         return away
 
     def _leave(self, **_: Any) -> None:
-        """After the pool has stopped: what is still held was cut off by us, so it is given back without a loss."""
+        """Leave once the pool has stopped: runs that are still held were cut off by this stop, and are no losses."""
         heartbeats, self._heartbeats = self._heartbeats, []
         if not heartbeats:
             return
@@ -148,27 +146,19 @@ class SideJobStep(bootsteps.StartStopStep):
             logger.info("Gave back %d runs that this stop had cut off", released)
 
 
-class PoolBell:
-    """Has the worker's event loop look after its pool now.
+def maintain_after_rings(bell: Bell, pool: Any, hub: Any) -> None:
+    """Have the worker's event loop look after its pool when the bell rings.
 
     Celery replaces a process that was killed at its next maintenance, up to five seconds later; until then a message
     that this worker has fetched already waits for nobody. The pool may only be touched by the loop's own thread.
     """
 
-    def __init__(self) -> None:
-        self._bell = Bell()
-        self.ring = self._bell.ring
-        """Wakes the loop; from any thread."""
+    def maintain() -> None:
+        if pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
+            pool._pool.maintain_pool()
 
-    def register(self, worker: Any, hub: Any) -> None:
-        """Listen in this loop; called again after every reconnection."""
-
-        def maintain() -> None:
-            if worker.pool._pool is not None:  # a cold stop ends it in the midst of the loop, and so rings the bell
-                worker.pool._pool.maintain_pool()
-
-        if hasattr(getattr(worker.pool, "_pool", None), "maintain_pool"):
-            self._bell.register(hub, maintain)
+    if hasattr(getattr(pool, "_pool", None), "maintain_pool"):
+        bell.register(hub, maintain)
 
 
 def _heartbeat_file(settings: Settings) -> HeartbeatFile | None:

@@ -20,7 +20,7 @@ def is_lending() -> bool:
 
 @contextmanager
 def handed_over(options: dict[str, Any]) -> Iterator[None]:
-    """Put the transaction into the options of a call of the chord; what is called within the block has none of it."""
+    """Put the chord's transaction into the options of a call; calls within the block do not have it."""
     options.setdefault("transaction", present_call().transaction)
     with calling(transaction=None):
         yield

@@ -1,4 +1,4 @@
-"""Parts of chords whose process died around their being counted: the body must be published, and only once.
+"""Chords with parts whose process dies while they are counted: the body must be published, and only once.
 
 Celery counts a part after it has stored its result, and whoever counts the last one publishes the body. Its Redis
 backend counts a part once, however often it is told of it, and gives up the claim to publish when whoever has it is
@@ -26,7 +26,7 @@ from celery.backends.redis import RedisBackend
 from ...model.durable import Message
 from ...model.errors import StoreUnavailableError
 from ...operations import keeping
-from ...operations.durable_runs import ClaimedElsewhereError, Run
+from ...operations.durable_runs import Run
 from ...operations.runtime import Runtime
 from ..patches import chord_counting
 from .keeping import present_run
@@ -41,7 +41,7 @@ CLAIM_S = 10
 FRESH_S = 3.0
 """For how long a claim needs no look."""
 DONE = (b"done", "done")
-"""What Celery's backend leaves in place of a claim when it forgets a chord."""
+"""The value that Celery's backend leaves in place of a claim when it forgets a chord."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,8 +57,8 @@ class ChordClaim:
     """Celery's own cleanup, which was put off."""
     held_at: float = field(default_factory=time.monotonic)
 
-    def hold(self) -> bool:
-        """Renew the claim, or find out who has it now; False if the body is known."""
+    def hold(self) -> bool | None:
+        """Renew the claim; False if the body is known, None while another process may publish it."""
         if time.monotonic() - self.held_at < FRESH_S:
             return True
         try:
@@ -67,13 +67,12 @@ class ChordClaim:
             found = self.backend.client.get(self._key(".c"))
             if found is None:
                 return True  # the backend was emptied, or has forgotten the chord for its age
-            if found in DONE or _body_is_known(self.runtime, self.backend, self.request):
-                return False
+            return False if found in DONE or _body_is_known(self.runtime, self.backend, self.request) else None
         except StoreUnavailableError:
             raise
         except Exception as error:
-            raise ClaimedElsewhereError(f"The claim to the body of a chord could not be renewed: {error}") from error
-        raise ClaimedElsewhereError(f"The body of chord {self.request.group} is somebody else's to publish")
+            logger.debug("The claim to the body of chord %s could not be renewed: %s", self.request.group, error)
+            return None
 
     def renew(self) -> bool:
         """Extend the claim, or take it again if it has expired; False if it is somebody else's, or nothing is left."""
@@ -95,13 +94,13 @@ class ChordClaim:
         return self.backend.get_key_for_group(self.request.group, end)
 
 
-def mind(app: Celery, backend: Any) -> None:
+def install(app: Celery, backend: Any) -> None:
     """Have the backend forget a chord only when its body is kept; twice does no harm."""
     chord_counting.install(backend, count=partial(_count, app), forget=partial(_forget, backend))
 
 
 def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, value: Any) -> bool:
-    """Count a part that ended well; False while the body is owed by somebody who may have died.
+    """Count a part that ended well; False while another process owes the body, and may have died.
 
     `runtime` is that of the store which has the part; the body may be in any. What a run finds owed follows it; outside
     of one the body is kept before this returns.
@@ -110,7 +109,7 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
         return True
     if _body_is_known(runtime, backend, request):
         return True
-    mind(app, backend)
+    install(app, backend)
     run = present_run(app)
     if run is not None:
         backend.on_chord_part_return(request, states.SUCCESS, value)
@@ -127,10 +126,10 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
 
 
 def wait_for_body(run: Run, backend: Any, request: Context, value: Any) -> None:
-    """Return once nothing is owed for a part that was just counted, but by this run itself: it keeps its row so long.
+    """Wait, after a part was counted, until the body is published, unless that is up to this run itself.
 
-    Mostly at once. Otherwise another part was the last, or the same in a run that was lost, and whoever publishes the
-    body is about to, or died with it.
+    The run keeps its row so long. Mostly it need not wait. It does if the last part was counted by another run, which
+    is about to publish the body, or died before it could.
     """
     if not request.chord or not request.group or not isinstance(backend, RedisBackend):
         return

@@ -34,7 +34,6 @@ from ...services.heartbeat.deliveries import ENDED
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
-from ..worker.pool_kind import not_begun
 from . import durable_task
 from .not_begun import Copy, Forged, Left, SentBack
 
@@ -94,7 +93,7 @@ class DurableRequest(Delivered):
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """What the pool's process is given: also under which identity it locks, and what it may have to adopt."""
+        """The request as the pool's process gets it: also with the worker's identities and a message to be adopted."""
         given = super().request_dict
         heartbeats = self._app.sidejob.heartbeats
         if len(heartbeats) > 1:
@@ -121,12 +120,6 @@ class DurableRequest(Delivered):
         """
         expires = self.expires
         return expires is not None and bool(datetime.now(UTC if expires.tzinfo else None) > expires)
-
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """Refuse what is not to begin here any more, before it is acknowledged."""
-        if not self._has_begun and not self.begins():
-            raise not_begun()
-        super().on_accepted(pid, time_accepted)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """A hard limit buries the task, by the worker: its process is about to be killed. Celery fails it once."""
@@ -210,8 +203,8 @@ class DurableRequest(Delivered):
             self._stopped(kind, error)
             super()._announce_revoked(reason, terminated, signum, expired)
             return
-        # Who revoked it has most likely doomed its row, and then the sweeper tells of it. To have one teller, it does
-        # so in any case.
+        # The revocation has most likely marked its row, and then the sweeper announces the end. So that it is announced
+        # once, the sweeper does it in any case.
         self._plan(ENDED)
         revoke(self._holders, self._key)
         task_ready(self)
@@ -225,10 +218,6 @@ class DurableRequest(Delivered):
     def _bury(self, reason: str, error: str, traceback: str | None) -> None:
         death = Death(reason, error, traceback, self._request_dict.get("retries") or 0)
         bury(self._holders, self._key, death, address=self._address, content=self._content)
-
-    def _plan(self, plan: str) -> None:
-        for runs, _ in self._deliveries:
-            runs.planned(self._key, plan)
 
     def _over(self) -> None:
         super()._over()

@@ -15,7 +15,7 @@ import traceback as tracebacks
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from celery import Celery, signals, states
 from celery.app.task import Context, Task
@@ -42,6 +42,7 @@ from ...operations.contents import as_kept, is_forged
 from ...operations.durable_runs import Run, in_body, lease_lost
 from ...operations.runtime import Runtime
 from .. import bodies
+from ..apps import runtime_for
 from ..broker.connection import PAUSE_S
 from ..durability import is_durable, known_tasks, lost_policy
 from ..messages.kept_message import content_of, unpacker
@@ -51,7 +52,7 @@ from ..patches.existing_class import become
 from ..task_options import OF_ORDINARY_TASKS, check_durable, check_ordinary
 from ..worker import own_process, recording
 from ..worker.holders import bury, holders
-from ..worker.received import checked
+from ..worker.received import OF_THE_PARENT, checked
 from . import chords, missing_row_warning
 from .not_begun import Copy, Forged, Left, SentBack
 
@@ -77,15 +78,9 @@ class DurableTask(OnCommit):
     locks_late: bool | None = None
     Request = "celery_sidejob.hooks.tasks.durable_request:DurableRequest"
 
-    @classmethod
-    def on_bound(cls, app: Celery) -> None:
-        """Refuse wrong options, however the task is registered."""
-        super().on_bound(app)
-        check_durable(cls)
-
     @property
     def lost_policy(self) -> str:
-        """What becomes of a run whose worker died."""
+        """Whether a run whose worker died is repeated: ``requeue`` or ``dead``."""
         return lost_policy(self)
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:
@@ -147,7 +142,7 @@ def mark(app: Celery) -> None:
             _mark(app, task)
 
 
-def mind_tasks(app: Celery) -> None:
+def watch_tasks(app: Celery) -> None:
     """Have wrong options of all tasks refused, and tasks marked too that are made once the app is finalized.
 
     Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
@@ -226,17 +221,17 @@ def _begin(task: DurableTask, request: Context) -> None:  # noqa: PLR0912, PLR09
         # Its row is in the store: it is sent again when it has not been heard of for a while.
         logger.warning("Task %s is left to newer workers: its message is of a newer format", request.id)
         raise Ignore(f"task {request.id}: its message is of a newer format")
-    places = _places_or_leave(runtime, request, address, adopted=adopted is not None)
+    stores = _stores_or_leave(runtime, request, address, adopted=adopted is not None)
     content = _content(request)
     if key is not None:
         if own_process.is_revoked(task.app, request.id):
-            _revoked(task, request, key, places)
-        if deferred_locks.is_here(places[0][0], key):
+            _revoked(task, request, key, stores)
+        if deferred_locks.is_here(stores[0][0], key):
             raise Copy(f"task {request.id}: a copy of what runs, or has just ended, in this process")
-        if LATE in request.__dict__ and len(places) == 1 and _begin_late(task, request, key, content, *places[0]):
+        if LATE in request.__dict__ and len(stores) == 1 and _begin_late(task, request, key, content, *stores[0]):
             return
     failure: StoreUnavailableError | None = None
-    for there, worker_id in places:
+    for there, worker_id in stores:
         run = Run(key or (request.id, 1), task.name, worker_id, there, content)
         try:
             with runtime.stores.trying(there.store):
@@ -250,11 +245,11 @@ def _begin(task: DurableTask, request: Context) -> None:  # noqa: PLR0912, PLR09
             return
     if failure is not None:
         _leave(runtime, request, str(failure))
-    if address.store is None and adopted is None and len(places) < len(runtime.stores):
+    if address.store is None and adopted is None and len(stores) < len(runtime.stores):
         _leave(runtime, request, "its message does not say which store has its row, and one does not answer")
-    if key is not None and _is_forged(key, content, [there for there, _ in places]):
+    if key is not None and _is_forged(key, content, [there for there, _ in stores]):
         raise Forged(f"task {request.id}: not what its row has")
-    missing_row_warning.warn(task.name, request, [there for there, _ in places])
+    missing_row_warning.warn(task.name, request, [there for there, _ in stores])
     raise Copy(f"task {request.id}: a copy of what runs, was finished, or is in the dead set")
 
 
@@ -264,7 +259,7 @@ def _begin_late(
     """Begin a run whose lock is written later; False where the run has to lock first."""
     run = Run(key, task.name, worker_id, there, content)
     try:
-        begun = durable_locks.begin_late(there, run, max_losses=_policy(task)["max_losses"])
+        begun = deferred_locks.of(there).begin(run, max_losses=_policy(task)["max_losses"])
         if begun:
             _is_begun(task, request, run)
     except BaseException:  # a time limit strikes
@@ -293,39 +288,39 @@ def _content(request: Context) -> Content:
     return Content(str(request.task), known, unpacker(request.get("compression")))
 
 
-def _is_forged(key: Key, content: Content, places: Sequence[Runtime]) -> bool:
+def _is_forged(key: Key, content: Content, stores: Sequence[Runtime]) -> bool:
     try:
-        return any(is_forged(there, key, content) for there in places)
+        return any(is_forged(there, key, content) for there in stores)
     except StoreUnavailableError:
         return False  # it does not run in any case
 
 
 def _is_begun(task: DurableTask, request: Context, run: Run) -> None:
     run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
-    for ours in (HEADER, WORKER, ADOPTED, LATE, DIGEST):  # a body may give its headers to what it calls
+    for ours in (HEADER, *OF_THE_PARENT):  # a body may give its headers to what it calls
         (request.headers or {}).pop(ours, None)
     if request.chord:
-        chords.mind(task.app, task.backend)
+        chords.install(task.app, task.backend)
     request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
     RUNS[request.id] = run
 
 
-def _places_or_leave(
+def _stores_or_leave(
     runtime: Runtime, request: Context, address: Address, *, adopted: bool
 ) -> Sequence[tuple[Runtime, int]]:
     """Return the stores that may have the row, each with this worker's identity there; without any leave the task."""
     try:
-        places = _places(runtime, request.get(WORKER), address, adopted=adopted)
+        stores = _stores_of_row(runtime, request.get(WORKER), address, adopted=adopted)
     except StoreUnavailableError as error:
         _leave(runtime, request, str(error))
-    if not places:
+    if not stores:
         elsewhere = address.store is not None and request.get(WORKER) is not None
         why = "this worker is not known, or not just now, in the store that has its row"
         _leave(runtime, request, why, elsewhere=elsewhere)
-    return places
+    return stores
 
 
-def _places(runtime: Runtime, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
+def _stores_of_row(runtime: Runtime, known: Any, address: Address, *, adopted: bool) -> Sequence[tuple[Runtime, int]]:
     """Return in which stores the row may be, each with this worker's identity there; those that answer, if several."""
     if known is None:
         return ()
@@ -341,10 +336,10 @@ def _places(runtime: Runtime, known: Any, address: Address, *, adopted: bool) ->
     return [(there, worker_id) for there, worker_id in found if not there.store.is_left_alone]
 
 
-def _revoked(task: DurableTask, request: Context, key: Key, places: Sequence[tuple[Runtime, int]]) -> NoReturn:
+def _revoked(task: DurableTask, request: Context, key: Key, stores: Sequence[tuple[Runtime, int]]) -> NoReturn:
     """Have buried what was revoked while it waited for a thread, unless the worker does."""
     try:
-        for there, _ in places if not own_process.is_ended(task.app, key) else ():
+        for there, _ in stores if not own_process.is_ended(task.app, key) else ():
             revocation.revoke(there, [key[0]])
     except StoreUnavailableError as unavailable:
         _leave(_runtime(task), request, str(unavailable))
@@ -373,7 +368,7 @@ def _back(request: Context, why: str) -> NoReturn:
 
 
 def _lose(run: Run, error: BaseException) -> NoReturn:
-    """A body has left a process that goes on: what it held is as good as lost with it."""
+    """Count a run as lost whose body has left, by `sys.exit()` for one, while its process goes on."""
     logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
     run.is_lost = True
     with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
@@ -383,7 +378,7 @@ def _lose(run: Run, error: BaseException) -> NoReturn:
 
 
 def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
-    """Bury a message that cannot be read here: it would come again for ever. Who waits for its result is told."""
+    """Bury a message that cannot be read here: it would come again for ever. Its result is a failure."""
     headers = message.headers or {}
     header = headers.get(HEADER)
     key, found = key_of(str(headers.get("id")), header), holders(app, header)
@@ -401,7 +396,7 @@ def _bury_unread(app: Celery, message: Any, error: Exception) -> None:
 
 
 def _is_awaited(task: Any, run: Run) -> bool:
-    """Tell whether anybody hears that the body has ended well: what follows it, or who waits for its result.
+    """Tell whether its end is acted upon: by tasks that follow it, or by a caller that waits for its result.
 
     A result alone is told before a lock that is written late.
     """
@@ -470,7 +465,7 @@ def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
         return  # it goes on as another message; or this process is about to end, and the worker sees to it
     if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
         if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
-            durable_ends.end_late(runtime, run)
+            deferred_locks.of(runtime).end(run)
             return
         if state == states.SUCCESS:
             chords.wait_for_body(run, task.backend, request, retval)
@@ -538,10 +533,7 @@ _unequal: set[str] = set()
 def _shown(error: BaseException | None, state: str) -> str:
     if error is None:
         return f"ResultNotStored: the body ended as {state}, and its result could not be stored"
-    try:
-        return f"{type(error).__name__}: {error}"
-    except Exception:
-        return f"{type(error).__name__}: <its str() raises>"
+    return f"{type(error).__name__}: {bodies.text_of(error)}"
 
 
 def _trace(error: BaseException | None) -> str | None:
@@ -549,7 +541,4 @@ def _trace(error: BaseException | None) -> str | None:
 
 
 def _runtime(task: Any) -> Runtime:
-    sidejob = getattr(task.app, "sidejob", None)
-    if sidejob is None:
-        raise SettingsError(f"{task.name} is durable, but its app has no SideJob: call SideJob(app).")
-    return cast("Runtime", sidejob.runtime)
+    return runtime_for(task.app, f"{task.name} is durable")

@@ -23,23 +23,23 @@ from kombu.compression import compress
 from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
 
-from ...model.durable import ADOPTED, CALL, DEATHS, DIGEST, HEADER, REPUBLISHED, WAITS, WORKER, Message
+from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
 from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
 from ...operations import durable_ends, keeping
 from ...operations.durable_runs import Run
-from ...operations.runtime import Runtime
+from ..apps import runtime_for
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
 from ..messages.carried import check_names
-from ..messages.kept_message import RESERVED, as_bytes, publication_of, time_of
+from ..messages.kept_message import RESERVED, as_bytes, own_priority, publication_of, time_of
 from ..patches.task_sender import DurableAMQP
-from . import chord_transaction, result_subscription
-from .lazy_producer import LaterProducer
+from . import chord_transaction, result_subscription, sending_in
+from .lazy_producer import LazyProducer
 from .present_call import calling, present_call
 
 logger = logging.getLogger("celery_sidejob")
 
-PRODUCER_PLACE = 5
+PRODUCER_INDEX = 5
 """Where among send_task's arguments, after the name, a producer is that is given without its keyword."""
 
 _in_callbacks = getattr(celery_amqp, "_callback_publish_retry", None)
@@ -54,36 +54,33 @@ def present_run(app: Celery) -> Run | None:
 
 
 def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
-    """Send a task; to be told of its result is asked for after the message of a durable one was kept, and may fail.
+    """Send a task; the subscription to the result of a durable one is made after its message was kept, and may fail.
 
-    Celery asks before, and then a Redis that is away fails the call after twenty seconds.
+    Celery subscribes before, and then a Redis that is away fails the call after twenty seconds.
     """
     if chord_transaction.is_lending():
         with chord_transaction.handed_over(options):
             return send_task(app, send, name, *args, **options)
     if not is_durable(app, name):
         if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
-            raise InvalidValueError(
-                f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True "
-                "or sidejob_durable_tasks, or leave transaction= out."
-            )
+            return sending_in.send_in(app, send, name, args, options)
         return send(name, *args, **options)
     check_call(name, options)
     together = present_call().together
-    wanted: list[Callable[[], Any]] = [] if together is None else together.wanted
-    later = None
-    if len(args) <= PRODUCER_PLACE and not any(options.get(name) for name in ("producer", "publisher", "connection")):
-        later = options["producer"] = LaterProducer(app)
-    result_subscription.mind(app.backend)
+    subscriptions: list[Callable[[], Any]] = [] if together is None else together.subscriptions
+    lazy = None
+    if len(args) <= PRODUCER_INDEX and not any(options.get(name) for name in ("producer", "publisher", "connection")):
+        lazy = options["producer"] = LazyProducer(app)
+    result_subscription.install(app.backend)
     try:
-        with calling(wanted=wanted):
+        with calling(subscriptions=subscriptions):
             result = send(name, *args, **options)
     finally:
-        if later is not None:
-            later.close()
+        if lazy is not None:
+            lazy.close()
     if together is None:
-        for want in wanted:
-            result_subscription.ask_quietly(app, want)
+        for subscribe in subscriptions:
+            result_subscription.subscribe_quietly(app, subscribe)
     return result
 
 
@@ -95,6 +92,7 @@ class KeepingProducer:
         self._app = app
         self._task = task
         self._queue = queue
+        self._runtime = runtime_for(app, f"{task} is durable")
         self._kept = False
 
     def __getattr__(self, name: str) -> Any:
@@ -158,7 +156,7 @@ class KeepingProducer:
         eta = time_of(headers.get("eta"))
         horizon = timedelta(seconds=self._runtime.settings.timer_horizon)
         waits = eta is not None and eta - datetime.now(UTC) > horizon
-        return (WAITS if waits else "") + secrets.token_hex(8)
+        return (DELAYED if waits else "") + secrets.token_hex(8)
 
     def _message(  # noqa: PLR0913 - what kombu's `publish` takes
         self, body: Any, deaths: Any, call: str | None = None, /, *, headers: dict[str, Any], exchange: Any = "",
@@ -192,7 +190,8 @@ class KeepingProducer:
         self._runtime.publisher.check_sendable(f"The call of {self._task}", headers, properties)
         return Message(
             task_id, self._task, str(queue), publication_of(about, deaths, call), data, eta=time_of(headers.get("eta")),
-            expires_at=time_of(headers.get("expires")), about={**about, "deaths": deaths}, call=call,
+            expires_at=time_of(headers.get("expires")), priority=own_priority(about), about={**about, "deaths": deaths},
+            call=call,
         )  # fmt: skip
 
     def _bound_queue(self, named: str, exchange: str | None, routing_key: Any) -> str | None:
@@ -212,14 +211,6 @@ class KeepingProducer:
             ):
                 return str(queue.name)
         return None
-
-    @property
-    def _runtime(self) -> Runtime:
-        sidejob = getattr(self._app, "sidejob", None)
-        if sidejob is None:
-            raise SettingsError(f"{self._task} is durable, but its app has no SideJob: call SideJob(app).")
-        runtime: Runtime = sidejob.runtime
-        return runtime
 
 
 class KeepingAMQP(DurableAMQP):

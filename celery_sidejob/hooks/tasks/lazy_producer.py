@@ -1,4 +1,4 @@
-"""A producer of Celery's pool that is taken when it is first used: what is kept in the store needs none.
+"""A producer of Celery's pool that is taken when it is first used: a message that is kept needs none.
 
 To take one from the pool and give it back costs a tenth of a call.
 """
@@ -11,13 +11,13 @@ from typing import Any
 from celery import Celery
 
 
-class LaterProducer:
+class LazyProducer:
     """Stands for a producer for as long as one task is sent; `close` gives back what was taken."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._taken: Any = None
-        self.connection = LaterConnection(self)
+        self.connection = LazyConnection(self)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.take(), name)
@@ -41,16 +41,16 @@ class LaterProducer:
             taken.release()
 
 
-class LaterConnection:
+class LazyConnection:
     """Stands for the producer's connection, whose errors Celery asks for around each message that it sends."""
 
-    def __init__(self, producer: LaterProducer) -> None:
+    def __init__(self, producer: LazyProducer) -> None:
         self._producer = producer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer.take().connection, name)
 
-    def _reraise_as_library_errors(self, *_: Any, **__: Any) -> LaterConnection:
+    def _reraise_as_library_errors(self, *_: Any, **__: Any) -> LazyConnection:
         return self
 
     def __enter__(self) -> None:

@@ -1,7 +1,7 @@
-"""Tells of messages that say they have a row, and have none in this worker's store.
+"""Warns of messages whose row is in no store of this worker.
 
-Most are copies of what has ended, and nothing to be told of. But if a client keeps its rows in another schema or
-database than the workers look into, each of its messages is one: its tasks never run, and nobody would be told.
+Most are copies of tasks that have ended, and harmless. But if a client keeps its rows in another schema or database
+than the workers read, its tasks never run, and nobody would notice.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ...store.outbox import tasks
 logger = logging.getLogger("celery_sidejob")
 
 PAUSE_S = 60.0
-"""How long this process says nothing more after a warning, of whichever task."""
+"""How long this process logs no further warning, of whichever task."""
 
 _told: set[str] = set()
-"""Tasks of which it was told."""
+"""Tasks already warned about."""
 _told_at = -PAUSE_S
 
 
-def warn(task: str, request: Context, places: Sequence[Runtime]) -> None:
+def warn(task: str, request: Context, stores: Sequence[Runtime]) -> None:
     """Warn, once for each task, if what looks like the first delivery of its message has no row in these stores."""
     global _told_at
     if task in _told or time.monotonic() < _told_at + PAUSE_S or not is_first(request.__dict__):
         return
     try:
-        for there in places:
+        for there in stores:
             wait_s = there.stores.wait_s
             row = there.connections.read(lambda executor: tasks.read(executor, request.id), within_s=wait_s)
             if row is not None:
@@ -44,6 +44,6 @@ def warn(task: str, request: Context, places: Sequence[Runtime]) -> None:
     _told_at = time.monotonic()
     logger.warning(
         "%s[%s] has no row in schema %r, so it is not run: a copy of one that has ended, or its client has another "
-        "sidejob_schema or sidejob_database_url. Of this task it is not told again.",
-        task, request.id, places[0].settings.schema,
+        "sidejob_schema or sidejob_database_url. This is logged once for each task.",
+        task, request.id, stores[0].settings.schema,
     )  # fmt: skip

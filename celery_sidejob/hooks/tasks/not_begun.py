@@ -1,4 +1,4 @@
-"""What a delivery of a durable task ends with that runs nothing; by the class the worker's parent process is told."""
+"""How a delivery of a durable task ends that runs nothing: the exception's class tells the worker's parent why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The call being made: what Celery's own code, between a task's call and its message, cannot be told otherwise.
+"""The call being made: facts for which Celery's code, between a task's call and its message, has no parameter.
 
 It belongs to a thread or greenlet, and to what that calls meanwhile: a receiver of `before_task_publish` that calls
 another task does so within the first call.
@@ -27,7 +27,7 @@ class Together:
     without_rows: list[Callable[[], Any]] = field(default_factory=list)
     """How each is sent where the store is away and `sidejob_on_store_down` says so."""
     events: list[Callable[[], Any]] = field(default_factory=list)
-    wanted: list[Callable[[], Any]] = field(default_factory=list)
+    subscriptions: list[Callable[[], Any]] = field(default_factory=list)
 
 
 @dataclass(eq=False, slots=True)
@@ -37,7 +37,7 @@ class Counting:
     runtime: Runtime
     request: Context
     kept_later: list[Message]
-    """What is to be kept once it was counted; the body is what comes to it meanwhile."""
+    """Messages to be kept once it was counted; the body is added to them meanwhile."""
     claim: Claim | None = None
     first: int = field(init=False)
 
@@ -54,11 +54,11 @@ class Call(NamedTuple):
     """The call being made; each is None where there is none."""
 
     transaction: Any = None
-    """That of a chord whose tasks are called."""
+    """The transaction of a chord whose tasks are called."""
     together: Together | None = None
     """Where messages are only collected: whoever asks for that keeps them."""
-    wanted: list[Callable[[], Any]] | None = None
-    """What the result backend is to do for the caller of a durable task, once that is kept."""
+    subscriptions: list[Callable[[], Any]] | None = None
+    """Subscriptions to results, which the result backend is asked for once the messages are kept."""
     counting: Counting | None = None
 
 
@@ -70,7 +70,7 @@ present_call = _call.get
 
 @contextmanager
 def calling(**changes: Any) -> Iterator[None]:
-    """Have the calls of the block made so; what is not given is as it is around the block."""
+    """Make the calls of the block with these facts; facts that are not given are those around the block."""
     token = _call.set(_call.get()._replace(**changes))
     try:
         yield

@@ -34,7 +34,7 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
         raise InvalidValueError(
             "send_many() takes several signatures, not one: put it into a list, or call its apply_async()."
         )
-    wanted = [_checked(app, place, item) for place, item in enumerate(signatures)]
+    wanted = [_checked(app, index, item) for index, item in enumerate(signatures)]
     if not wanted:
         return []
     if app.conf.task_always_eager:
@@ -44,23 +44,23 @@ def send_many(app: Celery, signatures: Iterable[Signature], transaction: Any) ->
         with calling(together=together):
             # One of Celery's producers for all; it connects only if something is published that is no durable task.
             producer = stack.enter_context(app.producer_pool.acquire(block=True))
-            results = [_collected(place, signature, producer) for place, signature in enumerate(wanted)]
+            results = [_collected(index, signature, producer) for index, signature in enumerate(wanted)]
         _keep(app, together, transaction)
         if transaction is None:
             _tell(app, together.events)
-    _tell(app, together.wanted)
+    _tell(app, together.subscriptions)
     return results
 
 
-def _collected(place: int, signature: Signature, producer: Any) -> Any:
-    """Have Celery make one message; what it cannot take is told with the place of the signature."""
+def _collected(index: int, signature: Signature, producer: Any) -> Any:
+    """Have Celery make one message; what it cannot take is told with the index of the signature."""
     try:
         return signature.apply_async(producer=producer)
     except (TypeError, EncodeError) as error:
         kind = EncodeError if isinstance(error, EncodeError) else TypeError
-        raise kind(f"signatures[{place}] of send_many(), of {signature.task}: {error}") from error
+        raise kind(f"signatures[{index}] of send_many(), of {signature.task}: {error}") from error
     except InvalidValueError as error:
-        raise InvalidValueError(f"signatures[{place}] of send_many(): {error}") from error
+        raise InvalidValueError(f"signatures[{index}] of send_many(): {error}") from error
 
 
 def _keep(app: Celery, together: Together, transaction: Any) -> None:
@@ -94,9 +94,9 @@ def _tell(app: Celery, calls: Sequence[Callable[[], Any]]) -> None:
         logger.warning("The tasks are kept; what else was to be told of them failed: %s", error)
 
 
-def _checked(app: Celery, place: int, item: Any) -> Signature:
+def _checked(app: Celery, index: int, item: Any) -> Signature:
     """Return one signature as it can be sent; InvalidValueError says what is wrong with it, before anything is sent."""
-    what = f"signatures[{place}] of send_many()"
+    what = f"signatures[{index}] of send_many()"
     if not isinstance(item, Signature):
         raise InvalidValueError(f"{what} is no signature: {item!r}. Give task.s(...) or app.signature(...).")
     first = item

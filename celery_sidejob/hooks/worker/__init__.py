@@ -1,1 +1,1 @@
-"""What a worker does for us beside its runs: pools, fetching, deliveries."""
+"""The worker's part beside its runs: pools, fetching, deliveries."""

@@ -4,7 +4,7 @@ Celery fetches `worker_prefetch_multiplier` messages ahead for each process. A m
 that take hours, would wait for their end while other workers have nothing to do. So how many messages a worker fetches
 ahead follows from how many runs ended here in the last second: with short runs that is all that Celery allows, with
 long ones nothing. What was fetched before the runs became long goes back to the head of its queue, and the worker
-fetches again when a place of its pool is free: among workers that are all busy no message goes to and fro.
+fetches again when its pool can begin another run: among workers that are all busy no message goes to and fro.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
 from ..patches import task_request
+from . import pool_kind
 from .bell import Bell
 from .delivered import Delivered
 
@@ -29,35 +30,31 @@ LONG_S = 1.0
 """How long a message waits here, at most, while the pool begins nothing."""
 
 
-class Fetcher(Protocol):
-    """How a worker fetches from one kind of broker (`fetching.py`), for as long as one connection lasts."""
+class Fetcher:
+    """How a worker fetches over one connection. This one leaves it to Celery; `fetching.py` has those that do not."""
 
-    is_shut: bool
+    is_shut = False
     """Whether it fetches nothing for now, because there was no room."""
 
     def before(self, request: Any) -> None:
         """Stop fetching if this message, which is about to be handed over, fills the pool."""
-        ...
 
     def hold(self) -> None:
         """Stop fetching if the pool is full; waits for nothing."""
-        ...
 
-    def mind(self) -> None:
+    def adjust(self) -> None:
         """Fetch as much as there is room for now; called by the thread that fetches."""
-        ...
 
     def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
         """Return messages, the first fetched first, in the order in which they are to be given back."""
-        ...
+        return waiting
 
     def may_return(self, request: Any) -> bool:
         """Tell whether another worker can have a message that is given back."""
-        ...
+        return False
 
     def shut(self) -> None:
         """Fetch no more, and receive what is on its way already: the worker stops."""
-        ...
 
 
 class Appetite:
@@ -72,7 +69,7 @@ class Appetite:
         self._waiting: dict[Delivered, float] = {}
         self._ended = deque([(monotonic(), _ended())])
         self._bell = Bell()
-        self._fetcher: Fetcher | None = None
+        self._fetcher = Fetcher()
         self._stops = False
         self.tell: Callable[[], object] = self._bell.ring
         """Wakes the thread that fetches; from any thread."""
@@ -80,23 +77,23 @@ class Appetite:
     # -- the rule --------------------------------------------------------------------------------------------------
 
     @property
-    def places(self) -> int:
+    def concurrency(self) -> int:
         """How many runs the pool takes at a time, or will when it has grown."""
-        return getattr(self._c.controller, "max_concurrency", None) or self._c.pool.num_processes or 1
+        return getattr(self._c.controller, "max_concurrency", None) or pool_kind.concurrency(self._c.pool)
 
     @property
     def ahead(self) -> int:
-        """How many messages may wait here: as many as runs ended in the last second, beyond one for each place.
+        """How many messages may wait here: as many as runs ended in the last second, beyond the pool's concurrency.
 
-        One for each place says nothing: they may have taken hours. With solo none may wait, since nobody can give back
-        anything while its one thread is in a body.
+        One end for each of its processes says nothing: these runs may have taken hours. With solo none may wait, since
+        nobody can give back anything while its one thread is in a body.
         """
-        return 0 if self._is_solo else max(0, _ended() - self._ended[0][1] - self.places)
+        return 0 if self._is_solo else max(0, _ended() - self._ended[0][1] - self.concurrency)
 
     @property
     def room(self) -> int:
         """How many more messages may be fetched."""
-        return 0 if self._stops else max(0, self.places + self.ahead - len(state.reserved_requests))
+        return 0 if self._stops else max(0, self.concurrency + self.ahead - len(state.reserved_requests))
 
     @property
     def is_full(self) -> bool:
@@ -111,10 +108,9 @@ class Appetite:
             if self._stops:
                 request.give_back()
                 return
-            if self._fetcher is not None and self._fetcher.may_return(request):
+            if self._fetcher.may_return(request):
                 self._waiting[request] = monotonic()
-        if self._fetcher is not None:
-            self._fetcher.before(request)
+        self._fetcher.before(request)
         process(request)
 
     def run_once(self) -> None:
@@ -126,8 +122,7 @@ class Appetite:
         self._waiting = {one: since for one, since in self._waiting.items() if one.waits}
         beyond = list(self._waiting)[self.ahead :]
         if any(now - self._waiting[one] >= LONG_S for one in beyond):
-            if self._fetcher is not None:
-                self._fetcher.hold()  # else they might come back at once
+            self._fetcher.hold()  # else they might come back at once
             self._give_back(beyond)  # all together, so that they keep their order
         self.over()
 
@@ -139,48 +134,44 @@ class Appetite:
         """Nothing is open."""
 
     def over(self) -> None:
-        """Note that a place may be free; from any thread."""
-        if self._fetcher is not None and self._fetcher.is_shut:
+        """Note that the pool may have room; from any thread."""
+        if self._fetcher.is_shut:
             self.tell()
 
     # -- one connection --------------------------------------------------------------------------------------------
 
-    def start(self, fetcher: Fetcher | None) -> None:
+    def start(self, fetcher: Fetcher) -> None:
         """Fetch over a new connection: what had waited is gone with the old one, what runs runs on."""
         self._fetcher = fetcher
         self._waiting.clear()
         Delivered.over_here = self.over
         semaphore = self._c.controller.semaphore
-        if semaphore is not None:  # Celery has taken its places for free
+        if semaphore is not None:  # Celery has reset it, and runs go on
             semaphore.value = max(0, semaphore.initial_value - len(state.active_requests))
 
     def register(self, hub: Any) -> None:
         """Look again and again in this event loop, and after each of its rounds whether there is room."""
-        self._bell.register(hub, self._mind)
-        hub.on_tick.add(self._mind)
+        self._bell.register(hub, self._adjust)
+        hub.on_tick.add(self._adjust)
         hub.call_repeatedly(LOOK_S, self._look)
 
-    def _mind(self) -> None:
-        if self._fetcher is not None and self._fetcher.is_shut:
-            self._fetcher.mind()
+    def _adjust(self) -> None:
+        if self._fetcher.is_shut:
+            self._fetcher.adjust()
 
     def _look(self) -> None:
         self.run_once()
-        if self._fetcher is not None:
-            self._fetcher.mind()
+        self._fetcher.adjust()
 
     def stop(self) -> None:
         """Give back all that has not begun: a warm stop waits for what runs, which may be hours."""
         self._stops = True
-        if self._fetcher is not None:
-            self._fetcher.shut()
+        self._fetcher.shut()
         self._give_back(list(self._waiting))
         self._waiting.clear()
 
     def _give_back(self, waiting: list[Delivered]) -> None:
-        if self._fetcher is not None:
-            waiting = self._fetcher.in_order(waiting)
-        given_back = sum(one.give_back() for one in waiting)
+        given_back = sum(one.give_back() for one in self._fetcher.in_order(waiting))
         if given_back:
             logger.info("Gave back %d messages that could not begin here: this worker is busy, or stops", given_back)
 

@@ -26,7 +26,7 @@ from .received import MALFORMED, OF_THE_PARENT, check_request
 logger = logging.getLogger("celery_sidejob")
 
 _deciding = native.lock()
-"""Held for a moment by who begins a run, perhaps a thread of the pool, and by who gives its message back."""
+"""Held for a moment to begin a run, perhaps by a thread of the pool, or to give its message back: not both happen."""
 
 
 class Delivered(Request):
@@ -37,8 +37,10 @@ class Delivered(Request):
     _solo_is_busy = False
     """Whether the one process of a solo worker is running a body."""
 
+    _key: Any
+    """The key of its run: of a job the number, of a durable task the id, and the number of the run or generation."""
     _deliveries: Sequence[tuple[Deliveries[Any], Delivery[Any]]] = ()
-    """What the worker knows of it: of each store in which its row may be."""
+    """What the worker notes of it, for each store in which its row may be."""
     over_here: Callable[[], object] = staticmethod(lambda: None)
     """Called when a delivery is over: its place in the pool may be free."""
     acks_at_end = False
@@ -50,7 +52,7 @@ class Delivered(Request):
     """Whether the worker's connection to the broker has just broken, and Celery cancels for that."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Raise InvalidTaskError for what is no message of a task."""
+        """Raise InvalidTaskError for a message that is not of a task."""
         try:
             super().__init__(*args, **kwargs)
             check_request(self._request_dict, self._payload, *self._header)
@@ -70,7 +72,7 @@ class Delivered(Request):
 
     @property
     def request_dict(self) -> dict[str, Any]:
-        """What the pool's process is given: with the identity under which this worker claims just now."""
+        """The request as the pool's process gets it: with the identity under which this worker claims just now."""
         heartbeat = self._heartbeat
         if heartbeat is not None and heartbeat.may_claim:
             self._request_dict[WORKER] = heartbeat.worker_id
@@ -78,7 +80,7 @@ class Delivered(Request):
         return given
 
     def send_event(self, type: str, **fields: Any) -> None:
-        """Send a monitoring event, without what is not to be shown."""
+        """Send a monitoring event, its error and traceback redacted."""
         shown = {key: self._redacted(fields[key]) for key in ("exception", "traceback") if fields.get(key)}
         super().send_event(type, **{**fields, **shown})
 
@@ -144,7 +146,8 @@ class Delivered(Request):
         raise WorkerTerminate(EX_OK)
 
     def _plan(self, plan: str) -> None:
-        raise NotImplementedError
+        for runs, _ in self._deliveries:
+            runs.planned(self._key, plan)
 
     def _over(self) -> None:
         for runs, delivery in self._deliveries:
@@ -168,11 +171,11 @@ def return_to_head(message: Any, connection_errors: tuple[type[BaseException], .
     kombu's Redis transport would serve it last, and ours would count it among those that had begun.
     """
     channel, tag = message.channel, message.delivery_tag
-    if not isinstance(channel, redis.Channel):
+    if not isinstance(channel, redis.Channel) and not hasattr(channel, "give_back"):
         message.reject_log_error(logger, connection_errors, requeue=True)
         return
     with suppress(*connection_errors):  # then the sweeper finds that nobody has it
-        if hasattr(channel, "give_back"):  # transport/broker_channel.py
+        if hasattr(channel, "give_back"):  # of our transports
             channel.give_back(tag)
         else:
             channel.qos.restore_by_tag(tag)

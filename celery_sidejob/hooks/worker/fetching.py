@@ -1,4 +1,4 @@
-"""How a worker is kept from fetching more than it has appetite for: on Redis it does not ask, RabbitMQ must be told."""
+"""How a worker is kept from fetching more than it has appetite for: it asks for less, or tells RabbitMQ."""
 
 from __future__ import annotations
 
@@ -11,45 +11,62 @@ from amqp.exceptions import ChannelError, RecoverableConnectionError
 from celery.concurrency.solo import TaskPool as Solo
 from celery.worker import state
 
-from ..patches import consuming, draining, redis_qos
-from .appetite import LOOK_S, Appetite
+from ..patches import consuming, draining, virtual_qos
+from .appetite import LOOK_S, Appetite, Fetcher
 from .delivered import Delivered
 
 UNLIMITED = 65535
-"""What RabbitMQ takes for a prefetch, at most."""
+"""The largest prefetch that RabbitMQ accepts."""
 
 
-class FromRedis:
-    """From Redis, by kombu's transport or by ours: each asks its QoS before it fetches."""
+class FromChannel(Fetcher):
+    """From a channel that asks its QoS before it fetches, so nothing need be stopped."""
 
     def __init__(self, c: Any, appetite: Appetite) -> None:
-        self._channel = channel = c.task_consumer.channel
+        self._channel = c.task_consumer.channel
         self._errors = c.connection_errors
-        self.is_shut = False
 
         def may_consume() -> bool:
-            # What was asked for is read: an answer that nobody reads would be a message that nobody has.
             self.is_shut = not appetite.room
-            return bool(channel._in_poll or not self.is_shut)
+            return self._has_asked or not self.is_shut
 
-        redis_qos.limit(channel.qos, may=may_consume, room=lambda: appetite.room)
+        virtual_qos.limit(self._channel.qos, may=may_consume, room=lambda: appetite.room)
 
-    def before(self, request: Any) -> None:
-        """Nothing comes that was not asked for."""
-
-    def hold(self) -> None:
-        """As `before`."""
-
-    def mind(self) -> None:
-        """kombu's loop asks by itself."""
-
-    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
-        """Each goes to the head of its list, so the first one goes last."""
-        return waiting[::-1]
+    @property
+    def _has_asked(self) -> bool:
+        """Whether an answer of the broker is on its way: if nobody read it, nobody would have the message in it."""
+        return False
 
     def may_return(self, request: Any) -> bool:
         """It is fetched again only when there is room."""
         return True
+
+
+class FromPostgres(FromChannel):
+    """From Postgres. A fetch is one statement, and a message that is given back is in its place again."""
+
+    def __init__(self, c: Any, appetite: Appetite) -> None:
+        super().__init__(c, appetite)
+        self._appetite = appetite
+        self._wake = c.connection.transport.wake
+        appetite.tell = self._wake
+
+    def adjust(self) -> None:
+        """Have the channel ask again, if there is room that it does not know of."""
+        if self.is_shut and self._appetite.room:
+            self._wake()
+
+
+class FromRedis(FromChannel):
+    """From Redis, by kombu's transport or by ours."""
+
+    @property
+    def _has_asked(self) -> bool:
+        return bool(self._channel._in_poll)
+
+    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
+        """Each goes to the head of its list, so the first one goes last."""
+        return waiting[::-1]
 
     def shut(self) -> None:
         """Read the answer to what kombu's transport has asked for already: it may be a message."""
@@ -59,8 +76,10 @@ class FromRedis:
                 self._channel._brpop_read()
 
 
-class FromRabbitMQ:
+class FromRabbitMQ(Fetcher):
     """From RabbitMQ, which sends by itself: as many unacknowledged messages as the prefetch allows.
+
+    It knows the order of what is given back, or puts it behind what was given back before (`docs/rabbitmq.md`).
 
     A job's message is acknowledged when its run begins. So when the pool is full the consumers are cancelled, before
     the acknowledgement that would bring the next message. Nobody waits for the answer, as a delivery is in progress.
@@ -76,10 +95,9 @@ class FromRabbitMQ:
         self._most = UNLIMITED
         self._note_most(prefetch_count=c.initial_prefetch_count)
         self._window = 0
-        self.is_shut = False
         self._cancelled: list[str] = []
         if getattr(c.pool, "is_green", False):
-            draining.mind_before(c.connection, self._mind_and_tell, look_s=LOOK_S)
+            draining.call_before_waits(c.connection, self._adjust_and_tell, look_s=LOOK_S)
 
     def before(self, request: Any) -> None:
         """With solo what holds back the next message is this one, unless it is acknowledged before its run."""
@@ -92,7 +110,7 @@ class FromRabbitMQ:
         if self._appetite.is_full:
             self._close()
 
-    def mind(self) -> None:
+    def adjust(self) -> None:
         """Consume what there is room for."""
         if self._appetite.is_full:
             self._close()
@@ -101,10 +119,6 @@ class FromRabbitMQ:
         elif self._wanted() != self._window:
             self._close()  # a prefetch of one consumer, as quorum queues want it, is that of new ones
             self._open()
-
-    def in_order(self, waiting: list[Delivered]) -> list[Delivered]:
-        """RabbitMQ knows each one's place, or puts it behind what was given back before (`docs/rabbitmq.md`)."""
-        return waiting
 
     def may_return(self, request: Any) -> bool:
         """Not what came by a queue that only this worker serves: there it would come back at once."""
@@ -127,10 +141,10 @@ class FromRabbitMQ:
         held = max(0, c.qos.value - c.initial_prefetch_count)  # until their time
         held += sum(not request.acknowledged for request in list(state.active_requests))
         held += sum(len(bucket.contents) for bucket in c.task_buckets.values() if bucket)  # for their rate limit
-        places, ahead = self._appetite.places, self._appetite.ahead
+        concurrency, ahead = self._appetite.concurrency, self._appetite.ahead
         # In steps, so that RabbitMQ is not told at each look.
-        room = -(-ahead // places) * places if ahead else 0
-        wanted: int = max(1, min(self._most, held + room + max(0, places - len(state.active_requests))))
+        room = -(-ahead // concurrency) * concurrency if ahead else 0
+        wanted: int = max(1, min(self._most, held + room + max(0, concurrency - len(state.active_requests))))
         return wanted
 
     def _open(self) -> None:
@@ -166,8 +180,8 @@ class FromRabbitMQ:
             if queue.auto_delete or queue.exclusive or queue.expires or "x-expires" in (queue.queue_arguments or {})
         ]
 
-    def _mind_and_tell(self) -> bool:
-        self.mind()
+    def _adjust_and_tell(self) -> bool:
+        self.adjust()
         return self.is_shut
 
 
@@ -179,11 +193,13 @@ def _breaking_if_gone() -> Iterator[None]:
         raise RecoverableConnectionError(f"RabbitMQ lets this worker consume no more: {error}") from error
 
 
-def fetching(c: Any, appetite: Appetite) -> FromRedis | FromRabbitMQ | None:
-    """Return how a worker fetches over its connection; None where kombu's transport has no such means."""
+def fetcher_of(c: Any, appetite: Appetite) -> Fetcher:
+    """Return how a worker fetches over its connection; where kombu's transport has no means for that, Celery's way."""
     match c.connection.transport.driver_type:
         case "redis":
             return FromRedis(c, appetite)
+        case "postgres":
+            return FromPostgres(c, appetite)
         case "amqp":
             return FromRabbitMQ(c, appetite)
-    return None
+    return Fetcher()

@@ -10,7 +10,7 @@ from typing import Any
 from ..patches import pool_apply, retry_pause
 
 
-def mind(pool: Any) -> None:
+def install(pool: Any) -> None:
     """Have Celery wait where greenlets may, if this pool runs them; for the start of a worker."""
     if getattr(pool, "is_green", False):
         retry_pause.install()

@@ -1,4 +1,4 @@
-"""Which of a worker's heartbeats have to do with a message: those of the stores in which its row may be."""
+"""Finds the heartbeats of a worker that a message concerns: those of the stores in which its row may be."""
 
 from __future__ import annotations
 

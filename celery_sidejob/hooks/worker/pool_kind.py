@@ -1,4 +1,4 @@
-"""What Celery's pools have in common for us, and where they differ: processes, threads, greenlets, or nothing."""
+"""The differences of Celery's pools that matter to us: bodies in processes, threads, greenlets, or in the worker."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def pids(pool: Any) -> list[int]:
     """Return the process ids of a prefork pool; other pools have no processes of their own."""
     processes = getattr(getattr(pool, "_pool", None), "_pool", None)
     return [process.pid for process in list(processes or ()) if getattr(process, "pid", None)]
+
+
+def concurrency(pool: Any) -> int:
+    """Return how many bodies the pool runs at a time at most.
+
+    `num_processes` says so of each pool but gevent's in Celery 5.5, where it is the number of bodies that run now.
+    """
+    greenlets = getattr(pool, "_pool", None) if getattr(pool, "is_green", False) else None
+    return getattr(greenlets, "size", None) or pool.num_processes or 1
 
 
 def not_begun() -> BaseException:

@@ -1,4 +1,4 @@
-"""What a process of a worker's pool does at its start and at its end."""
+"""The start and the end of a process of a worker's pool."""
 
 from __future__ import annotations
 

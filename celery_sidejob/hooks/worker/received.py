@@ -1,6 +1,6 @@
-"""A message as a worker has received it: what no publisher could have meant is Celery's InvalidTaskError.
+"""Checks a message that a worker has received; one that cannot be run raises Celery's InvalidTaskError.
 
-Anything else that is raised while Celery takes a message ends the worker, or looks as if its broker had gone: then the
+Any other error, raised while Celery takes a message, ends the worker, or looks as if its broker had gone: then the
 message comes again at once. Whoever can write into a queue could keep all its workers from working.
 """
 
@@ -17,7 +17,7 @@ from ...model.names import why_not_name, why_not_storable
 from ..messages.carried import CELERYS
 
 OF_THE_PARENT = (WORKER, ADOPTED, LATE, DIGEST)
-"""What the worker's parent process tells the pool's. Headers of a message come with it, and may have such names."""
+"""Keys by which the worker's parent process tells the pool's something; headers of a message may have such names."""
 TEXTS = (
     "shadow",
     "root_id",
@@ -44,7 +44,7 @@ NO_OPTIONS = CELERYS | {
     "reply_to",
     "correlation_id",
 }
-"""What a body's options may not say. In a pool's process they replace what headers and the worker's parent say."""
+"""Names that a body's options may not have: in a pool's process they replace headers, and what the parent says."""
 MOST_OF_ID = 2000
 """Characters of a task id that the store can index; calls of ours are held to fewer."""
 MOST_RETRIES = 2**31 - 1

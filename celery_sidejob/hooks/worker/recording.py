@@ -52,9 +52,9 @@ def counting(runtime: Runtime) -> Iterator[None]:
             connections.measures.end()
 
 
-def end() -> None:
+def end(**_: Any) -> None:
     """Store what is left, and stop."""
-    for (pid, _), loop in list(_loops.items()):
+    for (pid, _app), loop in list(_loops.items()):
         if pid == os.getpid():
             loop.stop()
     _loops.clear()
@@ -63,8 +63,8 @@ def end() -> None:
 def install() -> None:
     """Listen to what Celery tells of a worker's life."""
     signals.worker_ready.connect(_ready, weak=False, dispatch_uid="celery_sidejob.recording.ready")
-    signals.worker_shutdown.connect(_shutdown, weak=False, dispatch_uid="celery_sidejob.recording.shutdown")
-    signals.worker_process_shutdown.connect(_shutdown, weak=False, dispatch_uid="celery_sidejob.recording.process")
+    signals.worker_shutdown.connect(end, weak=False, dispatch_uid="celery_sidejob.recording.shutdown")
+    signals.worker_process_shutdown.connect(end, weak=False, dispatch_uid="celery_sidejob.recording.process")
 
 
 def _ready(sender: Any = None, **_: Any) -> None:
@@ -72,10 +72,6 @@ def _ready(sender: Any = None, **_: Any) -> None:
     sidejob = getattr(app, "sidejob", None)
     if sidejob is not None and sidejob.settings.database_url is not None:
         begin(app, sender)
-
-
-def _shutdown(**_: Any) -> None:
-    end()
 
 
 def _served(app: Any, consumer: Any) -> Served | None:

@@ -16,13 +16,13 @@ interleavings, and shows the faults of simpler rules.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
-from ...model.durable import WAITS, Address, Key, Message, call_of
+from ...model.durable import DELAYED, Address, Key, Message, call_of
 from ...model.errors import StoreUnavailableError
 from ...store import duplicates
 from ...store.duplicates import Copy
@@ -33,8 +33,6 @@ from ..stores import Store
 from ..task_run_end import end_task_runs
 
 T = TypeVar("T")
-
-logger = logging.getLogger("celery_sidejob")
 
 
 def of_rows(runtime: Runtime, rows: Sequence[Any]) -> list[Message]:
@@ -92,9 +90,8 @@ def revoke(runtime: Runtime, key: Key, address: Address) -> bool:
             return False
         try:
             with runtime.stores.trying(store):
-                store.connections.transact(
-                    "durable-copy", lambda executor: _doom_copy(executor, key, call), within_s=runtime.stores.wait_s
-                )
+                doom = partial(revocation.revoke, task_ids=[key[0]], call=call)
+                store.connections.transact("durable-copy", doom, within_s=runtime.stores.wait_s)
         except StoreUnavailableError:
             return False
     return True
@@ -105,7 +102,7 @@ def is_to_be_noted(address: Address) -> bool:
 
     Not for a copy that has waited here for its eta: by then its publisher is long done.
     """
-    return address.call is not None and address.unconfirmed and not address.call.startswith(WAITS)
+    return address.call is not None and address.unconfirmed and not address.call.startswith(DELAYED)
 
 
 def note(runtime: Runtime, key: Key, address: Address) -> None:
@@ -158,10 +155,6 @@ def _any(runtime: Runtime, stores: Iterable[Store], ask: Callable[[Transaction],
             if store.connections.transact("durable-copy", ask, single=True, within_s=runtime.stores.wait_s):
                 return True
     return False
-
-
-def _doom_copy(executor: Transaction, key: Key, call: str) -> None:
-    revocation.revoke(executor, [key[0]], call=call)
 
 
 def _name(runtime: Runtime, store: Store) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from ...model import native
 
-Key = tuple[int, int]
+RunKey = tuple[int, int]
 """(job id, run number)"""
 K = TypeVar("K", bound=tuple[Any, int])
 """The key of a run: (job id, run number), or for an ordinary task (task id, generation)."""
@@ -80,7 +80,7 @@ class Deliveries(Generic[K]):
         with self._lock:
             delivery.over_at = time.monotonic()
             if not delivery.idle:
-                self._left.pop(_place(delivery), None)
+                self._left.pop(_run_in_process(delivery), None)
 
     def idle(self, delivery: Delivery[K]) -> None:
         """Note that the delivery runs nothing."""
@@ -90,7 +90,7 @@ class Deliveries(Generic[K]):
     def left(self, delivery: Delivery[K], *, again: bool) -> None:
         """Note that the delivery began no run as the store did not answer; `again`: its message no longer exists."""
         with self._lock:
-            self._left[_place(delivery)] = time.monotonic()
+            self._left[_run_in_process(delivery)] = time.monotonic()
             if again:
                 self._missed.add(delivery.key)
 
@@ -136,7 +136,7 @@ class Deliveries(Generic[K]):
             gone = [delivery for delivery in self._all() if delivery.pid == pid and delivery.over_at is None]
             self._forget(gone)
             for delivery in gone:
-                self._left.pop(_place(delivery), None)
+                self._left.pop(_run_in_process(delivery), None)
         return [delivery.key for delivery in gone]
 
     def unlocked(self, pid: int | None = None) -> list[K]:
@@ -202,7 +202,7 @@ class Deliveries(Generic[K]):
         now = time.monotonic()
         with self._lock:
             self._forget([old for old in self._all() if old.over_at is not None and now - old.over_at >= GRACE_S])
-            self._left = {place: since for place, since in self._left.items() if now - since < LEFT_S}
+            self._left = {one: since for one, since in self._left.items() if now - since < LEFT_S}
 
     def clear(self) -> list[K]:
         """Forget everything and return the runs not over: this worker was declared dead, so its runs are refused."""
@@ -224,6 +224,6 @@ class Deliveries(Generic[K]):
                 del self._deliveries[delivery.key]
 
 
-def _place(delivery: Delivery[K]) -> tuple[K, int]:
+def _run_in_process(delivery: Delivery[K]) -> tuple[K, int]:
     """Return the run of a delivery and the process that had it."""
     return delivery.key, delivery.pid or 0

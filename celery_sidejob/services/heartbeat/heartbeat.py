@@ -77,7 +77,7 @@ class Heartbeat(Worker):
             self.runtime.stores.name_of(self.runtime.store)  # named now, because workers and messages carry the name
         with unavailable_during("register"):
             executor = self.executor()
-            worker_id = workers.register(executor, workers.new_ident())
+            worker_id = workers.register(executor, workers.new_ident(), broker=self.runtime.broker.identity)
             self._lock.take(worker_id, executor)
         # Set only now, so that a failed step above is begun again. An unused identity is found by its silence.
         self._beat_at = time.monotonic()

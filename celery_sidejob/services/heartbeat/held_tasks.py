@@ -55,7 +55,6 @@ class HeldTasks(WorkerDuty):
         if self.died:
             report["orphans"] += self._take_orphans()
             return
-        self.died.clear()
         if time.monotonic() - self._reconciled_at > self._runtime.settings.lease:
             report["orphans"] += self._take_strays()
 

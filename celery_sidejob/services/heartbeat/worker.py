@@ -12,7 +12,7 @@ from ...operations.runtime import Runtime
 from ...store.connection.own_executor import OwnExecutor
 from ..duty import Duty, Report
 from ..set_aside import SetAside
-from .deliveries import Deliveries, Key
+from .deliveries import Deliveries, RunKey
 from .errands import Errands
 
 
@@ -27,7 +27,7 @@ class Worker:
         self.worker_id = 0
         """The worker's id in the store; 0: not registered yet."""
         self.is_busy = is_busy
-        self.runs: Deliveries[Key] = Deliveries()
+        self.runs: Deliveries[RunKey] = Deliveries()
         self.errands = Errands(runtime.store.called("errands"))
         # Under gevent, connections to the broker belong to greenlets, and so do those of the receivers of our signals.
         self.own = replace(runtime, after_commit=self.errands.soon) if native.is_patched() else runtime

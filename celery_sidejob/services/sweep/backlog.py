@@ -18,7 +18,6 @@ from ...operations.runtime import Runtime
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE, OVERTAKEN_S
 from ...store.outbox.kinds import TASKS, Kind
-from ...store.statement import Transaction
 
 FRONT_S = 300.0
 REST_S = 3600.0
@@ -59,13 +58,10 @@ class Backlog:
             ready = self._runtime.broker.ready_messages(queue)
             if ready is None or ready < number:
                 continue
-
-            def work(executor: Transaction, queue: str = queue) -> int:
-                return checks.postpone_in(executor, queue)
-
+            postpone = partial(checks.postpone_in, queue=queue)
             passed = CHECK_PAGE
             while passed == CHECK_PAGE and self._may_go_on():
-                passed = self._runtime.connections.transact("pass-over", work)
+                passed = self._runtime.connections.transact("pass-over", postpone)
                 passed_over += passed
         return bool(passed_over)
 
@@ -137,8 +133,5 @@ class Backlog:
 
     def _pass_over(self, task_ids: Collection[str], longest_s: float, *, are_there: bool = True) -> None:
         if task_ids:
-
-            def work(executor: Transaction) -> None:
-                checks.postpone(executor, task_ids, longest_s=longest_s, are_there=are_there)
-
-            self._runtime.connections.transact("pass-over", work, single=True)
+            postpone = partial(checks.postpone, task_ids=task_ids, longest_s=longest_s, are_there=are_there)
+            self._runtime.connections.transact("pass-over", postpone, single=True)

@@ -6,7 +6,7 @@ import logging
 
 from ...model.buried import Buried, Place
 from ...model.errors import StoreUnavailableError
-from ...model.troubles import log_trouble
+from ...model.row_errors import log_row_error
 from ...operations import burials
 from ..duty import Report
 from .sweep import Sweep, TaskDuty
@@ -47,10 +47,6 @@ class DeadList(TaskDuty):
         except StoreUnavailableError:
             raise
         except Exception:  # the entries behind it must not wait
-            log_trouble(
-                logger,
-                buried.key,
-                "What the dead list of the transport has of task %.100r was left there",
-                buried.key[0],
-            )
+            text = "What the dead list of the transport has of task %.100r was left there"
+            log_row_error(logger, buried.key, text, buried.key[0])
             return False

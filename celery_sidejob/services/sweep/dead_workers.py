@@ -19,6 +19,7 @@ TROUBLE_S = 10.0
 class DeadWorkers(SweepDuty):
     """Suspects, declares dead, rescues: each is a step of its own, and only two observations make it irrevocable."""
 
+    is_urgent = True
     counts = (
         Count(
             "declared_dead", "Workers declared dead for their silence or their free liveness lock.",

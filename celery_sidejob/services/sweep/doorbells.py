@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
@@ -16,7 +17,6 @@ from ...model.protocols import Refused
 from ...operations.after_commit import dispatch
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import JOBS
-from ...store.statement import Transaction
 from ..duty import Count, Report
 from ..set_aside import SET_ASIDE_S
 from .sweep import Sweep, SweepDuty
@@ -62,10 +62,7 @@ class Doorbells(SweepDuty):
         if not found:
             return False
 
-        def reserve(executor: Transaction) -> Any:
-            return publishing.reserve(executor, JOBS, found)
-
-        rows = self._connections.transact("reserve", reserve)
+        rows = self._connections.transact("reserve", partial(publishing.reserve, kind=JOBS, task_ids=found))
         report["missing"] += sum(row.missing for row in rows)
         rows = sorted(rows, key=lambda row: (-row.waited_s, row.job_id or 0))
         bells = [Doorbell.of_row(row) for row in rows if row.job_id is not None]

@@ -11,18 +11,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
 from ...model.durable import Address, Death, Message
 from ...model.protocols import Refused
-from ...model.troubles import log_trouble
+from ...model.row_errors import log_row_error
 from ...operations import burials
 from ...operations.failover import deduplication
 from ...operations.publishing import dispatch
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS
-from ...store.statement import Transaction
 from ..duty import Count, Report
 from .doorbells import MISSING, PUBLISHED, UNPUBLISHED
 from .sweep import TaskDuty
@@ -77,12 +77,11 @@ class DueTasks(TaskDuty):
 
     def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
         """Strike, publish or bury the rows, in this order; False if nothing can be published just now."""
-
-        def reserve(executor: Transaction) -> Sequence[Any]:
-            return publishing.reserve(executor, TASKS, task_ids, strike_s=self._runtime.settings.lost_after)
-
-        place = {task_id: number for number, task_id in enumerate(task_ids)}
-        rows = sorted(self._connections.transact("reserve", reserve, single=True), key=lambda row: place[row.task_id])
+        strike_s = self._runtime.settings.lost_after
+        reserve = partial(publishing.reserve, kind=TASKS, task_ids=task_ids, strike_s=strike_s)
+        number_of = {task_id: number for number, task_id in enumerate(task_ids)}
+        rows = self._connections.transact("reserve", reserve, single=True)
+        rows = sorted(rows, key=lambda row: number_of[row.task_id])
         doomed = [row for row in rows if row.fate in DOOMS]
         if doomed and not self._sweep.backend.do(lambda: self._bury(doomed, report)):
             publishing.give_up(self._connections, [row.task_id for row in doomed], wait_s=CHECK_AGAIN_S)
@@ -109,7 +108,7 @@ class DueTasks(TaskDuty):
             try:
                 report["tasks_buried"] += self._bury_one(row, address)
             except Exception:
-                log_trouble(
+                log_row_error(
                     logger, row.task_id, "Task %s is doomed, and could not be buried; it is tried again", row.task_id
                 )
 

@@ -7,9 +7,9 @@ from .dead_workers import DeadWorkers
 from .doorbells import Doorbells
 from .due_tasks import DueTasks
 from .emptied_broker import EmptiedBroker
+from .held_by_nobody import HeldByNobody
 from .lost_tasks import LostTasks
 from .prune import Prune
-from .strays import Strays
 from .sweep import SweepDuty
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
@@ -18,7 +18,7 @@ from .vanished_queues import VanishedQueues
 
 DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
-    Strays,
+    HeldByNobody,
     Timers,
     EmptiedBroker,
     VanishedQueues,

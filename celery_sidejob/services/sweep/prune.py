@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import partial
 
 from ...model.status import Status
 from ...operations.deletion import TOGETHER, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry
 from ...store.outbox import burials
-from ...store.statement import Transaction
 from ..duty import Report
 from .sweep import Sweep, SweepDuty
 
@@ -89,10 +88,7 @@ class Prune(SweepDuty):
         """Remove entries of ordinary tasks, which have no other rows; a page of the dead set at a time."""
         after: int | None = 0
         while after is not None:
-
-            def forget(executor: Transaction, after: int = after) -> Any:
-                return burials.forget_entries(executor, after=after, age_s=age_s, limit=PAGE)
-
+            forget = partial(burials.forget_entries, after=after, age_s=age_s, limit=PAGE)
             page = self._connections.transact("prune", forget, single=True)
             after = page.last if page.goes_on else None
             yield Report(pruned_entries=int(page.removed))
@@ -100,9 +96,8 @@ class Prune(SweepDuty):
     def _jobs(self, age_s: float | None) -> Iterator[Report]:
         after: int | None = 0
         while after is not None:
-            page = jobs.old_page(self._connections, after=after, age_s=age_s)
-            after = page.last
-            yield from self._delete(page.ids, DONE)
+            found, after = jobs.old_page(self._connections, after=after, age_s=age_s)
+            yield from self._delete(found, DONE)
             yield Report()
 
     def _delete(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:

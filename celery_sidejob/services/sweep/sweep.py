@@ -39,11 +39,20 @@ class Sweep:
         """Whether the broker was emptied and the search for its tasks is not done yet."""
 
 
+TURN_S = 0.45
+"""Seconds that a worker lets pass, at least, before it does a duty again that is not urgent: two looks of `TICK_S`."""
+
+
 class SweepDuty(Duty):
     """A duty of the sweeper."""
 
+    is_urgent = False
+    """Whether a worker does the duty at each look."""
+
     def __init__(self, sweep: Sweep) -> None:
         super().__init__()
+        if sweep.worker is not None and not self.is_urgent:
+            self.interval_s = max(self.interval_s, TURN_S)
         self._sweep = sweep
         self._runtime = sweep.runtime
         self._connections = sweep.runtime.connections

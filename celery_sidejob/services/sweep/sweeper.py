@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import field, make_dataclass
+from functools import partial
 from typing import Any
 
 from ...model.crash_points import reach
@@ -17,13 +18,13 @@ from ...model.events import Swept
 from ...operations.runtime import Runtime
 from ...store import workers
 from ...store.errors import RowsLocked
-from ...store.statement import Transaction
 from ..duty import Duties, Report
 from ..heartbeat.heartbeat import Heartbeat
 from .duties import COUNTS, DUTIES, TOTALS
 from .sweep import Sweep
 
-TICK_S = 0.5
+TICK_S = 0.25
+"""Seconds between two looks for dead workers; the other duties follow every `TURN_S`."""
 WATCH_S = 0.1
 """Seconds between two looks of a worker that does not sweep: its beat may have found that it should."""
 LEASE_S = 2.0
@@ -87,11 +88,8 @@ class Sweeper:
         if self._sweeps and time.monotonic() - self._renewed_at < RENEW_S:
             return True
         self._renewed_at = time.monotonic()
-        worker_id, schema = self._worker.worker_id, self._runtime.settings.schema
-
-        def hold(executor: Transaction) -> bool:
-            return workers.hold_sweeper_lease(executor, worker_id, schema=schema, lease_s=LEASE_S)
-
+        schema = self._runtime.settings.schema
+        hold = partial(workers.hold_sweeper_lease, worker_id=self._worker.worker_id, schema=schema, lease_s=LEASE_S)
         self._sweeps = self._runtime.connections.transact("lease", hold, single=True)
         return self._sweeps
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...operations.noted_asks import apply_noted_asks
+from ...operations.noted_asks import apply_due_timers
 from ...store import asks
 from ..duty import Count, Report
 from .sweep import SweepDuty
@@ -19,5 +19,5 @@ class Timers(SweepDuty):
         for job_id in asks.due(self._connections, PAGE):
             with self._sweep.aside.by_itself("timer", job_id) as may:
                 if may:
-                    apply_noted_asks(self._runtime, [job_id])
+                    apply_due_timers(self._runtime, job_id)
                     report["timers"] += 1

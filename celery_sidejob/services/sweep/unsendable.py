@@ -9,7 +9,7 @@ from ...model.durable import Death, Message
 from ...model.errors import StoreUnavailableError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Refused
-from ...model.troubles import log_trouble
+from ...model.row_errors import log_row_error
 from ...operations import burials
 from ...operations.endings import storable
 from ...operations.failover import deduplication
@@ -17,7 +17,7 @@ from ...operations.runtime import Runtime
 from ...store import workers
 from ..duty import Report
 from ..heartbeat.heartbeat import Heartbeat
-from ..stopped_runs import Stop, end_run
+from ..stopped_runs import Stop, end_from_outside
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -45,7 +45,7 @@ class Unsendable:
             except StoreUnavailableError:
                 raise
             except Exception:
-                log_trouble(
+                log_row_error(
                     logger, message.task_id, "The message of %s could not be buried; it is tried again", message.task_id
                 )
 
@@ -73,7 +73,7 @@ class Unsendable:
         stop = Stop(kind, text, REASON)
         with self._lent_identity() as worker_id:
             key = (bell.job_id, bell.for_run)
-            return end_run(self._runtime, key, bell.task, stop, worker_id=worker_id)
+            return end_from_outside(self._runtime, key, bell.task, stop, worker_id=worker_id)
 
     def _lent_identity(self) -> AbstractContextManager[int]:
         """Return an identity that can claim a run: the worker's, or a temporary one."""

@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from ...model.messages import Outcome
-from ...model.troubles import log_trouble
+from ...model.row_errors import log_row_error
 from ...operations.after_commit import settle
 from ...store import askings
 from ..duty import Count, Report
@@ -47,7 +47,7 @@ class UnsentResults(SweepDuty):
             try:
                 outcomes.append(_outcome(row))
             except ValueError:
-                log_trouble(
+                log_row_error(
                     logger, row.task_id, "The end of %s cannot be read, and is not brought to the backend", row.task_id
                 )
         report["results"] += settle(self._runtime, outcomes)

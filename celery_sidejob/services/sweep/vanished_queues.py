@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ...model.messages import GONE
 from ...store.outbox import checks
 from ...store.outbox.checks import CHECK_PAGE
-from ...store.statement import Transaction
 from ..duty import Report
 from .sweep import SweepDuty
 
@@ -22,11 +23,7 @@ class VanishedQueues(SweepDuty):
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker
         for queue in checks.queues_in_broker(self._connections):
-            if broker.ready_messages(queue) != GONE:
-                continue
-
-            def work(executor: Transaction, queue: str = queue) -> int:
-                return checks.republish_in(executor, queue)
-
-            while self._connections.transact("check-now", work) == CHECK_PAGE:
-                pass
+            if broker.ready_messages(queue) == GONE:
+                republish = partial(checks.republish_in, queue=queue)
+                while self._connections.transact("check-now", republish) == CHECK_PAGE:
+                    pass

@@ -28,10 +28,13 @@ class Borrowed(Transaction):
 
     def __init__(self, schema: str) -> None:
         self._schema = schema
+        self.is_broker = False
+        """Whether the store is Celery's broker as well."""
 
     def run(self, statement: Statement, /, **parameters: Any) -> Sequence[Any]:
         """Run one statement in the caller's transaction and return its rows."""
         with _explained():
+            statement = statement.in_broker if self.is_broker else statement
             return self._execute(statement.render(self._schema), parameters or None)
 
     @contextmanager
@@ -161,8 +164,7 @@ _TRANSACTION_OPEN = Statement("SELECT txid_status(%(id)s::bigint) = 'in progress
 
 def transaction_id(borrowed: Borrowed) -> int:
     """Return Postgres' number for the caller's transaction."""
-    found: int = borrowed.run(_TRANSACTION_ID)[0].id
-    return found
+    return int(borrowed.run(_TRANSACTION_ID)[0].id)
 
 
 def is_open(executor: Reader, transaction: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -23,17 +23,8 @@ def borrow(transaction: Any, schema: str) -> Borrowed:
 
 def owners(transaction: Any) -> tuple[Any, ...]:
     """Return the objects through which statements of the caller's transaction go, without touching it."""
-    if "sqlalchemy" in sys.modules:
-        from . import of_sqlalchemy
-
-        if (found := of_sqlalchemy.owners(transaction)) is not None:
-            return found
-    if "django.db" in sys.modules:
-        from . import of_django
-
-        if (found := of_django.owners(transaction)) is not None:
-            return found
-    return (transaction,)
+    found = (library.owners(transaction) for library in _libraries())
+    return next((owners for owners in found if owners is not None), (transaction,))
 
 
 def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
@@ -59,17 +50,23 @@ def check(borrowed: Borrowed, schema: str, own: Callable[[], Database]) -> None:
 def _adapt(transaction: Any, schema: str) -> Borrowed:
     if isinstance(transaction, psycopg.Connection):
         return PsycopgTransaction(transaction, schema)
-    if "sqlalchemy" in sys.modules:  # no need to import it otherwise
+    adapted = (library.adapt(transaction, schema) for library in _libraries())
+    borrowed: Borrowed | None = next((one for one in adapted if one is not None), None)
+    if borrowed is None:
+        raise TypeError(
+            "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or "
+            f"its alias (not asynchronous ones), not {type(transaction).__name__}."
+        )
+    return borrowed
+
+
+def _libraries() -> Iterator[Any]:
+    """Yield our module for each library that this process has imported: only then a transaction can be of it."""
+    if "sqlalchemy" in sys.modules:
         from . import of_sqlalchemy
 
-        if (adapted := of_sqlalchemy.adapt(transaction, schema)) is not None:
-            return adapted
+        yield of_sqlalchemy
     if "django.db" in sys.modules:
         from . import of_django
 
-        if (adapted := of_django.adapt(transaction, schema)) is not None:
-            return adapted
-    raise TypeError(
-        "transaction= takes a SQLAlchemy Connection or Session, a psycopg Connection, or a Django connection or its "
-        f"alias (not asynchronous ones), not {type(transaction).__name__}."
-    )
+        yield of_django

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, scoped_session
 
-from ..statement import rows
+from ..statement import row_type
 from .borrowed import Borrowed
 
 PENDING = "celery_sidejob_after_commit"
@@ -28,9 +28,9 @@ def adapt(transaction: Any, schema: str) -> Borrowed | None:
     if isinstance(transaction, scoped_session):
         transaction = transaction()
     if isinstance(transaction, Session):
-        return _SessionTransaction(transaction, schema)
+        return _SQLAlchemyTransaction(transaction, transaction.connection, schema)
     if isinstance(transaction, Connection):
-        return _EngineTransaction(transaction, schema)
+        return _SQLAlchemyTransaction(transaction, lambda: transaction, schema)
     return None
 
 
@@ -46,17 +46,45 @@ def owners(transaction: Any) -> tuple[Any, ...] | None:
 
 
 class _SQLAlchemyTransaction(Borrowed):
-    def __init__(self, connection: Connection, schema: str) -> None:
+    """A transaction that a connection or a session (`owner`) commits; `connection` returns the one it uses now."""
+
+    def __init__(self, owner: Connection | Session, connection: Callable[[], Connection], schema: str) -> None:
         super().__init__(schema)
-        _check_dialect(connection)
-        self._lent = connection.connection.dbapi_connection
-        if connection.engine.pool not in _pools:
-            _pools.add(connection.engine.pool)
-            event.listen(connection.engine.pool, "invalidate", _connection_broke)
+        self._owner = owner
+        self._connection = connection
+        _check_dialect(connection())
+        self._lent = self._driver()
+        pool = connection().engine.pool
+        if pool not in _pools:
+            _pools.add(pool)
+            event.listen(pool, "invalidate", _connection_broke)
+
+    @property
+    def autocommit(self) -> bool:
+        return bool(getattr(self._driver(), "autocommit", False))
+
+    def after_commit(self, call: Callable[[], None]) -> None:
+        if self.autocommit:
+            call()
+        elif isinstance(self._owner, Session):
+            _follow_session(self._owner, call)
+        else:
+            _follow_connection(self._owner, call)
 
     @property
     def has_broken(self) -> bool:
         return self._lent in _broken
+
+    def roll_back(self) -> None:
+        self._owner.rollback()
+
+    def _driver(self) -> Any:
+        return self._connection().connection.dbapi_connection
+
+    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
+        # If the caller streams results, our statement would become a server-side cursor, which cannot write.
+        result = self._connection().exec_driver_sql(text, parameters, execution_options={"stream_results": False})
+        return [*map(row_type(tuple(result.keys()))._make, result.fetchall())] if result.returns_rows else []
 
 
 _pools: WeakSet[Any] = WeakSet()
@@ -69,36 +97,15 @@ def _connection_broke(connection: Any, *_: Any) -> None:
     _broken.add(connection)
 
 
-class _EngineTransaction(_SQLAlchemyTransaction):
-    def __init__(self, connection: Connection, schema: str) -> None:
-        super().__init__(connection, schema)
-        self._connection = connection
-
-    @property
-    def autocommit(self) -> bool:
-        return _is_autocommit(self._connection)
-
-    def after_commit(self, call: Callable[[], None]) -> None:
-        if self.autocommit:
-            call()
-            return
-        if self._connection not in _connections:
-            event.listen(self._connection, "commit", _connection_commits)
-            event.listen(self._connection, "rollback", _connection_rolled_back)
-        _connections.setdefault(self._connection, []).append(call)
-
-    def roll_back(self) -> None:
-        self._connection.rollback()
-
-    def _driver(self) -> Any:
-        return self._connection.connection.dbapi_connection
-
-    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        return _run_on_engine(self._connection, text, parameters)
-
-
 _connections: WeakKeyDictionary[Connection, list[Callable[[], None]]] = WeakKeyDictionary()
 """Work that follows the commit of lent connections; we listen to them as long as they exist."""
+
+
+def _follow_connection(connection: Connection, call: Callable[[], None]) -> None:
+    if connection not in _connections:
+        event.listen(connection, "commit", _connection_commits)
+        event.listen(connection, "rollback", _connection_rolled_back)
+    _connections.setdefault(connection, []).append(call)
 
 
 def _connection_commits(connection: Connection) -> None:
@@ -115,32 +122,11 @@ def _connection_rolled_back(connection: Connection) -> None:
     _connections[connection] = []
 
 
-class _SessionTransaction(_SQLAlchemyTransaction):
-    def __init__(self, session: Session, schema: str) -> None:
-        super().__init__(session.connection(), schema)
-        self._session = session
-
-    @property
-    def autocommit(self) -> bool:
-        return _is_autocommit(self._session.connection())
-
-    def after_commit(self, call: Callable[[], None]) -> None:
-        if self.autocommit:
-            call()
-            return
-        if PENDING not in self._session.info:
-            event.listen(self._session, "after_commit", _session_committed)
-            event.listen(self._session, "after_rollback", _session_rolled_back)
-        self._session.info.setdefault(PENDING, []).append(call)
-
-    def roll_back(self) -> None:
-        self._session.rollback()
-
-    def _driver(self) -> Any:
-        return self._session.connection().connection.dbapi_connection
-
-    def _execute(self, text: str, parameters: dict[str, Any] | None = None) -> Sequence[Any]:
-        return _run_on_engine(self._session.connection(), text, parameters)
+def _follow_session(session: Session, call: Callable[[], None]) -> None:
+    if PENDING not in session.info:
+        event.listen(session, "after_commit", _session_committed)
+        event.listen(session, "after_rollback", _session_rolled_back)
+    session.info.setdefault(PENDING, []).append(call)
 
 
 def _session_committed(session: Session) -> None:
@@ -163,28 +149,6 @@ def _check_dialect(connection: Connection) -> None:
             f"transaction= needs SQLAlchemy with PostgreSQL through psycopg or psycopg2, not {dialect.name}+"
             f"{dialect.driver}."
         )
-
-
-def _is_autocommit(connection: Connection) -> bool:
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
-
-
-def _run_on_engine(connection: Connection, text: str, parameters: dict[str, Any] | None) -> Sequence[Any]:
-    # If the caller streams results, our statement would become a server-side cursor, which cannot write.
-    result = connection.exec_driver_sql(text, parameters, execution_options={"stream_results": False})
-    return rows(_Fetched(result)) if result.returns_rows else []
-
-
-class _Fetched:
-    """A SQLAlchemy result seen as a DBAPI cursor."""
-
-    def __init__(self, result: Any) -> None:
-        self.description = [(name,) for name in result.keys()]  # noqa: SIM118
-        self._result = result
-
-    def fetchall(self) -> Sequence[Any]:
-        fetched: Sequence[Any] = self._result.fetchall()
-        return fetched
 
 
 def _is_over(transaction: Any) -> bool:

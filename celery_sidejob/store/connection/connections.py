@@ -22,16 +22,16 @@ from ..errors import (
     UPGRADE,
     LacksRights,
     Moved,
-    NoAnswer,
     OutcomeUnknown,
     Overdue,
     first_line,
     in_the_way,
     refusal,
+    repeat,
 )
 from ..identity import Database, cluster, look
 from ..statement import Autocommit, Statement
-from ..write_behind import Late
+from ..write_behind import Deferred
 from . import fork
 from .idle import Idle
 from .opening import Opener
@@ -39,10 +39,10 @@ from .own_executor import OwnExecutor
 from .turns import Turns, takes_turns
 
 T = TypeVar("T")
-L = TypeVar("L", bound=Late)
+L = TypeVar("L", bound=Deferred)
 
-REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation, pg.InvalidSqlStatementName)
-"""The errors after which a transaction is repeated; the last: psycopg dropped a prepared statement after a rollback."""
+REPEATED = (pg.DeadlockDetected, pg.SerializationFailure, pg.ForeignKeyViolation)
+"""The errors after which a transaction is repeated."""
 
 MESSAGES_KEY = "messages_pkey"
 """The constraint that Postgres names if an INSERT ... ON CONFLICT (job_id) has missed a message just being marked.
@@ -76,20 +76,24 @@ class Connections(Autocommit):
 
     def __init__(
         self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url",
+        setting: str = "sidejob_database_url", is_broker: bool = False,
     ) -> None:  # fmt: skip
         """The parameters are those of `Opener`."""
-        opener = Opener(url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting)
+        opener = Opener(
+            url, schema, prepare=prepare, longest_pause_s=longest_pause_s, setting=setting, is_broker=is_broker
+        )
         self.connect = opener.connect
         self.schema = schema
         self.setting = setting
+        self.is_broker = is_broker
+        """Whether the store is Celery's broker as well: what its transactions keep and arm is then sent by them."""
         self._idle = Idle()
         self._turns = Turns()
         self._thread = _Thread()
         self._database: Database | None = None
         self._seen: set[Address] = set()
         self._pid = os.getpid()
-        self._put_off: dict[str, Late] = {}
+        self._deferred: dict[str, Deferred] = {}
         fork.register(self)
 
     def transact(
@@ -168,12 +172,7 @@ class Connections(Autocommit):
         Never `OutcomeUnknown`: a statement that may be repeated counts as not done.
         """
         try:
-            try:
-                return self.transact(READ, work, single=True, within_s=within_s)
-            except NoAnswer:
-                raise
-            except OutcomeUnknown:  # the connection had died while idle, or has just broken
-                return self.transact(READ, work, single=True, within_s=within_s)
+            return repeat(lambda: self.transact(READ, work, single=True, within_s=within_s))
         except OutcomeUnknown as error:
             raise StoreUnavailableError(str(error)) from error
 
@@ -194,21 +193,21 @@ class Connections(Autocommit):
 
     def write_behind(self, name: str, make: Callable[[], L]) -> L:
         """Return this process's write-behind of one kind for this store; it is made at the first use."""
-        found = self._put_off.get(name)
-        return cast("L", found if found is not None else self._put_off.setdefault(name, make()))
+        found = self._deferred.get(name)
+        return cast("L", found if found is not None else self._deferred.setdefault(name, make()))
 
     @property
     def may_write_behind(self) -> bool:
         """Whether this thread runs users' calls and bodies. A service uses only its own connection."""
         return self._thread.over is None and not takes_turns()
 
-    def if_write_behind(self, name: str) -> Late | None:
-        """Return the same, or None if this process has never deferred a write of the kind."""
-        return self._put_off.get(name)
+    def if_write_behind(self, name: str) -> Deferred | None:
+        """Return the write-behind of a kind; None if this process has never deferred such a write."""
+        return self._deferred.get(name)
 
     def write_behind_now(self) -> None:
         """Make all deferred writes."""
-        for write_behind in list(self._put_off.values()):
+        for write_behind in list(self._deferred.values()):
             write_behind.write_now()
 
     def borrow(self, transaction: Any) -> Borrowed:
@@ -217,6 +216,7 @@ class Connections(Autocommit):
         This is checked once for each address to which such connections lead.
         """
         borrowed = borrow(transaction, self.schema)
+        borrowed.is_broker = self.is_broker
         address = borrowed.address
         if address is None or address not in self._seen:
             check(borrowed, self.schema, self._own_database)
@@ -240,7 +240,7 @@ class Connections(Autocommit):
         self._idle.close()
 
     def _acquire(self, deadline: float | None, fresh: bool) -> OwnExecutor:
-        self._mind_fork()
+        self._reset_after_fork()
         own = self._thread.over
         if own is not None:
             if own.broken:  # its owner will open another
@@ -255,7 +255,7 @@ class Connections(Autocommit):
         else:
             self._idle.give_back(executor)
 
-    def _mind_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():
             self.forget()
 
@@ -265,5 +265,5 @@ class Connections(Autocommit):
         self._turns.forget()
         self._thread = _Thread()
         self._pid = os.getpid()
-        for write_behind in self._put_off.values():
+        for write_behind in self._deferred.values():
             write_behind.forget()

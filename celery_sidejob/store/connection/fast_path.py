@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -42,21 +43,19 @@ class Exchange:
         self._encode = _encoders(connection.info.encoding)
         self._encoding = connection.info.encoding
         self._runs: dict[Statement, int] = {}
+        self._prepared: dict[Statement, bytes] = {}
+        self._tries = 0
         self._row_makers: dict[Statement | None, Callable[[Sequence[Any]], Any]] = {}
         self._sent: Statement | None = None
+        self.owes = False
+        """Whether the answer to a posted statement was not read yet."""
         self._poll = select.poll()
         self._poll.register(self._pgconn.socket, select.POLLIN)
 
     def run(self, statement: Statement, parameters: Mapping[str, Any]) -> list[Any]:
         """Run a statement and return its rows as named tuples."""
-        try:
-            self.send(statement, parameters)
-            return self.receive()
-        except pg.InvalidSqlStatementName:
-            if self._pgconn.transaction_status == pq.TransactionStatus.INERROR:
-                raise  # the whole transaction is repeated
-            self.send(statement, parameters)
-            return self.receive()
+        self.send(statement, parameters)
+        return self.receive()
 
     def send(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
         """Hand a complete statement over: the server runs it even if this process dies."""
@@ -68,18 +67,34 @@ class Exchange:
         self._send(statement, text, encoded, formats)
         self._flush()
 
+    def post(self, statement: Statement, parameters: Mapping[str, Any]) -> None:
+        """Hand a complete statement over, and leave its answer unread: `settle` before anything else is sent."""
+        self.send(statement, parameters)
+        self.owes = True
+
+    def settle(self) -> None:
+        """Read the answer to what was posted; it may be an error, or that the connection is lost."""
+        if self.owes:
+            with suppress(psycopg.Error):
+                self._answer()  # if a time limit strikes in here, the answer is still owed
+            self.owes = False
+
     def _send(self, statement: Statement, text: bytes, encoded: list[bytes | None], formats: list[pq.Format]) -> None:
         runs = self._runs.get(statement, 0)
         if self._prepare_after is None or runs < self._prepare_after:
             self._runs[statement] = runs + 1
             self._pgconn.send_query_params(text, encoded, None, formats)
             return
-        name = f"sidejob_{id(statement)}".encode()
-        if runs == self._prepare_after:
+        name = self._prepared.get(statement)
+        if name is None:
+            # Each try has a name of its own: a time limit may strike after the server has prepared the statement and
+            # before we have noted it.
+            self._tries += 1
+            name = b"sidejob_%d" % self._tries
             self._pgconn.send_prepare(name, text)
             self._flush()
             self._answer()
-            self._runs[statement] = runs + 1  # a failed statement is not prepared
+            self._prepared[statement] = name  # a failed statement is not prepared
         self._pgconn.send_query_prepared(name, encoded, formats)
 
     def command(self, text: str) -> None:
@@ -134,10 +149,7 @@ class Exchange:
         if answer is None:
             raise psycopg.OperationalError("the connection is lost")
         if answer.status not in _DONE:
-            error = pg.error_from_result(answer, self._encoding)
-            if isinstance(error, pg.InvalidSqlStatementName):  # psycopg drops all prepared statements after a rollback
-                self._runs.clear()
-            raise error
+            raise pg.error_from_result(answer, self._encoding)
         return answer
 
     def _result(self) -> pq.abc.PGresult | None:
@@ -148,9 +160,17 @@ class Exchange:
         return self._pgconn.get_result()
 
 
+class _Encoders(dict[type, Callable[[Any], bytes]]):
+    """How values are encoded, by type; a subclass, such as an enumeration of texts, as the type it derives from."""
+
+    def __missing__(self, kind: type) -> Callable[[Any], bytes]:
+        encode = self[kind] = next(self[above] for above in kind.__mro__ if above in self)
+        return encode
+
+
 def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:
     def text(value: str) -> bytes:
-        data = value.encode(encoding)
+        data = str.encode(value, encoding)
         if b"\0" in data:  # libpq would end the text at the NUL
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
         return data
@@ -158,15 +178,15 @@ def _encoders(encoding: str) -> Mapping[type, Callable[[Any], bytes]]:
     def array(values: list[Any]) -> bytes:
         return text("{" + ",".join(_element(value) for value in values) + "}")
 
-    return {
+    return _Encoders({
         list: array,
         str: text,
         bytes: bytes,
         bool: lambda value: b"t" if value else b"f",
         int: lambda value: b"%d" % value,
-        float: lambda value: repr(value).encode(),
+        float: lambda value: float.__repr__(value).encode(),
         datetime: lambda value: value.isoformat().encode(),
-    }
+    })  # fmt: skip
 
 
 def _element(value: Any) -> str:

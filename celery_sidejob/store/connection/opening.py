@@ -29,24 +29,27 @@ class Opener:
 
     def __init__(
         self, url: str | None, schema: str, *, prepare: bool = True, longest_pause_s: float | None = None,
-        setting: str = "sidejob_database_url",
+        setting: str = "sidejob_database_url", application: str = "celery_sidejob", is_broker: bool = False,
     ) -> None:  # fmt: skip
         """`longest_pause_s`: how long a transaction of ours may wait for its own process before the server ends it.
 
-        `setting` names the setting of the URL, for errors.
+        `setting` names the setting of the URL, for errors; `application` is the connections' name on the server.
+        `is_broker`: the store is Celery's broker as well.
         """
         self._url = url
         self._schema = schema
         self._prepare = prepare
         self._longest_pause_s = longest_pause_s
         self._setting = setting
+        self._application = application
+        self._is_broker = is_broker
 
     def connect(self, deadline: float | None = None) -> OwnExecutor:
         """Open a connection of the caller's own, lent to no other thread."""
         if self._url is None:
             raise SettingsError(NO_STORE)
         executor = None
-        parameters = connection_parameters(self._url, setting=self._setting)
+        parameters = connection_parameters(self._url, setting=self._setting, application=self._application)
         if deadline is not None:
             left_s = max(SHORTEST_CONNECT_S, round(deadline - time.monotonic()))
             parameters["connect_timeout"] = str(min(left_s, int(parameters["connect_timeout"])))
@@ -55,6 +58,7 @@ class Opener:
             fork.note_open(connection)
             connection.deadline = deadline if deadline is not None else time.monotonic() + ANSWERS_S
             executor = OwnExecutor(connection, self._schema, longest_pause_s=self._longest_pause_s)
+            executor.is_broker = self._is_broker
             if self._prepare and not executor.pooled:
                 executor.allow_prepared()
             connection.deadline, connection.answers_elsewhere = deadline, self._answers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -52,6 +52,8 @@ class OwnExecutor(Transaction):
     def __init__(self, connection: BoundedConnection, schema: str, *, longest_pause_s: float | None = None) -> None:
         self.connection = connection
         self.used = False
+        self.is_broker = False
+        """Whether the store is Celery's broker as well."""
         self._begin = _PLANNED_ONCE
         if longest_pause_s is not None:
             self._begin += _PAUSES.format(round(longest_pause_s * 1000))
@@ -78,6 +80,7 @@ class OwnExecutor(Transaction):
 
     def run(self, statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows."""
+        statement = statement.in_broker if self.is_broker else statement
         try:
             if statement.frequent and not native.is_patched():  # greenlets wait in psycopg's own way
                 return self._exchanging().run(statement, parameters)
@@ -86,13 +89,19 @@ class OwnExecutor(Transaction):
             raise self._takes_no_writes(error) from error
         return rows(self._cursor)
 
+    def copy(self, table: str, columns: str, rows: Iterable[Sequence[Any]]) -> None:
+        """Insert rows by a COPY: all of them, or none."""
+        with self._cursor.copy(Statement(f"COPY {{{table}}} ({columns}) FROM STDIN").render(self._schema)) as copy:
+            for row in rows:
+                copy.write_row(row)
+
     def run_beside(self, work: Callable[[], object], statement: Statement, /, **parameters: Any) -> list[Any]:
         """Run one statement and return its rows; do `work`, which must be short, while the server executes it."""
         if native.is_patched():
             work()
             return self.run(statement, **parameters)
         exchange = self._exchanging()
-        exchange.send(statement, parameters)
+        exchange.send(statement.in_broker if self.is_broker else statement, parameters)
         try:
             work()
         finally:
@@ -101,6 +110,22 @@ class OwnExecutor(Transaction):
             except pg.ReadOnlySqlTransaction as error:
                 raise self._takes_no_writes(error) from error
         return found
+
+    def post(self, statement: Statement, /, **parameters: Any) -> None:
+        """Have the server run one statement, and do not wait for its answer: `settle` before any other use.
+
+        The server runs it even if this process dies, or closes the connection.
+        """
+        if native.is_patched():
+            self.run(statement, **parameters)
+        else:
+            self._exchanging().post(statement, parameters)
+
+    def settle(self) -> bool:
+        """Read the answer to what was posted, be it an error; tell whether the connection is fit for use."""
+        if self._exchange is not None:
+            self._exchange.settle()
+        return not self.broken and self.rests
 
     def _takes_no_writes(self, error: pg.Error) -> StoreUnavailableError:
         self.close()  # after a failover a new connection may lead to a store that takes writes
@@ -202,7 +227,8 @@ class OwnExecutor(Transaction):
         fork.note_closed(self.connection)
         # Without the cancellation the server finishes the statement for nobody. Before version 17 libpq cancels with a
         # call that has no time limit and stops every thread: for minutes, if the server is silent.
-        if not self.broken and self.busy and psycopg.capabilities.has_cancel_safe():
+        posted = self._exchange is not None and self._exchange.owes
+        if not self.broken and self.busy and not posted and psycopg.capabilities.has_cancel_safe():
             with suppress(psycopg.Error):
                 self.connection.cancel_safe(timeout=1.0)
         with suppress(psycopg.Error):  # it is gone either way

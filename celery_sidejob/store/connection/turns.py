@@ -48,11 +48,6 @@ def take_turns() -> None:
     _thread.takes_turns = True
 
 
-def shares_one() -> bool:
-    """Tell whether `share_one` was called in this process."""
-    return _process.shares_one
-
-
 def takes_turns() -> bool:
     """Tell whether this thread has called `take_turns`."""
     return _thread.takes_turns

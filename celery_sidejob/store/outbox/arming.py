@@ -6,14 +6,16 @@ from typing import Any
 
 from ..statement import Statement, Transaction
 from ..task_end import UNLOCKED
+from .references import ARMED, priority_of_job, referred
 
 FIRST_CHECK_S = 2.0
 """How long a fresh row may stay unpublished before the sweeper publishes it."""
 
 
 def armed(
-    jobs: str, *, task_id: str, cut_short: str | None = "false", wait_s: str = "0::double precision", losses: str = "0"
-) -> str:
+    jobs: str, *, task_id: str, cut_short: str | None = "false", wait_s: str = "0::double precision",
+    losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
+) -> str:  # fmt: skip
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
     Every statement that makes a run owed contains this CTE (a new job, an ask, a termination, the end or the loss of a
@@ -28,29 +30,34 @@ def armed(
     unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no
     row: looking for one makes the insert of a thousand jobs a quarter slower.
 
-    All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, run_no and unit_no of each job as
-    `j`; `wait_s` is the backoff, `losses` are added to those of the row. The statement takes the parameters
-    `first_check_s` and `check_interval_s`. The CTE returns (task_id, job_id, for_run); the caller publishes the message
-    after the commit. A row that is not due yet has None for task_id and for_run: the sweeper publishes it in time.
+    All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, run_no and unit_no of each
+    job as `j`; `wait_s` is the backoff, `losses` are added to those of the row. A row that is due now is checked after
+    `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE returns (task_id, job_id, for_run);
+    the caller publishes the message after the commit. A row that is not due yet has None for task_id and for_run: the
+    sweeper publishes it in time. Where the store is the broker, the statement itself publishes all of them.
     """
     owed_at = f"now() + make_interval(secs => {wait_s})"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at,
       next_check_at = excluded.next_check_at, check_interval = excluded.check_interval,
-      losses = m.losses + excluded.losses, published_at = NULL, suspected_at = NULL, {UNLOCKED}
+      losses = m.losses + excluded.losses, published_at = excluded.published_at, suspected_at = NULL, {UNLOCKED}
+      /*!, priority = excluded.priority*/
     WHERE m.locked_by IS NOT NULL OR {cut_short} AND m.due_at > now()"""
     return f"""
 armed AS (
-  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses)
+  INSERT INTO {{messages}} AS m (task_id, job_id, for_run, queue, due_at, next_check_at, check_interval, losses
+    /*!, priority, published_at*/)
   SELECT {task_id}, j.id, j.run_no + 1, j.queue, owed.at,
     CASE WHEN owed.at > now() THEN owed.at
-      ELSE now() + make_interval(secs => %(first_check_s)s::double precision) END,
+      ELSE now() + make_interval(secs => {first_check_s}::double precision) END
+      /*!+ make_interval(secs => %(check_interval_s)s)*/,
     make_interval(secs => %(check_interval_s)s), {losses}
+    /*!, {priority_of_job("j.priority")}, now()*/
   FROM {jobs} CROSS JOIN LATERAL (SELECT {owed_at} AS at) owed
   WHERE j.unit_no IS NULL{"" if cut_short is None else turned}
   RETURNING m.job_id, CASE WHEN m.due_at <= now() THEN m.task_id END AS task_id,
-    CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run)"""
+    CASE WHEN m.due_at <= now() THEN m.for_run END AS for_run/*!, {ARMED}*/)/*!,{referred("armed")}*/"""
 
 
 _REARM = Statement(
@@ -79,6 +86,5 @@ def rearm(
     exists, the job's runs take the packets that they read.
     """
     return executor.run(
-        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s,
-        first_check_s=FIRST_CHECK_S, moved=moved,
+        _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, moved=moved,
     )[0]  # fmt: skip

@@ -76,18 +76,18 @@ def poison(executor: Transaction, key: Key) -> Any:
     return executor.run(_POISON, task_id=key[0], generation=key[1])[0]
 
 
-_REVIVE = Statement("""
+_REVIVE = Statement(f"""
 WITH gone AS (
-  DELETE FROM {dead} d WHERE d.id = ANY(ARRAY(
-      SELECT max(e.id) FROM {dead} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
-    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.task_id = d.task_id) RETURNING *)
-INSERT INTO {messages} (task_id, task, queue, publication, body, generation, next_check_at, check_interval)
+  DELETE FROM {{dead}} d WHERE d.id = ANY(ARRAY(
+      SELECT max(e.id) FROM {{dead}} e WHERE e.id = ANY(%(ids)s::bigint[]) AND e.body IS NOT NULL GROUP BY e.task_id))
+    AND NOT EXISTS (SELECT FROM {{messages}} m WHERE m.task_id = d.task_id) RETURNING *)
+INSERT INTO {{messages}} (task_id, task, queue, publication, body, generation, next_check_at, check_interval)
 SELECT task_id, task, queue,
   (SELECT json_build_object('v', p.j->'v', 'about', p.j->'about', 'deaths', json_agg(d.death ORDER BY d.no))::text
    FROM (SELECT death, no FROM json_array_elements(p.j->'deaths') WITH ORDINALITY AS old (death, no)
          UNION ALL SELECT json_build_object('at', died_at, 'reason', reason, 'error', split_part(error, ':', 1)), 1e9
-         ORDER BY no DESC LIMIT %(most_deaths)s) d), body,
-  (payload->>'generation')::int + 1, now() + make_interval(secs => %(first_check_s)s),
+         ORDER BY no DESC LIMIT {MOST_DEATHS}) d), body,
+  (payload->>'generation')::int + 1, now() + make_interval(secs => {FIRST_CHECK_S}),
   make_interval(secs => %(check_interval_s)s)
 FROM gone CROSS JOIN LATERAL (SELECT (payload->>'publication')::json AS j) p
 RETURNING task_id, task, queue, publication, body, generation, expires_at""")
@@ -95,13 +95,7 @@ RETURNING task_id, task, queue, publication, body, generation, expires_at""")
 
 def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s: float) -> list[Message]:
     """Take entries out of the dead set, and keep their messages as new generations, if their task ids are free."""
-    rows = executor.run(
-        _REVIVE,
-        ids=list(entry_ids),
-        check_interval_s=check_interval_s,
-        first_check_s=FIRST_CHECK_S,
-        most_deaths=MOST_DEATHS,
-    )
+    rows = executor.run(_REVIVE, ids=list(entry_ids), check_interval_s=check_interval_s)
     return [Message.of_row(row) for row in rows]
 
 

@@ -266,40 +266,20 @@ def republish(executor: Transaction, kind: Kind, task_ids: Iterable[str], *, see
     executor.run(_REPUBLISH[kind], task_ids=list(task_ids), seen_at=seen_at)
 
 
-_AGAIN = "UPDATE {messages} m SET next_check_at = now(), published_at = NULL FROM page WHERE m.task_id = page.task_id"
-
-_REPUBLISH_JOBS = Statement(
-    f"""
-WITH page AS (
-  SELECT task_id FROM {{messages}}
-  WHERE published_at IS NOT NULL AND locked_by IS NULL AND next_check_at > now() AND job_id > %(after)s
-  ORDER BY job_id LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
-{_AGAIN} RETURNING m.job_id"""
-)
-
-
-def republish_jobs(executor: Transaction, *, after: int) -> int | None:
-    """Have a page of published and unclaimed jobs published again; returns the last job id, None at the end.
-
-    Used after a change of the broker.
-    """
-    found = [row.job_id for row in executor.run(_REPUBLISH_JOBS, after=after)]
-    return max(found) if found else None
-
-
 _REPUBLISH_IN = Statement(f"""
 WITH page AS (
   SELECT task_id FROM {{messages}}
   WHERE queue = %(queue)s AND next_check_at > now() AND next_check_at < 'infinity'
     AND published_at IS NOT NULL AND locked_by IS NULL
   ORDER BY next_check_at LIMIT {CHECK_PAGE} FOR UPDATE SKIP LOCKED)
-{_AGAIN} RETURNING m.task_id""")
+UPDATE {{messages}} m SET next_check_at = greatest(now(), m.due_at), published_at = NULL
+FROM page WHERE m.task_id = page.task_id RETURNING m.task_id""")
 
 
 def republish_in(executor: Transaction, queue: str) -> int:
-    """Have a page of one queue's published and unclaimed messages published again; returns their number.
+    """Have a page of one queue's published and unclaimed messages published again when due; returns their number.
 
-    Used after a queue was deleted. Fewer than `CHECK_PAGE` means that there are no more.
+    Used after a queue was deleted, or the broker was changed. Fewer than `CHECK_PAGE` means that there are no more.
     """
     return len(executor.run(_REPUBLISH_IN, queue=queue))
 

@@ -18,7 +18,7 @@ from .kinds import SOON
 from .tasks import DIGEST
 
 
-class Late(NamedTuple):
+class LateRun(NamedTuple):
     """A run that has begun without a lock, `age_s` ago."""
 
     task_id: str
@@ -39,7 +39,7 @@ _RUNS = """unnest(%(task_ids)s::text[], %(tasks)s::text[], %(digests)s::text[], 
 _IS_ITS_OWN = f"m.task = r.task AND {DIGEST} = r.digest"
 
 
-def _parameters(runs: Sequence[Late]) -> dict[str, Any]:
+def _parameters(runs: Sequence[LateRun]) -> dict[str, Any]:
     return {
         "task_ids": [run.task_id for run in runs], "tasks": [run.content.task for run in runs],
         "digests": [run.content.digest for run in runs], "ages": [run.age_s for run in runs],
@@ -59,7 +59,7 @@ RETURNING m.task_id""",
 )
 
 
-def lock_late(executor: Transaction, runs: Sequence[Late], *, worker_id: int, pid: int) -> set[str]:
+def lock_late(executor: Transaction, runs: Sequence[LateRun], *, worker_id: int, pid: int) -> set[str]:
     """Lock the rows of runs that have already begun; returns those that are locked now, also by an earlier try.
 
     The other rows belong to other runs, are gone or doomed, or have another content.
@@ -79,7 +79,7 @@ RETURNING m.task_id""",
 )
 
 
-def remove_late(runs: Sequence[Late], *, worker_id: int, pid: int) -> TaskEnd:
+def remove_late(runs: Sequence[LateRun], *, worker_id: int, pid: int) -> TaskEnd:
     """Remove the rows of runs that ended well, whether they were locked or not; returns their task ids.
 
     Commits without waiting for the disk: a row that is back after a crash of the server belongs to a repeatable task.
@@ -107,7 +107,7 @@ RETURNING task_id"""
 )
 
 
-def take_back_late(executor: Transaction, runs: Sequence[Late]) -> set[str]:
+def take_back_late(executor: Transaction, runs: Sequence[LateRun]) -> set[str]:
     """Take out of the dead set runs that began without a lock and ended well after all; see `take_back`."""
     found = executor.run(_TAKE_BACK_LATE, **_parameters(runs))
     return {row.task_id for row in found}

@@ -53,12 +53,13 @@ def _reserve(condition: str, *, missing: str, fate: str, columns: str) -> Statem
         + f"""
 UPDATE {{messages}} m SET
   next_check_at = now() + make_interval(secs => CASE free.fate WHEN 'strike'
-    THEN %(strike_s)s::double precision ELSE %(reserve_s)s::double precision END),
+    THEN %(strike_s)s::double precision ELSE {RESERVE_S}::double precision END),
   suspected_at = CASE free.fate WHEN 'strike' THEN now() END,
   published_at = CASE free.fate WHEN 'strike' THEN m.published_at END,
   doom = CASE free.fate WHEN 'expired' THEN 'expired' ELSE m.doom END,
   check_interval = CASE WHEN free.fate = 'publish' AND free.missing
-    THEN least(m.check_interval * 2::double precision, make_interval(secs => %(longest_s)s)) ELSE m.check_interval END
+    THEN least(m.check_interval * 2::double precision, make_interval(secs => {LONGEST_CHECK_S}))
+    ELSE m.check_interval END
 FROM free WHERE m.task_id = free.task_id
 RETURNING free.fate, free.missing, m.task_id, m.queue, {columns}"""
     )
@@ -97,9 +98,7 @@ def reserve(executor: Transaction, kind: Kind, task_ids: Sequence[str], *, strik
     The message of a durable task that was published and then silent is struck twice: the first check only suspects it,
     and it is checked again after `strike_s` seconds.
     """
-    return executor.run(
-        _RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s, reserve_s=RESERVE_S, longest_s=LONGEST_CHECK_S
-    )
+    return executor.run(_RESERVE[kind], task_ids=list(task_ids), strike_s=strike_s)
 
 
 _GIVE_UP = Statement("""

@@ -16,6 +16,7 @@ from ...model.run_end import RunEnd
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED, TaskEnd
 from .arming import FIRST_CHECK_S
+from .references import KEPT, referred
 
 DIGEST = "encode(sha256(body), 'hex')"
 """The digest of a row's body, as `digest_of` computes it."""
@@ -23,23 +24,38 @@ EARLY_S = 2.0
 """Seconds before its `eta` at which a message waiting in the store is published: a worker then has it on time."""
 
 
-def _first_check(eta: str) -> str:
-    """When a row is first checked, as SQL. By the clock, because a borrowed transaction may have begun long ago."""
+def _first_check(eta: str, priority: str) -> str:
+    """When a row is first checked, as SQL. By the clock, because a borrowed transaction may have begun long ago.
+
+    What is published at once is checked an interval later.
+    """
     return f"""CASE WHEN {eta} > now() + make_interval(secs => %(horizon_s)s)
     THEN {eta} - make_interval(secs => %(early_s)s)
-    ELSE clock_timestamp() + make_interval(secs => %(first_check_s)s) END"""
+    ELSE clock_timestamp() + make_interval(secs => %(first_check_s)s) END
+    /*!+ CASE WHEN {priority} IS NOT NULL THEN make_interval(secs => %(check_interval_s)s) ELSE interval '0 s' END*/"""
 
 
-_FIRST_CHECK = _first_check("%(eta)s::timestamptz")
-_WAITS = "coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
+_PRIORITY = "%(priority)s::smallint"
+_FIRST_CHECK = _first_check("%(eta)s::timestamptz", _PRIORITY)
+_WAITS = "/*!priority IS NULL AND */coalesce(due_at > now() + make_interval(secs => %(horizon_s)s), false) AS waits"
+
+
+def _sent(priority: str) -> str:
+    """Return when a row with this priority is published by the statement that writes it, as SQL."""
+    return f"CASE WHEN {priority} IS NOT NULL THEN now() END"
+
 
 _KEEP = Statement(
     f"""
+/*!WITH kept AS (*/
 INSERT INTO {{messages}}
-  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval)
+  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval
+    /*!, priority, published_at*/)
 VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
-  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s))
-ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}""",
+  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s)
+    /*!, {_PRIORITY}, {_sent(_PRIORITY)}*/)
+ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
+SELECT waits FROM kept*/""",
     frequent=True,
 )
 
@@ -73,16 +89,18 @@ _KEEP_MANY = Statement(
     f"""
 WITH r AS MATERIALIZED (
   SELECT * FROM unnest(%(task_ids)s::text[], %(tasks)s::text[], %(queues)s::text[], %(publications)s::text[],
-    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[])
-    AS r(task_id, task, queue, publication, body, eta, expires_at)),
+    %(bodies)s::bytea[], %(etas)s::timestamptz[], %(expires)s::timestamptz[]/*!, %(priorities)s::smallint[]*/)
+    AS r(task_id, task, queue, publication, body, eta, expires_at/*!, priority*/)),
 kept AS (
   INSERT INTO {{messages}}
-    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval)
+    (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval
+      /*!, priority, published_at*/)
   SELECT r.task_id, r.task, r.queue, r.publication, r.body, 1, coalesce(r.eta, now()), r.expires_at,
-    {_first_check("r.eta")}, make_interval(secs => %(check_interval_s)s)
+    {_first_check("r.eta", "r.priority")}, make_interval(secs => %(check_interval_s)s)
+    /*!, r.priority, {_sent("r.priority")}*/
   FROM r
   ON CONFLICT (task_id) DO NOTHING
-  RETURNING task_id, {_WAITS})
+  RETURNING task_id, {_WAITS}/*!, {KEPT}*/)/*!,{referred("kept")}*/
 SELECT coalesce(array_agg(task_id) FILTER (WHERE waits), ARRAY[]::text[]) AS waiting,
   (SELECT r.task_id FROM r WHERE r.task_id NOT IN (SELECT k.task_id FROM kept k) LIMIT 1) AS taken
 FROM kept""",
@@ -104,6 +122,7 @@ def keep_many(
         queues=[message.queue for message in messages], publications=[message.publication for message in messages],
         bodies=[message.body for message in messages], etas=[message.eta for message in messages],
         expires=[message.expires_at for message in messages], check_interval_s=waits.check_interval_s,
+        priorities=[message.priority for message in messages],
         horizon_s=waits.horizon_s, first_check_s=FIRST_CHECK_S + publishing_takes_s, early_s=EARLY_S,
     )  # fmt: skip
     return found[0].waiting, found[0].taken
@@ -127,7 +146,7 @@ def _columns(message: Message, waits: Waits) -> dict[str, Any]:
     return {
         "task": message.task, "queue": message.queue, "publication": message.publication, "body": message.body,
         "eta": message.eta, "expires_at": message.expires_at, "check_interval_s": waits.check_interval_s,
-        "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S,
+        "horizon_s": waits.horizon_s, "first_check_s": FIRST_CHECK_S, "early_s": EARLY_S, "priority": message.priority,
     }  # fmt: skip
 
 
@@ -143,13 +162,16 @@ def is_kept(executor: Reader, message: Message) -> bool:
 
 
 _MOVE = Statement(f"""
+/*!WITH moved AS (*/
 UPDATE {{messages}} SET task = %(task)s, queue = %(queue)s, publication = %(publication)s, body = %(body)s,
   generation = generation + 1, due_at = coalesce(%(eta)s::timestamptz, now()), expires_at = %(expires_at)s::timestamptz,
   next_check_at = CASE WHEN doom IS NULL THEN {_FIRST_CHECK} ELSE now() END,
   check_interval = make_interval(secs => %(check_interval_s)s),
-  published_at = NULL, suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0
+  published_at = coalesce(NULL::timestamptz/*!, CASE WHEN doom IS NULL THEN {_sent(_PRIORITY)} END*/),
+  suspected_at = NULL, {UNLOCKED}, on_lost = NULL, max_losses = NULL, losses = 0/*!, priority = {_PRIORITY}*/
 WHERE task_id = %(task_id)s AND generation = %(generation)s AND locked_by = %(worker_id)s
-RETURNING generation, {_WAITS}""")
+RETURNING generation, {_WAITS}/*!, {KEPT}),{referred("moved")}
+SELECT generation, waits FROM moved*/""")
 
 
 def move(message: Message, key: Key, waits: Waits, *, worker_id: int) -> TaskEnd:

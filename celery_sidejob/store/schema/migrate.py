@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -31,7 +32,7 @@ from ..connection.connections import Connections
 from ..connection.parameters import connection_parameters
 from ..outbox import checks
 from ..statement import Transaction
-from .schema_check import FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
+from .schema_check import BESIDE, FORMAT, REMEDY, NotUpgraded, check_ours, connected, explained, quoted, revision_of
 
 UPGRADE_LOCK = 0x53_4A_55_50 - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJUP", made to fit as `workers.LOCK_CLASS` is)."""
@@ -90,30 +91,65 @@ def reassign(
 ) -> dict[str, str]:
     """Record another owner, for an app or a broker that has moved on purpose; returns the previous one.
 
-    Raises SchemaError while live workers are registered. Waiting messages are published again, because the broker may
-    be another one. The URL comes from `setting`.
+    Raises SchemaError while live workers are registered; after `admit`, only while those of the other broker are.
+    Waiting messages are published again, because some may be in that broker. The URL comes from `setting`.
     """
 
     def change(executor: Transaction) -> dict[str, str]:
-        if revision_of(executor, schema) is None:
-            raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
-        before = registry.read_meta(executor)
-        running = workers.live(executor)
-        if running and any(before.get(key, value) != value for key, value in owner.items()):
+        _, before = _recorded(executor, schema)
+        moves = {key for key, value in owner.items() if before.get(key, value) != value}
+        if BESIDE in before and moves <= {"broker"} and owner["broker"] in (before[BESIDE], before["broker"]):
+            running = workers.live_elsewhere(executor, owner["broker"])
+        else:
+            running = workers.live(executor) if moves else []
+        if running:
             raise SchemaError(
                 f"Schema {schema!r} has workers that run ({_some(running)}): stop them before it is given to another "
                 "app or broker. One that has died is forgotten within sidejob_lease, while another sweeps."
             )
         for key, value in owner.items():
             registry.change_meta(executor, key, value)
+        registry.forget_meta(executor, BESIDE)
         return {key: before[key] for key in owner if key in before}
 
     with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
         before = connections.transact("reassign", change)
-        after: int | None = 0
-        while after is not None:  # if we die here, the sweeper misses them one by one; run again, we begin anew
-            after = connections.transact("check-now", partial(checks.republish_jobs, after=after))
+        # If we die here, the sweeper misses the messages one by one; run again, we begin anew.
+        for queue in checks.queues_in_broker(connections):
+            republish = partial(checks.republish_in, queue=queue)
+            while connections.transact("check-now", republish) == checks.CHECK_PAGE:
+                pass
         return before
+
+
+def admit(url: str, schema: str = "sidejob", *, owner: Mapping[str, str], setting: str = "sidejob_database_url") -> str:
+    """Let workers of a second broker run beside those of the owner's, until `reassign`; returns the owner's broker.
+
+    Raises SchemaError for another app, and for a third broker. The URL comes from `setting`.
+    """
+
+    def change(executor: Transaction) -> str:
+        revision, before = _recorded(executor, schema)
+        check_ours(executor, schema, revision, owner={"app": owner["app"]})
+        ours, theirs = owner["broker"], before.get("broker", owner["broker"])
+        if ours != theirs and before.get(BESIDE, ours) != ours:
+            raise SchemaError(
+                f"Schema {schema!r} has workers of two brokers already, {theirs!r} and {before[BESIDE]!r}: end that by "
+                "`celery -A <app> sidejob db reassign` with the one of them that stays."
+            )
+        if ours != theirs:
+            registry.change_meta(executor, BESIDE, ours)
+        return theirs
+
+    with explained(schema, setting), connected(url, schema, setting) as connections, _alone(connections):
+        return connections.transact("admit", change)
+
+
+def _recorded(executor: Transaction, schema: str) -> tuple[str, dict[str, str]]:
+    revision = revision_of(executor, schema)
+    if revision is None:
+        raise NotUpgraded(f"Schema {schema!r} is missing, or it has no tables of ours: {REMEDY}.")
+    return revision, registry.read_meta(executor)
 
 
 def _check_upgradable(
@@ -146,9 +182,8 @@ def _some(idents: list[str]) -> str:
 
 
 def _note_owner(executor: Transaction, *, schema: str, owner: Mapping[str, str] | None) -> str:
-    for key, value in _facts(owner).items():
+    for key, value in {**_facts(owner), "identity": str(uuid.uuid4())}.items():
         registry.note_meta(executor, key, value)
-    registry.give_identity(executor)
     revision = revision_of(executor, schema)
     assert revision is not None
     return revision

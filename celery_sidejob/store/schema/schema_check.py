@@ -32,6 +32,9 @@ A version that could write a newer format keeps writing the recorded one, until 
 worker survives, has raised it.
 """
 
+BESIDE = "broker_beside"
+"""The key in `meta` of a second broker, whose workers may run beside those of the owner's."""
+
 REMEDY = "run `celery -A <app> sidejob db upgrade`"
 
 
@@ -131,6 +134,8 @@ def _check_owner(executor: Transaction, schema: str, owner: Mapping[str, str] | 
             f"{FORMAT}: upgrade the package celery-sidejob here."
         )
     wrong = [key for key, value in (owner or {}).items() if recorded.get(key, value) != value]
+    if owner and wrong == ["broker"] and recorded.get(BESIDE) == owner["broker"]:
+        return
     if owner and wrong:
         theirs = " and ".join(f"the {key} {recorded[key]!r}" for key in wrong)
         ours = " and ".join(f"the {key} {owner[key]!r}" for key in wrong)
@@ -138,7 +143,8 @@ def _check_owner(executor: Transaction, schema: str, owner: Mapping[str, str] | 
         raise NotOurs(
             f"Schema {schema!r} belongs to {theirs}, but here is {ours}. One schema serves one app and one broker: set "
             f"sidejob_schema to another name and {REMEDY}, or correct {correct}. If it has moved on purpose, stop all "
-            "workers and run `celery -A <app> sidejob db reassign`."
+            "workers and run `celery -A <app> sidejob db reassign`. To change the broker without a stop, begin with "
+            "`… db reassign --beside`."
         )
 
 

@@ -29,7 +29,7 @@ TABLES = {
     "alembic_version": Table("version_num", "SELECT"),
     "meta": Table("key value", "SELECT"),
     "registry": Table("task queue options seen_at"),
-    "workers": Table("id ident revision locked started_at beat_at suspect_at suspect_by dead_at"),
+    "workers": Table("id ident revision broker locked started_at beat_at suspect_at suspect_by dead_at"),
     "served": Table("worker_id queues tasks skew_s", "SELECT INSERT UPDATE"),
     "counters": Table("name label value", "SELECT INSERT UPDATE"),
     "leases": Table("name holder expires_at", "SELECT UPDATE"),
@@ -40,7 +40,8 @@ TABLES = {
     ),
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
-        "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom"
+        "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom "
+        "priority"
     ),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
@@ -53,6 +54,14 @@ TABLES = {
     "packets": Table("id port_id value context options written_at taken_by taken_run"),
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),
+    "broker_queues": Table("name transient unused_s expires_at"),
+    "broker_bindings": Table("exchange queue routing_key", "SELECT INSERT DELETE"),
+    "broker_consumers": Table("id ident locked silence_s beat_at"),
+    "broker_messages": Table(
+        "id queue priority due_at holder held_at returns deaths headers properties body task_id generation again"
+    ),
+    "broker_dead": Table("id queue priority died_at reason headers properties body", "SELECT INSERT DELETE"),
+    "broker_broadcasts": Table("id exchange routing_key sent_at headers properties body", "SELECT INSERT DELETE"),
 }
 
 SEQUENCES = ("jobs_id_seq",)

@@ -9,7 +9,7 @@ import psycopg
 
 from ...model.errors import SettingsError, StoreUnavailableError
 from ..connection.connections import Connections
-from ..identity import Database, cluster, place
+from ..identity import Database, cluster, database
 
 
 def check(url: str, direct_url: str) -> str | None:
@@ -34,7 +34,7 @@ def check(url: str, direct_url: str) -> str | None:
 
 def _look(url: str, setting: str) -> Database:
     with closing(Connections(url, "sidejob", prepare=False, setting=setting)) as connections:
-        found = connections.transact("identity", place)
+        found = connections.transact("identity", database)
         with suppress(psycopg.errors.InsufficientPrivilege):
             found = replace(found, cluster=connections.transact("identity", cluster))
     return found

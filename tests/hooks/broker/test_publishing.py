@@ -21,6 +21,7 @@ from celery_sidejob.hooks.broker.publishing import CeleryPublisher
 from celery_sidejob.hooks.broker.view import CeleryBroker
 from celery_sidejob.model.durable import Message
 from celery_sidejob.model.messages import Doorbell
+from celery_sidejob.store.connection.connections import Connections
 from tests.tools.freezing import frozen
 from tests.tools.waiting import wait_until
 
@@ -303,7 +304,9 @@ def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, p
         lambda publisher: publisher.publish([message(1)]),
         lambda publisher: publisher.publish([message(1), message(2)]),
         lambda publisher: publisher.publish([Doorbell(1, 1, "task-1", "noop", "celery")]),
-        lambda publisher: CeleryBroker(publisher._app, publisher._connection, "sidejob", lease_s=20).was_emptied(),
+        lambda publisher: CeleryBroker(
+            publisher._app, publisher._connection, Connections(None, "sidejob"), lease_s=20
+        ).was_emptied(),
         lambda publisher: publisher.announce(lambda producer: producer.publish({}, routing_key="celery")),
     ],
     ids=["one", "many", "doorbell", "marker", "event"],

@@ -163,7 +163,7 @@ def test_a_list_that_is_served_meanwhile_is_read_without_a_gap_or_not_at_all(
 ) -> None:
     call(app, "deep")
     fill(client, key_of(app), 300)
-    channel = app.sidejob.runtime.publisher._connection.channel()
+    channel = app.sidejob.runtime.publisher._connection.open().channel
     read = channel.client.lrange
     popped_each_time = 10
 

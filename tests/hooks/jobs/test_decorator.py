@@ -28,6 +28,7 @@ from celery_sidejob import (
     current_job,
     sidejob_task,
 )
+from celery_sidejob.hooks.jobs.calls import check_arguments
 from tests.hooks.jobs import decorated
 from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
@@ -226,9 +227,9 @@ def test_every_option_of_celery_passes(app: Celery, shared: bool) -> None:
     for option, value in CELERY_OPTIONS.items():
         if option not in {"shared", "lazy"}:
             assert getattr(made, option) == value, option
-    made.check_arguments((1,), {})
+    check_arguments(made.run, name, (1,), {})
     with pytest.raises(TypeError):
-        made.check_arguments((1, 2), {})
+        check_arguments(made.run, name, (1, 2), {})
 
 
 def test_an_exchange_and_a_routing_key_lead_to_the_queue_that_is_bound_so(database_url: str) -> None:

@@ -19,7 +19,7 @@ def delivered(stage: Stage, job: Job, task: str) -> None:
     """What a worker's process does with a doorbell for the job's next run that names this task."""
     headers = {"id": "forged", "task": task, HEADER: {"v": 1, "job": job.id, "for_run": 1}, WORKER: stage.worker_id}
     with pytest.raises(Ignore):
-        run_delivery(stage.app.tasks[task], Context(headers))
+        run_delivery(stage.app.tasks[task], stage.runtime, Context(headers))
 
 
 def known(stage: Stage) -> Job:
@@ -51,7 +51,8 @@ def test_a_doorbell_of_the_jobs_own_task_runs_it(stage: Stage) -> None:
     job = stage.job()
     task = stage.app.tasks[job.task]
     header = {"v": 1, "job": job.id, "for_run": 1}
-    run_delivery(task, Context({"id": job.task_id, "task": job.task, HEADER: header, WORKER: stage.worker_id}))
+    request = Context({"id": job.task_id, "task": job.task, HEADER: header, WORKER: stage.worker_id})
+    run_delivery(task, stage.runtime, request)
     assert job.refresh().status == "completed"
 
 

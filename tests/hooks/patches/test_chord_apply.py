@@ -46,6 +46,7 @@ def test_what_a_chord_calls_finds_its_transaction(app: Celery, monkeypatch: pyte
 
     chord([part, part], body, app=app).apply_async(transaction=transaction)
     (group(part, part, app=app) | body).apply_async(transaction=transaction)
+    chord([chord([part], body), part], body).apply_async(transaction=transaction)  # an app is at its body alone
     chord([part, part], body, app=app).apply_async()
 
-    assert lent == [("contract.part", transaction)] * 4 + [("contract.part", None)] * 2
+    assert lent == [("contract.part", transaction)] * 6 + [("contract.part", None)] * 2

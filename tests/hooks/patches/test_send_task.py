@@ -9,19 +9,19 @@ from typing import Any
 from celery import Celery, chain, group
 
 from celery_sidejob.hooks.patches import send_task
-from celery_sidejob.hooks.tasks.keeping import PRODUCER_PLACE
+from celery_sidejob.hooks.tasks.keeping import PRODUCER_INDEX
 from tests.hooks.patches.conftest import task_of
 
 
 def test_where_a_producer_is_given() -> None:
-    assert list(inspect.signature(Celery.send_task).parameters)[2 + PRODUCER_PLACE] == "producer"
+    assert list(inspect.signature(Celery.send_task).parameters)[2 + PRODUCER_INDEX] == "producer"
 
 
 def test_all_ways_to_call_pass_it(app: Celery) -> None:
     sent: list[tuple[Celery, str, bool]] = []
 
     def send(app: Celery, before: Callable[..., Any], name: str, *args: Any, **options: Any) -> Any:
-        sent.append((app, name, options.get("producer") is None or len(args) <= PRODUCER_PLACE))
+        sent.append((app, name, options.get("producer") is None or len(args) <= PRODUCER_INDEX))
         return before(name, *args, **options)
 
     send_task.install(app, send)

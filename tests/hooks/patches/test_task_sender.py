@@ -10,7 +10,7 @@ from celery import Celery, chain, group
 from celery.app.amqp import AMQP
 
 from celery_sidejob.hooks.patches import task_sender
-from celery_sidejob.hooks.patches.task_sender import REPR_PLACE, DurableAMQP
+from celery_sidejob.hooks.patches.task_sender import REPR_POSITION, DurableAMQP
 from tests.hooks.patches.conftest import task_of
 
 
@@ -61,7 +61,7 @@ def test_the_class_of_a_project_stays_in_place(app: Celery, base: type, used_bef
 def test_where_a_message_says_how_its_arguments_look(app: Celery) -> None:
     names = list(inspect.signature(AMQP.as_task_v2).parameters)
     assert names[1:5] == ["task_id", "name", "args", "kwargs"]
-    assert names[5 + REPR_PLACE :][:2] == ["argsrepr", "kwargsrepr"]
+    assert names[5 + REPR_POSITION :][:2] == ["argsrepr", "kwargsrepr"]
     task_sender.install(app, DurableAMQP)
 
     ours, theirs = (made("id", "contract.kept").headers for made in (app.amqp.as_task_v2, AMQP(app).as_task_v2))

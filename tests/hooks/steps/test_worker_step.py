@@ -13,7 +13,8 @@ from kombu.asynchronous import Hub
 
 from celery_sidejob import SideJob, StoreUnavailableError
 from celery_sidejob.hooks.steps import worker_step
-from celery_sidejob.hooks.steps.worker_step import PoolBell, SideJobStep
+from celery_sidejob.hooks.steps.worker_step import SideJobStep, maintain_after_rings
+from celery_sidejob.hooks.worker.bell import Bell
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
 from celery_sidejob.store.connection import opening
 from celery_sidejob.store.connection.own_executor import OwnExecutor
@@ -32,9 +33,9 @@ def hub() -> Iterator[Any]:
 
 def test_the_loop_looks_after_its_pool_when_the_bell_rings(hub: Any) -> None:
     looks: list[str] = []
-    worker = SimpleNamespace(pool=SimpleNamespace(_pool=SimpleNamespace(maintain_pool=lambda: looks.append("look"))))
-    bell = PoolBell()
-    bell.register(worker, hub)
+    pool = SimpleNamespace(_pool=SimpleNamespace(maintain_pool=lambda: looks.append("look")))
+    bell = Bell()
+    maintain_after_rings(bell, pool, hub)
 
     bell.ring()
     hub.run_once()
@@ -44,11 +45,11 @@ def test_the_loop_looks_after_its_pool_when_the_bell_rings(hub: Any) -> None:
 
 def test_a_bell_that_rings_when_the_pool_has_ended_does_no_harm(hub: Any) -> None:
     """A cold stop ends the pool in the midst of the loop; that its processes are gone is what rings the bell."""
-    worker = SimpleNamespace(pool=SimpleNamespace(_pool=SimpleNamespace(maintain_pool=pytest.fail)))
-    bell = PoolBell()
-    bell.register(worker, hub)
+    pool = SimpleNamespace(_pool=SimpleNamespace(maintain_pool=pytest.fail))
+    bell = Bell()
+    maintain_after_rings(bell, pool, hub)
 
-    worker.pool._pool = None
+    pool._pool = None
     bell.ring()
     hub.run_once()
 

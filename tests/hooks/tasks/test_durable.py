@@ -697,7 +697,7 @@ def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of
         raise SoftTimeLimitExceeded
 
     with monkeypatch.context() as limited:
-        limited.setattr(chords, "mind", strike)
+        limited.setattr(chords, "install", strike)
         task.push_request(**known)
         with pytest.raises(Reject, match="time limit"):
             task.before_start("one", (), {})

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from celery import Celery, bootsteps
+from celery.concurrency.gevent import TaskPool
 from celery.worker import state
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_sidejob import SideJob
 from celery_sidejob.hooks.steps.consumer_step import DisconnectionStep
 from celery_sidejob.hooks.worker import appetite as appetites
-from celery_sidejob.hooks.worker.appetite import Appetite
+from celery_sidejob.hooks.worker.appetite import Appetite, Fetcher
 from celery_sidejob.hooks.worker.delivered import Delivered
 
 
@@ -32,10 +33,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     state.reset_state()
 
 
-def worker_of(places: int) -> Any:
+def worker_of(concurrency: int) -> Any:
     """What Celery's consumer shows of its worker."""
-    controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(places))
-    return SimpleNamespace(pool=SimpleNamespace(num_processes=places), controller=controller, on_task_request=None)
+    controller = SimpleNamespace(max_concurrency=None, semaphore=LaxBoundedSemaphore(concurrency))
+    return SimpleNamespace(pool=SimpleNamespace(num_processes=concurrency), controller=controller, on_task_request=None)
 
 
 def end(runs: int) -> None:
@@ -53,8 +54,20 @@ def test_a_new_worker_fetches_what_it_can_begin(clock: list[float]) -> None:
     assert (appetite.room, appetite.is_full) == (0, True)
 
 
+def test_greenlets_are_as_many_as_the_pool_may_have(clock: list[float]) -> None:
+    """In Celery 5.5 its `num_processes` is how many run: the worker would begin one body after another."""
+    worker = worker_of(3)
+    worker.pool = TaskPool(3)
+    worker.pool.on_start()
+    assert Appetite(worker).concurrency == 3
+
+    worker.pool.grow(2)
+
+    assert Appetite(worker).concurrency == 5
+
+
 @pytest.mark.parametrize(("ended", "ahead"), [(0, 0), (3, 0), (4, 1), (100, 97)])
-def test_it_fetches_ahead_when_places_became_free_again_and_again(
+def test_it_fetches_ahead_when_runs_ended_again_and_again(
     clock: list[float], ended: int, ahead: int
 ) -> None:  # fmt: skip
     appetite = Appetite(worker_of(3))
@@ -68,19 +81,19 @@ def test_it_fetches_ahead_when_places_became_free_again_and_again(
     assert appetite.ahead == 0
 
 
-def test_what_runs_on_after_its_connection_broke_still_has_its_place(clock: list[float]) -> None:
-    """Celery takes all places for free then, and would hand the pool what nobody could give back any more."""
+def test_what_runs_on_after_its_connection_broke_still_has_its_place(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Celery takes the whole pool for free then, and would hand the pool what nobody could give back any more."""
+    monkeypatch.setattr(Delivered, "over_here", Delivered.over_here)  # which `start` replaces
     worker = worker_of(3)
     running = [Run(), Run()]
     state.active_requests.update(running)
     worker.controller.semaphore.clear()
 
-    Appetite(worker).start(None)
+    Appetite(worker).start(Fetcher())
 
-    try:
-        assert worker.controller.semaphore.value == 1
-    finally:
-        del Delivered.over_here
+    assert worker.controller.semaphore.value == 1
 
 
 @pytest.mark.parametrize(("state", "room"), [(bootsteps.RUN, 3), (bootsteps.CLOSE, 0)])

@@ -84,6 +84,11 @@ def reconcile(heartbeat: Heartbeat) -> int:
 # -- what is held and not run -----------------------------------------------------------------------------------------
 
 
+def test_a_worker_says_which_broker_it_takes_messages_from(stage: Stage, heartbeat: Heartbeat) -> None:
+    brokers = {worker["id"]: worker["broker"] for worker in stage.sidejob.stats()["workers"]}
+    assert brokers[heartbeat.worker_id] == stage.sidejob.owner["broker"]
+
+
 def test_what_is_held_and_not_run_is_rescued(stage: Stage, heartbeat: Heartbeat) -> None:
     forgotten, running, others, young = (
         claimed(stage, heartbeat), claimed(stage, heartbeat), claimed(stage, heartbeat, worker_id=stage.worker_id),
@@ -113,7 +118,8 @@ def test_a_worker_looks_at_what_it_holds_once_per_lease(
 
 def end(heartbeat: Heartbeat, run: tuple[int, int], task: str) -> None:
     """End a run as its worker does that has stopped it."""
-    end_from_outside(heartbeat, run, task, Stop("TimeLimitExceeded", "too long"))
+    stop = Stop("TimeLimitExceeded", "too long")
+    end_from_outside(heartbeat.runtime, run, task, stop, worker_id=heartbeat.worker_id)
 
 
 def test_what_is_to_be_ended_from_outside_is_not_rescued_before(stage: Stage, heartbeat: Heartbeat) -> None:

@@ -13,7 +13,7 @@ from celery_sidejob import Job, StoreUnavailableError, embedded
 from celery_sidejob.operations import after_commit
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.services.heartbeat.heartbeat import Heartbeat
-from celery_sidejob.services.sweep import dead_workers
+from celery_sidejob.services.sweep import dead_workers, sweep
 from celery_sidejob.services.sweep import sweeper as sweeping
 from celery_sidejob.services.sweep.doorbells import PAGE
 from celery_sidejob.services.sweep.sweeper import Sweeper
@@ -188,6 +188,26 @@ def test_after_trouble_of_its_own_a_sweeper_does_not_believe_a_free_lock(
     assert state(stage, held) == ("running", 0, "lock", False)
 
 
+def test_after_trouble_of_its_own_a_sweeper_declares_nobody_dead(
+    stage: Stage, sweeper: Sweeper, held: Hold, at: Arm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What kept the sweeper from the store may have kept a suspected worker from beating."""
+    old_enough(stage)
+    workers.announce_lock(stage.runtime.connections, held.worker_id, True)
+    sweeper.run_once()
+    at("read:before-commit", lost)
+    with pytest.raises(StoreUnavailableError):
+        sweeper.run_once()
+    silent(stage, held, stage.sidejob.settings.lock_grace + 0.5)
+
+    assert not sweeper.run_once()
+    assert state(stage, held) == ("running", 0, "lock", False)
+    monkeypatch.setattr(dead_workers, "TROUBLE_S", 0.0)
+    report = sweeper.run_once()
+    assert report is not None
+    assert report.declared_dead == 1
+
+
 def test_a_job_that_somebody_has_locked_keeps_back_no_other_rescue(stage: Stage, sweeper: Sweeper, held: Hold) -> None:
     more = [stage.claim(stage.job(), worker_id=held.worker_id) for _ in range(2)]
     stage.declare_dead(held.worker_id)
@@ -243,6 +263,26 @@ def test_one_sweeps_and_the_next_follows_when_its_lease_or_its_life_is_over(
 
     workers.drop_sweeper_lease(stage.runtime.connections, identities[2])
     assert first.run_once() is not None
+
+
+def test_between_two_turns_a_sweeping_worker_looks_for_dead_workers_alone(
+    stage: Stage, held: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "TURN_S", 3600)
+    stage.job(countdown=3600)
+    sweeper = Sweeper(stage.runtime, Worker(stage))
+    assert sweeper.run_once() is not None
+
+    stage.sql("UPDATE timers SET due_at = now()")
+    silent(stage, held, stage.sidejob.settings.lease)
+    report = sweeper.run_once()
+    assert report is not None
+    assert (report.suspected, report.timers) == (1, 0)
+
+    stage.sql("UPDATE leases SET expires_at = now() - interval '1 ms'")
+    report = Sweeper(stage.runtime, Worker(stage)).run_once()
+    assert report is not None
+    assert report.timers == 1
 
 
 # -- what is published ------------------------------------------------------------------------------------------------

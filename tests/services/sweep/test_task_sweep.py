@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from celery_sidejob import LeaseLostError, task_buried
 from celery_sidejob.model.durable import Death, Message
 from celery_sidejob.operations import burials, durable_ends, durable_locks, durable_runs
 from celery_sidejob.operations.durable_runs import Run
+from celery_sidejob.operations.task_run_end import end_task_runs
 from celery_sidejob.services.heartbeat import deliveries, held_tasks
 from celery_sidejob.services.heartbeat.held_tasks import HeldTasks
 from celery_sidejob.services.heartbeat.worker import Worker
@@ -23,6 +25,9 @@ from celery_sidejob.services.sweep import due_tasks
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
 from celery_sidejob.services.sweep.sweeper import PollReport
 from celery_sidejob.store import workers
+from celery_sidejob.store.outbox import checks, holds
+from celery_sidejob.store.outbox.burials import poison
+from celery_sidejob.store.outbox.kinds import TASKS
 from tests.tools.apps import make_app
 from tests.tools.contents import content_of
 from tests.tools.databases import SCHEMA
@@ -304,6 +309,53 @@ def test_a_run_is_lost_with_its_worker_and_never_by_its_length(post: Post) -> No
 
     row = post.row("one")
     assert (row.locked_by, row.losses, row.doom) == (None, 1, None)
+
+
+def test_a_row_that_somebody_changes_keeps_back_no_other_run_of_a_dead_worker(post: Post, database_url: str) -> None:
+    worker_id = post.worker()
+    for task_id in ("changed", "lost"):
+        post.send(task_id)
+        assert post.begin(task_id, worker_id) is not None
+    post.declare_dead(worker_id)
+    with psycopg.connect(direct(database_url), options=f"-c search_path={SCHEMA}") as other:
+        other.execute("SELECT 1 FROM messages WHERE task_id = 'changed' FOR UPDATE")
+        taken = post.runtime.connections.transact(
+            "take", lambda executor: end_task_runs(executor, holds.take_from_the_dead()), single=True, within_s=10.0
+        )
+        other.rollback()
+
+    assert [row.task_id for row in taken] == ["lost"]
+    assert durable_locks.take_from_the_dead(post.runtime) == 1
+
+
+def test_a_revoked_task_that_also_kills_its_workers_stays_revoked(post: Post) -> None:
+    post.send("one")
+    post.sql("UPDATE messages SET doom = 'revoked'")
+
+    found = post.runtime.connections.transact("poison", lambda executor: poison(executor, ("one", 1)), single=True)
+
+    assert (found.doomed, found.is_kept, post.row("one").doom) == (False, True, "revoked")
+
+
+def test_nobody_vouches_for_a_doomed_task(post: Post) -> None:
+    """Otherwise a worker that has fetched it would put its burial off for as long as it waits there."""
+    post.send("one")
+    vouch = partial(checks.vouch, post.runtime.connections, TASKS, [("one", 1)], wait_s=3600.0)
+    assert vouch() == 1
+    post.sql("UPDATE messages SET doom = 'revoked', next_check_at = now()")
+    assert vouch() == 0
+    assert not post.row("one").later
+
+
+def test_the_last_loss_that_a_task_may_have_is_its_doom(post: Post) -> None:
+    post.send("one")
+    for number in range(1, HELD["max_losses"] + 1):
+        worker_id = post.worker()
+        assert post.begin("one", worker_id) is not None
+        post.declare_dead(worker_id)
+        assert durable_locks.take_from_the_dead(post.runtime) == 1
+        doom = "lost" if number == HELD["max_losses"] else None
+        assert (post.row("one").losses, post.row("one").doom) == (number, doom)
 
 
 def test_a_locked_row_is_nobody_else_s(post: Post) -> None:

@@ -89,8 +89,8 @@ ONE = Statement("SELECT %(value)s::int AS value", frequent=True)
 OFTEN = PREPARE_AFTER + 2
 
 
-def test_a_transaction_whose_statement_was_dropped_with_an_earlier_one_is_repeated(stage: Stage) -> None:
-    """psycopg drops all that is prepared on a connection after a rollback, also what was prepared without it."""
+def test_prepared_statements_outlive_a_rollback(stage: Stage) -> None:
+    """psycopg would drop all of them, also those prepared without it, if it saw the rollback."""
     transact = stage.sidejob.runtime.connections.transact
 
     def work(executor: OwnExecutor) -> list[int]:
@@ -100,12 +100,18 @@ def test_a_transaction_whose_statement_was_dropped_with_an_earlier_one_is_repeat
     def fail(executor: OwnExecutor) -> None:
         raise LookupError
 
+    def prepared(executor: OwnExecutor) -> int:
+        count: int = executor.run(Statement("SELECT count(*) AS found FROM pg_prepared_statements"))[0].found
+        return count
+
     for _ in range(OFTEN):
         assert transact("read", work) == [1]
+    before = transact("read", prepared)
     with pytest.raises(LookupError):
         transact("fail", fail)
 
     assert transact("read", work) == [1]
+    assert transact("read", prepared) == before >= 2
 
 
 def test_what_is_done_beside_a_statement_may_fail(stage: Stage) -> None:

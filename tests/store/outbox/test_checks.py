@@ -28,3 +28,11 @@ def test_a_queue_should_have_what_is_due_though_its_mark_is_late(stage: Stage) -
     stage.sql("UPDATE messages SET due_at = now() + interval '1 hour' WHERE job_id = %s", backing_off.id)
 
     assert checks.in_queue(stage.runtime.connections, late.queue, limit=10) == 2
+
+
+def test_a_job_is_not_published_before_its_backoff_is_over(stage: Stage) -> None:
+    stage.job()
+    stage.sql("UPDATE messages SET published_at = NULL, due_at = now() + interval '1 hour', next_check_at = now()")
+    assert stage.sidejob.poll().published == 0
+    stage.sql("UPDATE messages SET due_at = now(), next_check_at = now()")
+    assert stage.sidejob.poll().published == 1

@@ -422,7 +422,10 @@ def test_another_owner_is_refused(empty_database_url: str, act, other: str) -> N
     with pytest.raises(SchemaError) as refused:
         act(empty_database_url, owner={**OWNER, **owner})
 
-    moved = "If it has moved on purpose, stop all workers and run `celery -A <app> sidejob db reassign`."
+    moved = (
+        "If it has moved on purpose, stop all workers and run `celery -A <app> sidejob db reassign`. To change the "
+        "broker without a stop, begin with `… db reassign --beside`."
+    )
     assert str(refused.value) == f"Schema 'sidejob' belongs to {said} {moved}"
     assert facts(empty_database_url) == {**OWNER, "format": "1"}
 
@@ -586,6 +589,60 @@ def test_a_schema_with_workers_that_run_is_not_given_away(empty_database_url: st
         for worker in running:
             workers.leave(connections, worker)
         assert migrate.reassign(empty_database_url, owner={**OWNER, "app": "blog"}) == OWNER
+
+
+def test_two_brokers_are_served_until_the_schema_is_given_to_one(empty_database_url: str) -> None:
+    url, other, third = empty_database_url, {**OWNER, "broker": "redis 1"}, {**OWNER, "broker": "redis 2"}
+    migrate.upgrade(url, owner=OWNER)
+    assert migrate.admit(url, owner=OWNER) == OWNER["broker"]  # nothing to do
+    with pytest.raises(SchemaError, match="belongs to the broker"):
+        schema_check.check(url, owner=other)
+
+    assert migrate.admit(url, owner=other) == OWNER["broker"]
+    assert migrate.admit(url, owner=other) == OWNER["broker"]  # once more
+
+    for owner in (OWNER, other):
+        schema_check.check(url, owner=owner)
+        migrate.upgrade(url, owner=owner)
+    for refused in (third, {**other, "app": "blog"}):
+        with pytest.raises(SchemaError, match="belongs to the"):
+            schema_check.check(url, owner=refused)
+    with pytest.raises(SchemaError, match="has workers of two brokers already, 'redis 0' and 'redis 1': end that by"):
+        migrate.admit(url, owner=third)
+    with pytest.raises(SchemaError, match="belongs to the app"):
+        migrate.admit(url, owner={**other, "app": "blog"})
+    with closing(Connections(url, "sidejob")) as connections:
+        old = workers.register(connections, "old:7:x", broker=OWNER["broker"])
+        workers.register(connections, "new:8:x", broker=other["broker"])
+        with pytest.raises(SchemaError, match=r"workers that run \(old pid 7\): stop them"):
+            migrate.reassign(url, owner=other)
+        with pytest.raises(SchemaError, match=r"workers that run \(new pid 8\): stop them"):
+            migrate.reassign(url, owner=OWNER)
+        with pytest.raises(SchemaError, match=r"workers that run \(old pid 7, new pid 8\): stop them"):
+            migrate.reassign(url, owner=third)
+        workers.leave(connections, old)
+        assert migrate.reassign(url, owner=other) == OWNER  # workers of the broker that stays may run
+    with pytest.raises(SchemaError, match="belongs to the broker 'redis 1'"):
+        schema_check.check(url, owner=OWNER)
+
+
+def test_what_waits_is_published_again_tasks_too(empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, owner=OWNER)
+    execute(
+        empty_database_url,
+        """
+        INSERT INTO sidejob.messages (task_id, task, generation, body, publication, queue, published_at,
+          due_at, next_check_at, check_interval)
+        SELECT 't' || n, 't', 1, 'x', '{}', 'q' || n % 2, now(), now() + n / 1200 * interval '1 h',
+          now() + interval '6 h', '6 h'
+        FROM generate_series(1, 1200) n""",
+    )
+
+    migrate.reassign(empty_database_url, owner={**OWNER, "broker": "redis 1"})
+
+    checked = "SELECT count(*) FROM sidejob.messages WHERE published_at IS NULL AND next_check_at "
+    assert execute(empty_database_url, checked + "<= now()") == [(1199,)]
+    assert execute(empty_database_url, checked + "= due_at AND due_at > now()") == [(1,)]
 
 
 def test_what_is_not_there_is_not_given_away(empty_database_url: str) -> None:

@@ -105,11 +105,11 @@ SESSIONS = re.compile(
 """What would be kept in a session, and lost or left to another behind a pooling proxy."""
 
 
-def test_nothing_is_kept_in_a_session_but_the_liveness_lock() -> None:
+def test_nothing_is_kept_in_a_session_but_the_liveness_locks() -> None:
     assigning = re.compile(r"\bDO UPDATE\s+SET\b|\bUPDATE\b.*?\bSET\b", re.IGNORECASE | re.DOTALL)
     found = {where for where, one in statements().items() if SESSIONS.search(assigning.sub("", one.text))}
 
-    assert found == {"workers._TAKE_LOCK"}
+    assert found == {"workers._TAKE_LOCK", "broker.consumers._LOCK"}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,7 @@
+"""The error of throwaway servers."""
+
+from __future__ import annotations
+
+
+class ServerError(RuntimeError):
+    """A throwaway server was not found, did not start, or is not running. The message holds the end of its log."""

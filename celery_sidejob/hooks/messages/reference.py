@@ -1,0 +1,47 @@
+"""What a worker gets for a reference to a row, where the store is the broker: the message that the row has."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from celery import Celery
+
+from ...model.durable import Message
+from ...model.errors import InvalidValueError
+from ...model.messages import Doorbell
+from . import doorbell, kept_message
+from .carried import NewerFormatError
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def delivered(app: Celery, row: Any) -> dict[str, Any] | None:
+    """Return kombu's message for a fetched reference and what it leads to; None if nothing is owed any more.
+
+    None too for a row that cannot be read here: it is sent again when it has not been heard of for a while, perhaps to
+    a newer worker, and the sweeper buries what nobody can read.
+    """
+    try:
+        found = _delivered(app, row)
+    except (InvalidValueError, NewerFormatError) as error:
+        logger.warning("A message in queue %s is left: %s", row.queue, error)
+        return None
+    if found is not None:
+        found["properties"]["delivery_tag"] = row.id
+    return found
+
+
+def _delivered(app: Celery, row: Any) -> dict[str, Any] | None:
+    if row.job_id is not None:
+        options = json.loads(row.options) if row.options else None
+        bell = Doorbell(row.job_id, row.generation, row.task_id, row.task, row.queue, row.priority, options)
+        return doorbell.delivered(app, bell)
+    if row.kept is None:
+        return None
+    message = Message(
+        row.task_id, row.task, row.queue, row.publication, bytes(row.kept), row.generation, expires_at=row.expires_at,
+        again=row.again or row.returns > 0,
+    )  # fmt: skip
+    return kept_message.delivered(message)

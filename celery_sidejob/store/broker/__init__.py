@@ -1,0 +1,1 @@
+"""The tables of the broker `sidejobpg://`: queues and bindings, messages, broadcasts, and consumers."""

@@ -1,0 +1,1 @@
+"""The URL `sidejobpg://`: Postgres as Celery's broker."""

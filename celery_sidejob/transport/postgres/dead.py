@@ -1,0 +1,127 @@
+"""The dead list: messages that nobody is to be given again, until a person says otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.utils.json import loads
+
+from ...model.buried import Place
+from ...store.broker import dead
+from . import bell
+from .link import Link, Run
+
+logger = get_logger(__name__)
+
+DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class DeadMessage:
+    """A message that was given up."""
+
+    text: bytes
+    """By which it is found again: its id in the table."""
+    queue: str
+    reason: str
+    at: datetime
+    message: str = field(repr=False)
+    """Its body."""
+    sent_headers: str = field(repr=False)
+
+    @property
+    def id(self) -> str:
+        """By what it is named: not every message has a task id."""
+        return self.text.decode()
+
+    @cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """The message's headers."""
+        return headers_of(self.sent_headers)
+
+    @property
+    def task_id(self) -> str | None:
+        """The id of its task; None for a message without a task."""
+        return task_id_of(self.sent_headers)
+
+
+class DeadList:
+    """The dead list of one broker."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    @classmethod
+    def of(cls, channel: Any) -> DeadList:
+        """Return that of a channel's broker."""
+        return cls(channel.link)
+
+    def __len__(self) -> int:
+        return self._link.run("read", dead.count)
+
+    def __iter__(self) -> Iterator[DeadMessage]:
+        """Yield all, those first that have been there for longer."""
+        place = Place()
+        while True:
+            place, page = self.page(place)
+            if not page:
+                return
+            yield from page
+            place = place.past([one.text for one in page])
+
+    def page(self, place: Place) -> tuple[Place, list[DeadMessage]]:
+        """Return a page behind a place, and that place: the beginning, where there is another number before it."""
+        after = int(place.last or 0)
+        if place.number and self._link.run("read", lambda executor: dead.count(executor, until=after)) != place.number:
+            return self.page(Place())
+        return place, [_message(row) for row in self._link.run("read", lambda executor: dead.page(executor, after))]
+
+    def delete(self, text: bytes) -> bool:
+        """Remove a message for good; False if somebody else has."""
+        return bool(self._link.run("delete", lambda executor: dead.delete(executor, [int(text)])))
+
+    def deliver_again(self, message: DeadMessage) -> bool:
+        """Have a message delivered again, as if it had never been; False if it was retried or deleted meanwhile."""
+        queue = self._link.run("send again", lambda executor: dead.send_again(executor, int(message.text)))
+        if queue is not None:
+            bell.ring(self._link, bell.of_queue(queue))
+        return queue is not None
+
+
+def bound(run: Run, *, limit: int | None, days: float | None) -> None:
+    """Drop the oldest messages beyond so many, and those older than so many days; each is logged.
+
+    If we die in between, some are dropped that are not logged.
+    """
+    kept_s = None if days is None else days * DAY_S
+    while gone := run("bound", lambda executor: dead.bound(executor, most=limit, kept_s=kept_s)):
+        for row in gone:
+            logger.error(
+                "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
+                "keeps the newest %s messages, for %s days",
+                row.queue, task_id_of(row.headers), row.died_at, limit, days,
+            )  # fmt: skip
+
+
+def headers_of(text: str) -> Mapping[str, Any]:
+    """Return the headers of a message from their column; none if they cannot be read here."""
+    try:
+        headers = loads(text)
+    except Exception:  # of whatever decodes a type in them
+        return {}
+    return headers if isinstance(headers, Mapping) else {}
+
+
+def task_id_of(text: str) -> str | None:
+    """Return the id of a message's task from the column of its headers."""
+    found: str | None = headers_of(text).get("id")
+    return found
+
+
+def _message(row: Any) -> DeadMessage:
+    return DeadMessage(str(row.id).encode(), row.queue, row.reason, row.died_at, row.body, row.headers)

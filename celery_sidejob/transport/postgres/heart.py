@@ -1,0 +1,259 @@
+"""The thread of a consuming connection: it beats, hears rings, and carries out ends of messages while no loop does.
+
+It has a session of its own, on which it holds the lock that says that this process lives. It listens on the same
+session, and wakes the loop by a pipe: the loop need not read from a socket that this thread uses. It is a thread of the
+operating system, so neither a task of the pool solo nor a greenlet that computes stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any, Protocol
+
+from kombu.log import get_logger
+
+from ...model import native
+from ...store.broker import broadcasts, consumers, messages, queues, sessions
+from ...store.connection.own_executor import OwnExecutor
+from ..pulse import Pulse
+from . import bell, bindings
+from .link import LOST, Link, Run
+
+logger = get_logger(__name__)
+
+BEATS = 3
+"""How many beats fit into the silence after which a consumer counts as dead."""
+LONGEST_BEAT_S = 1.5
+"""What lies between two beats at most: within this time others notice a consumer that was killed."""
+LATE_S = 0.01
+"""How long the end of a message waits for the loop before this thread carries it out."""
+TIDY_S = 60.0
+USE_S = 3.0
+"""How often the use of queues that expire is noted."""
+
+
+class Consumes(Protocol):
+    """What a heart asks of the connection that it beats for."""
+
+    def wake(self) -> None:
+        """Have the loop look at the heart."""
+        ...
+
+    def end_late(self, run: Run) -> bool:
+        """Carry out ends of messages that were reported more than `LATE_S` ago; tell whether to go on looking."""
+        ...
+
+    def expiring_queues(self) -> Sequence[str]:
+        """Return the consumed queues that would expire."""
+        ...
+
+    def bound_dead_list(self, run: Run) -> None:
+        """Drop what the dead list keeps no longer."""
+        ...
+
+
+class Heart:
+    """The heart of one connection. `start` raises the connection's errors; later ones are in `error`."""
+
+    def __init__(self, link: Link, consumes: Consumes, pulse: Pulse, *, silence_s: float) -> None:
+        self._link = link
+        self._consumes = consumes
+        self._pulse = pulse
+        self._silence_s = silence_s
+        self._beat_s = min(LONGEST_BEAT_S, silence_s / BEATS)
+        self._lock = native.lock()
+        self._rings: set[str] = set()
+        self._stopping = False
+        self._is_watching = False
+        self._pid = os.getpid()
+        self._wakes = Pipe()
+        self.consumer = 0
+        """The id under which this connection holds messages."""
+        self.listens = False
+        """Whether rings are heard: not through a proxy that pools transactions."""
+        self.beaten_at = 0.0
+        """When the last beat that was answered began: within the silence after it nobody takes what we hold."""
+        self.error: BaseException | None = None
+        """What has ended it: the connection must be given up."""
+        self.wanted: frozenset[str] = frozenset()
+        """Which rings are heard."""
+
+    def start(self) -> None:
+        """Register a consumer, and beat for it."""
+        self.beaten_at = monotonic()
+        executor = self._link.open_session()
+        try:
+            ident = f"{socket.gethostname()}:{os.getpid()}"
+            self.consumer = consumers.register(executor, ident, silence_s=self._silence_s)
+            self.listens = not executor.pooled
+            if self.listens:
+                consumers.lock(executor, self.consumer, self._link.schema)
+                sessions.listen(executor, self._link.channel, self._hear)
+        except BaseException:
+            executor.close()
+            raise
+        self._executor = executor
+        native.Thread(self._run, name="sidejobpg-heart").start()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it beats in this process, not in that of which this one was forked."""
+        return self._pid == os.getpid()
+
+    def take_rings(self) -> set[str]:
+        """Return what was rung since the last call."""
+        if not self._rings:
+            return set()
+        with self._lock:
+            rings, self._rings = self._rings, set()
+        return rings
+
+    def wake(self) -> None:
+        """Have it see whether there is something to be carried out."""
+        if not self._is_watching:
+            self._wakes.write()
+
+    def stop(self) -> None:
+        """End it; the consumer is removed by whoever stops it."""
+        self._stopping = True
+        if self.is_ours:
+            self._wakes.write()
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        if self.listens:
+            bindings.hear(self._link.channel)
+        try:
+            self._go_on()
+        except Exception as error:
+            if not self._stopping:
+                if not isinstance(error, (*LOST, Declared)):
+                    logger.exception("The heart of this process has stumbled")
+                self.error = error
+                self._consumes.wake()
+        finally:
+            if self.listens:
+                bindings.hear_no_more(self._link.channel)
+            self._executor.close()
+            self._wakes.close()
+
+    def _go_on(self) -> None:
+        poll = native.poll()
+        poll.register(self._executor.connection.fileno(), select.POLLIN)
+        poll.register(self._wakes.fileno(), select.POLLIN)
+        now = monotonic()
+        beat, use, tidy = self._beat, self._use, self._tidy
+        plan = {beat: now + self._beat_s, use: now + USE_S, tidy: now + random.uniform(1, TIDY_S)}
+        every_s = {beat: self._beat_s, use: USE_S, tidy: TIDY_S}
+        while not self._stopping:
+            poll.poll(1000 * (LATE_S if self._is_watching else max(0.0, min(plan.values()) - monotonic())))
+            self._wakes.drain()
+            for payload in sessions.heard(self._executor):
+                self._hear(payload)
+            self._is_watching = False  # before the look, so that who reports something after it wakes us
+            self._is_watching = self._consumes.end_late(self._transact)
+            now = monotonic()
+            for duty in [one for one, at in plan.items() if now >= at]:
+                plan[duty] = now + every_s[duty]
+                duty()
+
+    def _transact(self, name: str, work: Callable[[OwnExecutor], Any]) -> Any:
+        return self._executor.in_transaction(name, work, single=True)
+
+    def _hear(self, payload: str) -> None:
+        if payload == bell.BINDINGS:
+            bindings.note_change(self._link.channel)
+        elif payload == bell.DEATH or payload in self.wanted:
+            with self._lock:
+                is_news = payload not in self._rings
+                self._rings.add(payload)
+            if is_news:
+                self._consumes.wake()
+
+    def _beat(self) -> None:
+        if self._pulse.stands_still():
+            return
+        began = monotonic()
+        found = self._transact("beat", lambda executor: consumers.beat(executor, self.consumer, self._link.schema))
+        if found.is_alive:
+            self.beaten_at = began
+        if not found.is_alive:
+            raise Declared(
+                f"consumer {self.consumer} was silent for more than {self._silence_s:g} s, and others have its messages"
+            )
+        if found.dead:
+            logger.warning("Dead consumers, whose messages others get: %s", ", ".join(found.dead))
+            self._transact("ring", lambda executor: consumers.notify(executor, self._link.channel, bell.DEATH))
+            self._hear(bell.DEATH)
+
+    def _use(self) -> None:
+        names = self._consumes.expiring_queues()
+        if names:
+            self._transact("use", lambda executor: queues.use(executor, names))
+
+    def _tidy(self) -> None:
+        tidy(self._transact)
+        self._consumes.bound_dead_list(self._transact)
+
+
+def tidy(run: Run) -> None:
+    """Delete queues that nobody has used for so long, with what waits in them, and broadcasts that everybody has read.
+
+    Any number of processes may do so at once. If we die in between, a queue that has expired is emptied by the next.
+    """
+    for name in run("read", queues.expired):
+        run("purge", partial(messages.purge_later, queue=name))
+        while run("purge", partial(messages.purge_page, queue=name)):
+            pass
+        run("expire", partial(queues.expire, name=name))
+    run("forget", broadcasts.forget)
+
+
+class Declared(Exception):
+    """This consumer was declared dead."""
+
+
+class Pipe:
+    """A pipe by which a thread wakes another that waits for files."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        self._pid = os.getpid()
+        os.set_blocking(self._reading, False)
+        os.set_blocking(self._writing, False)
+        self._is_written = False
+
+    def fileno(self) -> int:
+        """Return what is readable once it was written."""
+        return self._reading
+
+    def write(self) -> None:
+        """Wake whoever waits, or waits next; writing again before that adds nothing."""
+        if not self._is_written:
+            self._is_written = True
+            with suppress(OSError):
+                os.write(self._writing, b"\0")
+
+    def drain(self) -> None:
+        """Be unwritten; whoever has drained it looks at everything afterwards."""
+        with suppress(OSError):
+            os.read(self._reading, 4096)
+        self._is_written = False  # after the read, which would take what is written in between, and nobody be woken
+
+    def close(self) -> None:
+        """Close both ends."""
+        if self._pid != os.getpid():
+            return
+        self._is_written = True
+        for end in (self._reading, self._writing):
+            with suppress(OSError):
+                os.close(end)
+        self._pid = 0

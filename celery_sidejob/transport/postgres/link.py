@@ -1,0 +1,138 @@
+"""The connection over which a transport runs its statements, one at a time, each a transaction of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, TypeVar
+
+import psycopg
+
+from ...model.errors import SettingsError, StoreUnavailableError
+from ...store.broker import consumers, sessions
+from ...store.connection import fork
+from ...store.connection.opening import Opener
+from ...store.connection.own_executor import OwnExecutor
+from ...store.errors import REFUSED, refusal
+
+T = TypeVar("T")
+Run = Callable[[str, Callable[[OwnExecutor], Any]], Any]
+"""Runs a named statement, as `Link.run` does."""
+
+SETTING, DIRECT_SETTING = "broker_url", "sidejob_direct_url"
+APPLICATION = "celery_sidejob_broker"
+"""The name of these connections in `pg_stat_activity`, apart from those to the store."""
+LOST = (psycopg.OperationalError, psycopg.InterfaceError, StoreUnavailableError)
+"""The errors of a lost connection, or of one that cannot be opened."""
+
+NOT_LATE = (
+    "The transport option synchronous_commit cannot be 'off' through a proxy that pools transactions: its sessions are "
+    "others' too. Set it for the broker's role: ALTER ROLE … SET synchronous_commit = off."
+)
+
+
+class Link:
+    """Runs statements over one connection, which it opens when it is first used, and again after it was lost.
+
+    Any thread may use it. A forked process opens its own.
+    """
+
+    def __init__(self, url: str, schema: str, *, direct_url: str | None = None, commits_late: bool = False) -> None:
+        """`direct_url` leads to the same database past a proxy that pools transactions.
+
+        With `commits_late` a statement answers before it is on the server's disk, and a crash may undo it.
+        """
+        self.url = url
+        self.schema = schema
+        self.channel = f"sidejobpg:{schema}"
+        """The channel of NOTIFY on which the users of this schema wake each other."""
+        self.answer_s: float | None = None
+        """How long an answer may take; None for as long as the server answers at all."""
+        self._opener = Opener(url, schema, setting=SETTING, application=APPLICATION)
+        self._own_opener = (
+            Opener(direct_url, schema, setting=DIRECT_SETTING, application=APPLICATION) if direct_url else self._opener
+        )
+        self._commits_late = commits_late
+        self._executor: OwnExecutor | None = None
+        self._lock = threading.RLock()
+        fork.register(self)
+
+    def open_session(self) -> OwnExecutor:
+        """Open another connection, the caller's own, with a session of its own where one is to be had."""
+        return self._set_up(self._own_opener.connect())
+
+    def run(self, name: str, statement: Callable[[OwnExecutor], T]) -> T:
+        """Run one statement and return its answer; it is committed then.
+
+        Raises one of `LOST` if the connection breaks, and then it may have been committed as well; SchemaError if a
+        table or a right is missing.
+        """
+        return self._run(name, statement, single=True)
+
+    def run_lastingly(self, name: str, statement: Callable[[OwnExecutor], T]) -> T:
+        """Run one statement that no crash of the server undoes, even over a link that commits late."""
+        if not self._commits_late:
+            return self.run(name, statement)
+
+        def in_order(executor: OwnExecutor) -> T:
+            sessions.commit_lastingly(executor)
+            return statement(executor)
+
+        return self._run(name, in_order, single=False)
+
+    def _run(self, name: str, work: Callable[[OwnExecutor], T], *, single: bool) -> T:
+        with self._lock:
+            executor = self._ready()
+            try:
+                return executor.in_transaction(name, work, single=single)
+            except REFUSED as error:
+                raise refusal(error, name, schema=self.schema, setting=SETTING) from error
+            finally:
+                if executor.broken or not executor.rests:
+                    self.close()
+
+    def ring(self, payload: str) -> None:
+        """Wake the consumers that listen for this; one that does not hear it looks a little later.
+
+        The answer is read before the next statement: who sends a message now and then need not wait twice.
+        """
+        with self._lock, suppress(*LOST):
+            consumers.notify_soon(self._ready(), self.channel, payload)
+
+    def _ready(self) -> OwnExecutor:
+        """Return a connection on which nothing is under way, with a deadline for the next answer."""
+        deadline = None if self.answer_s is None else monotonic() + self.answer_s
+        if self._executor is not None:
+            self._executor.connection.deadline = deadline
+            if not self._executor.settle():
+                self.close()
+        if self._executor is None:
+            self._executor = self._set_up(self._opener.connect(deadline))
+        return self._executor
+
+    def _set_up(self, executor: OwnExecutor) -> OwnExecutor:
+        """Set what is set for a whole session."""
+        try:
+            if not executor.pooled:
+                sessions.plan_by_index(executor)
+                if self._commits_late:
+                    sessions.commit_late(executor)
+            elif self._commits_late:
+                raise SettingsError(NOT_LATE)
+        except BaseException:
+            executor.close()
+            raise
+        return executor
+
+    def close(self) -> None:
+        """Close the connection."""
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.close()
+
+    def forget(self) -> None:
+        """Leave the connection to the parent, of which this process was forked."""
+        self._executor = None
+        self._lock = threading.RLock()

@@ -1,0 +1,141 @@
+"""The dead list: messages that nobody is to be given again, until a person says otherwise."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from hashlib import sha1
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.utils.json import dumps, loads
+from redis import Redis
+
+from ...model.buried import Place
+from ..begun import SUSPECT
+from .keys import Keys
+from .records import BELL_MS
+from .scripts import BOUND_DEAD, DELIVER_AGAIN
+
+logger = get_logger(__name__)
+
+PAGE = 100
+DAY_S = 86_400
+
+
+@dataclass(frozen=True)
+class DeadMessage:
+    """An entry of the dead list."""
+
+    text: bytes = field(repr=False)
+    """As it is in the list, where it is found again by it."""
+    queue: str
+    list_key: str
+    task_id: str | None
+    reason: str
+    at: datetime
+    message: str = field(repr=False)
+    """As it was in its list."""
+
+    @classmethod
+    def of(cls, text: bytes) -> DeadMessage:
+        """Read an entry; one that somebody else has put there is no message of any queue."""
+        try:
+            entry = json.loads(text)
+            return cls(
+                text, entry["queue"], entry["list"], entry["task_id"], entry["reason"],
+                datetime.fromtimestamp(entry["at"], UTC), entry["message"],
+            )  # fmt: skip
+        except (ValueError, TypeError, KeyError):
+            return cls(text, "", "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "")
+
+    @cached_property
+    def id(self) -> str:
+        """By what it is named: not every message has a task id."""
+        return sha1(self.text, usedforsecurity=False).hexdigest()[:12]
+
+    @cached_property
+    def headers(self) -> Mapping[str, Any]:
+        """The message's headers; none of what is no message."""
+        try:
+            headers = loads(self.message)["headers"]
+        except (ValueError, TypeError, KeyError):
+            return {}
+        return headers if isinstance(headers, Mapping) else {}
+
+
+class DeadList:
+    """The dead list of one broker."""
+
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+
+    @classmethod
+    def of(cls, channel: Any) -> DeadList:
+        """Return that of a channel's broker, which may be kombu's own: server, database and prefix say which it is."""
+        return cls(Redis(connection_pool=channel.pool), Keys(channel.global_keyprefix, channel.sep))
+
+    def __len__(self) -> int:
+        return int(self._client.llen(self._keys.dead))
+
+    def __iter__(self) -> Iterator[DeadMessage]:
+        """Yield all, those first that have been there for longer."""
+        place = Place()
+        while True:
+            place, page = self.page(place)
+            if not page:
+                return
+            yield from page
+            place = place.past([one.text for one in page])
+
+    def page(self, place: Place) -> tuple[Place, list[DeadMessage]]:
+        """Return a page behind a place, and that place: the beginning, where something before it was taken out."""
+        first = max(place.number - 1, 0)  # with the entry before, if there is one
+        texts: list[bytes] = self._client.lrange(self._keys.dead, first, place.number + PAGE - 1)
+        if place.number:
+            if not texts or texts[0] != place.last:
+                return self.page(Place())
+            del texts[0]
+        return place, [DeadMessage.of(text) for text in texts]
+
+    def bound(self, *, limit: int | None, days: float | None) -> int:
+        """Drop the oldest entries beyond so many, and those older than so many days; each is logged. Returns how many.
+
+        Who dies in between has dropped some that are not logged.
+        """
+        since = 0.0 if days is None else time.time() - days * DAY_S
+        dropped = 0
+        while True:
+            gone = BOUND_DEAD.run(self._client, [self._keys.dead], [-1 if limit is None else limit, since, PAGE])
+            for one in map(DeadMessage.of, gone):
+                logger.error(
+                    "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
+                    "keeps the newest %s messages, for %s days", one.queue, one.task_id, one.at, limit, days,
+                )  # fmt: skip
+            dropped += len(gone)
+            if len(gone) < PAGE:
+                return dropped
+
+    def delete(self, text: bytes) -> bool:
+        """Remove an entry; False if somebody else has."""
+        return bool(self._client.lrem(self._keys.dead, 1, text))
+
+    def deliver_again(self, dead: DeadMessage) -> bool:
+        """Have a message delivered again, as if it had never been; False if it was retried or deleted meanwhile.
+
+        Raises ValueError for what is no message, and would be back at once.
+        """
+        try:
+            message = loads(dead.message)
+            for name in ("delivery_count", SUSPECT):
+                message["properties"].pop(name, None)
+            message["headers"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ValueError(f"{dead.id} is not a valid message: {dead.reason}") from None
+        keys = [self._keys.dead, dead.list_key, self._keys.bell(dead.queue)]
+        return bool(DELIVER_AGAIN.run(self._client, keys, [dead.text, dumps(message), BELL_MS]))

@@ -1,0 +1,220 @@
+"""The records of consumers: a message leaves one by an acknowledgement, or back to its list."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.log import get_logger
+from kombu.utils.json import dumps, loads
+
+from ..announcements import message_buried, messages_recovered
+from ..begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
+from .keys import Keys
+from .scripts import GIVE_BACK
+
+logger = get_logger(__name__)
+
+BELL_MS = 60_000
+"""How long an unheard bell is kept; a consumer that waits later checks the queue first."""
+PAGE = 200
+PAGE_BYTES = 4_000_000
+"""How many messages, and bytes, one script gives back; larger records go page by page, the newest first."""
+COMPANY = ("recover", "leave")
+"""The returns for which a message becomes a suspect; a lost pool process had it alone."""
+SENTENCE = "came back {} times from consumers that had begun it"
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A message on its way out of a record."""
+
+    token: str
+    list_key: str
+    text: bytes
+    task_id: str | None
+    buried: str | None = None
+    """Why it goes to the dead list."""
+
+
+class Records:
+    """The records of all consumers of one broker, through one client."""
+
+    def __init__(self, client: Any, keys: Keys, *, delivery_limit: int | None) -> None:
+        self._client = client
+        self._keys = keys
+        self._delivery_limit = delivery_limit
+
+    def acknowledge(self, consumer: str, token: str) -> bool:
+        """Forget a finished message; False if the consumer no longer has it."""
+        return bool(self._client.execute_command(*self.acknowledging(consumer, token)))
+
+    def acknowledging(self, consumer: str, token: str) -> tuple[str, str, str]:
+        """Return the command for `forget`."""
+        return ("HDEL", self._keys.held(consumer), token)
+
+    def give_back(self, consumer: str, tokens: Iterable[str]) -> int:
+        """Give messages back that a consumer has not begun; returns how many of them it still had."""
+        return sum(len(page) for page in self._put_back(consumer, "give_back", tokens))
+
+    def send_back(self, consumer: str, token: str) -> bool:
+        """Give a message back that had begun, behind those that came back before, and count it; False if it is gone."""
+        return any(len(page) for page in self._put_back(consumer, "send_back", [token], counts=lambda token: True))
+
+    def leave(self, consumer: str, *, begun: Container[str] = ()) -> int:
+        """Give back all messages of a consumer, and forget the consumer; returns how many they were.
+
+        The return of those that had `begun` is counted.
+        """
+        pages = self._put_back(consumer, "leave", self.tokens(consumer), counts=begun.__contains__)
+        return sum(len(page) for page in pages)
+
+    def recover(self, consumer: str, *, after_page: Callable[[], None] = lambda: None) -> int:
+        """Give back all messages of a dead consumer, and announce it; stops if the consumer turns out to be alive.
+
+        The return of messages that it may have begun is counted, also of those that it fetched after its last beat.
+        """
+        recovered = 0
+        waiting = {token.decode() for token in self._client.smembers(self._keys.waiting(consumer))}
+        tokens = self.tokens(consumer)
+        for page in self._put_back(consumer, "recover", tokens, counts=lambda token: token not in waiting):
+            after_page()
+            recovered += len(page)
+            back = defaultdict(list)
+            for move in reversed(page):
+                if move.buried is None:
+                    back[self._keys.queue_of(move.list_key)].append(move.task_id)
+            for queue, task_ids in back.items():
+                messages_recovered.send(consumer=consumer, queue=queue, task_ids=task_ids)
+        return recovered
+
+    def bury(self, consumer: str, token: str, reason: str) -> None:
+        """Move a message of a consumer to the dead list."""
+        there = [_parted(entry) for entry in self._read(consumer, token) if entry is not None]
+        self._take_back(consumer, "give_back", [Move(token, list_key, text, None, reason) for list_key, text in there])
+
+    def held(self, at_most: int) -> Iterator[bytes]:
+        """Yield messages that consumers hold, the newest of each first, at most this many."""
+        for name in self._client.zrange(self._keys.consumers, 0, -1):
+            consumer = name.decode()
+            newest = sorted(self.tokens(consumer), key=_age, reverse=True)[:at_most]
+            at_most -= len(newest)
+            for first in range(0, len(newest), PAGE):
+                for entry in self._read(consumer, *newest[first : first + PAGE]):
+                    if entry is not None:
+                        yield _parted(entry)[1]
+
+    def tokens(self, consumer: str) -> list[str]:
+        """The tokens of a consumer's messages."""
+        return [token.decode() for token in self._client.hkeys(self._keys.held(consumer))]
+
+    def _put_back(
+        self, consumer: str, why: str, tokens: Iterable[str], *, counts: Callable[[str], bool] = lambda token: False
+    ) -> Iterator[list[Move]]:
+        """Give messages back, newest first; yields those of each page that went, the last page also if it is empty.
+
+        Several processes may do this at once: each skips the messages that another has given back, in the same order.
+        """
+        ordered = sorted(tokens, key=_age, reverse=True)
+        for first in range(0, max(len(ordered), 1), PAGE):
+            page = ordered[first : first + PAGE]
+            texts = self._read(consumer, *page)
+            there = [(token, text) for token, text in zip(page, texts, strict=True) if text is not None]
+            moves = [self._move(token, text, why=why, had_begun=counts(token)) for token, text in there]
+            for part in _parts(moves):
+                gone = self._take_back(consumer, why, part)
+                if gone is None:
+                    return
+                yield gone
+
+    def _read(self, consumer: str, *tokens: str) -> list[bytes | None]:
+        return self._client.hmget(self._keys.held(consumer), tokens) if tokens else []
+
+    def _take_back(self, consumer: str, why: str, moves: Sequence[Move]) -> list[Move] | None:
+        """Run the script for one page; returns those that went, None if the consumer is not dead."""
+        keys = self._keys
+        lists = sorted({move.list_key for move in moves})
+        arguments: list[Any] = [consumer, why, BELL_MS, len(lists)]
+        for move in moves:
+            number = 0 if move.buried is not None else lists.index(move.list_key) + 1
+            arguments += [move.token, number, _obituary(keys, move) if number == 0 else move.text]
+        heads = [keys.consumers, keys.recovering, keys.held(consumer), keys.dead, keys.waiting(consumer)]
+        answer = GIVE_BACK.run(self._client, [*heads, *lists, *keys.bells_of(lists)], arguments)
+        if answer is None:
+            return None
+        went = {token.decode() for token in answer}
+        if len(went) < len(moves):
+            self._tell_what_stays(consumer, [move for move in moves if move.token not in went])
+        gone = [move for move in moves if move.token in went]
+        for move in gone:
+            if move.buried is not None:
+                queue = keys.queue_of(move.list_key)
+                logger.error("A message of queue %r (task %s) is dead: %s", queue, move.task_id, move.buried)
+                message_buried.send(queue=queue, task_id=move.task_id, reason=move.buried)
+        return gone
+
+    def _tell_what_stays(self, consumer: str, moves: Sequence[Move]) -> None:
+        """Others may have given it back meanwhile; what is still there cannot go, as its list is none any more."""
+        there = self._read(consumer, *(move.token for move in moves))
+        for list_key in sorted({move.list_key for move, text in zip(moves, there, strict=True) if text is not None}):
+            logger.error("Messages of %s cannot go back to %r: that key is not a list", consumer, list_key)
+
+    def _move(self, token: str, entry: bytes, *, why: str, had_begun: bool) -> Move:
+        list_key, text = _parted(entry)
+        try:
+            message = loads(text.decode())
+            headers, properties = message["headers"], message["properties"]
+            headers["redelivered"] = properties["delivery_info"]["redelivered"] = True
+            task_id = headers.get("id")
+            is_counted = had_begun and not is_for_later(headers)
+            if why != "recover" and is_counted_by_a_row(headers):  # it may have been sent back as its store is away
+                is_counted = False
+            # Not a header: Celery hands those on to the message of a retry, which is not to blame.
+            count = returns(properties) + is_counted
+            if count:
+                properties["delivery_count"] = count
+            if is_counted and why in COMPANY:
+                properties[SUSPECT] = True
+        except Exception:  # the next consumer reports what is wrong with it
+            return Move(token, list_key, text, None)
+        limit = self._delivery_limit
+        if is_counted and limit is not None and count >= limit:
+            return Move(token, list_key, text, task_id, SENTENCE.format(count))
+        return Move(token, list_key, dumps(message).encode(), task_id)
+
+
+def _parts(moves: Sequence[Move]) -> Iterator[list[Move]]:
+    """Divide a page where its messages are large; no message at all is a part too, as somebody may be left to leave."""
+    part: list[Move] = []
+    size = 0
+    for move in moves:
+        if part and size + len(move.text) > PAGE_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(move)
+        size += len(move.text)
+    yield part
+
+
+def _parted(entry: bytes) -> tuple[str, bytes]:
+    """Split a record's entry into its list and the message as it was in there."""
+    size, _, rest = entry.partition(b":")
+    return rest[: int(size)].decode(), rest[int(size) :]
+
+
+def _age(token: str) -> tuple[int, int]:
+    """Order tokens by when their messages were fetched."""
+    fetch, _, number = token.partition(".")
+    return int(fetch), int(number)
+
+
+def _obituary(keys: Keys, move: Move) -> str:
+    text = move.text.decode("utf-8", "surrogateescape")
+    return json.dumps(
+        {"queue": keys.queue_of(move.list_key), "list": move.list_key, "task_id": move.task_id, "reason": move.buried,
+         "at": time.time(), "message": text}
+    )  # fmt: skip

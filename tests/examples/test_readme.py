@@ -1,0 +1,114 @@
+"""The README's quick start runs as it is written, on Postgres alone, and its parent with children does what it says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import accumulate
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from celery_sidejob import FINISHED, RunningJob
+from tests.examples.test_guides import blocks
+from tests.tools.in_process import Stage
+from tests.tools.versions import KOMBU_5_7
+from tests.tools.waiting import wait_until
+from tests.tools.workers import ROOT, Processes, WorkerProcess, environment
+
+README = ROOT / "README.md"
+SESSION = "import doctest, sys; sys.exit(doctest.testfile('session.txt', module_relative=False).failed)"
+NUMBERS = 2_000
+"""Each is a commit; the README's own 20,000 take a minute."""
+SUMS = f"""
+>>> from shop import sidejob
+>>> job = sidejob.get(2).wait(timeout=40)
+>>> list(job.output("sums")) == {list(accumulate(range(NUMBERS)))}
+True
+"""
+
+
+class QuickStart:
+    """A directory with the README's `shop.py`, on a database of this test's own."""
+
+    def __init__(self, directory: Path, processes: Processes, database_url: str) -> None:
+        self.directory = directory
+        self._database_url = database_url
+        self._processes = processes
+        (shown,) = (text for text in blocks(README, "python") if text.startswith("# shop.py"))
+        assert "redis" not in shown
+        (directory / "shop.py").write_text(shown.replace("localhost/shop", database_url.partition("://")[2]))
+
+    def upgrade(self) -> None:
+        """Run the quick start's first command of Celery; the second one is that of `worker`."""
+        (shown,) = (text for text in blocks(README, "") if "sidejob db upgrade" in text)
+        upgrade, worker = [line.partition("#")[0].split() for line in shown.splitlines()]
+        assert worker == ["celery", "-A", "shop", "worker"]
+        self._python("-m", *upgrade)
+
+    def worker(self) -> WorkerProcess:
+        """Start the worker; it is ready when this returns."""
+        return self._processes.start_worker("shop", env={}, cwd=self.directory, concurrency=2)
+
+    def shown(self, containing: str) -> str:
+        """Return the README's session in a Python shell that has this in it."""
+        (found,) = (text for text in blocks(README, "python") if text.startswith(">>>") and containing in text)
+        return found
+
+    def shell(self, session: str) -> None:
+        """Run a session in a Python shell, and compare its answers."""
+        (self.directory / "session.txt").write_text(session)
+        self._python("-c", SESSION)
+
+    def total(self) -> int:
+        """How far the second job has come: 0 before its first commit."""
+        with psycopg.connect(self._database_url) as connection:
+            found = connection.execute("SELECT value::text::int FROM sidejob.state WHERE job_id = 2").fetchone()
+        return found[0] if found else 0
+
+    def _python(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=self.directory, env=environment({}), timeout=60, check=False, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.timeout(180)
+@KOMBU_5_7
+def test_the_quick_start_runs_as_it_is_written(tmp_path: Path, processes: Processes, empty_database_url: str) -> None:
+    shop = QuickStart(tmp_path, processes, empty_database_url)
+    shop.upgrade()
+    killed = shop.worker()
+    first = shop.shown("add_up.enqueue(kwargs=")
+    shop.shell(first)
+
+    imports = first.partition("\n")[0]
+    shop.shell(f"{imports}\n{shop.shown('range(20_000)').replace('20_000', str(NUMBERS))}")
+    wait_until(shop.total, timeout=30, message="the second job to begin")
+    killed.kill()
+    assert shop.total() < sum(range(NUMBERS)), "it was killed while it worked"
+    shop.worker()
+
+    shop.shell(SUMS)
+
+
+def test_a_parent_rests_until_all_of_its_children_have_ended(stage: Stage) -> None:
+    def bill_part(job: RunningJob, part: str) -> None:
+        if part == "b":
+            raise ValueError("no such part")
+
+    stage.task(bill_part, name="shop.bill_part")
+    (shown,) = (text for text in blocks(README, "python") if "def bill(job, parts)" in text)
+    shop = {"sidejob_task": stage.sidejob.task, "FINISHED": FINISHED, "__name__": "shop"}
+    exec(shown, shop)
+
+    job = stage.sidejob.enqueue("shop.bill", (["a", "b", "c"],))
+    stage.drain()
+    job = job.refresh()
+    assert job.status == "completed"
+    assert {name: child.status for name, child in job.children.items()} == {
+        "a": "completed", "b": "failed", "c": "completed",
+    }  # fmt: skip
+    assert job.info["run_no"] > 1, "it rested in between"

@@ -1,0 +1,41 @@
+"""kombu's Redis channel asks its QoS before it fetches, and tells it of each message that is over."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Queue
+from kombu.transport.redis import QoS
+
+from celery_sidejob import embedded
+from celery_sidejob.hooks.patches import virtual_qos
+
+
+def test_nothing_is_fetched_without_room_and_each_end_is_told(own_valkey: embedded.Valkey) -> None:
+    for name in ("can_consume", "can_consume_max_estimate"):
+        assert list(inspect.signature(getattr(QoS, name)).parameters) == ["self"]
+    got: list[Any] = []
+    ends: list[int] = []
+    room = [0]
+    with Connection(own_valkey.url) as connection:
+        channel = connection.default_channel
+        queue = Queue("limited", channel=channel)
+        for number in range(3):
+            connection.Producer().publish(number, routing_key=queue.name, declare=[queue])
+        virtual_qos.limit(channel.qos, may=lambda: bool(room[0]), room=lambda: room[0])
+        virtual_qos.tell_of_ends(channel.qos, lambda: ends.append(len(got)))
+        with Consumer(channel, [queue], callbacks=[lambda _, message: got.append(message)]):
+            with pytest.raises(TimeoutError):
+                connection.drain_events(timeout=0.2)
+            assert not got
+
+            room[0] = 2
+            assert channel.qos.can_consume_max_estimate() == 2
+            while len(got) < 3:
+                connection.drain_events(timeout=5)
+        got[0].ack()
+        got[1].reject()
+        got[2].requeue()
+    assert len(ends) == 3

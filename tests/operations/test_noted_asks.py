@@ -1,0 +1,32 @@
+"""Asks that were only noted are applied after the commit that noted them, and cannot make its call fail any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_sidejob.operations import lock_set, mailboxes
+from tests.tools.in_process import Stage
+
+DENY = """
+CREATE FUNCTION deny() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'denied'; END $$;
+CREATE TRIGGER deny BEFORE DELETE ON timers FOR EACH ROW EXECUTE FUNCTION deny()"""
+
+
+def test_an_ask_that_cannot_be_applied_is_left_to_the_sweeper(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    subscriber = stage.job(inports={"i": {"channels": ["/c"]}})
+    stage.drain()
+    for module in (lock_set, mailboxes):  # so that one subscriber is too many to be locked
+        monkeypatch.setattr(module, "FAN_OUT", 0)
+
+    stage.sql(DENY)
+    try:
+        assert stage.sidejob.publish("/c", 1) == 1
+    finally:
+        stage.sql("DROP FUNCTION deny CASCADE")
+    assert f"The ask of job {subscriber.id} is noted, and the sweeper applies it: denied" in caplog.text
+    assert subscriber.refresh().status == "completed"
+
+    assert stage.sidejob.poll().timers == 1
+    assert subscriber.refresh().status == "queued"

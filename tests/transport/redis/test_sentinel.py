@@ -1,0 +1,111 @@
+"""`sidejob-sentinel://`: another server is the master after a failover, and it is all as before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from kombu import Connection
+
+from celery_sidejob.embedded.server import HOST
+from celery_sidejob.hooks.broker.redis_client import pushes_of
+from celery_sidejob.transport.redis.sentinel import SentinelChannel
+from tests.tools.recorder import Record
+from tests.tools.sentinel import MASTER, Watched, watched
+from tests.tools.waiting import wait_until
+from tests.tools.workers import Processes
+from tests.transport.consuming import Consuming, publish
+from tests.transport.redis.test_acknowledgements import Looping
+
+
+@pytest.fixture
+def servers() -> Iterator[Watched]:
+    """A master, its replica and their sentinel."""
+    with watched() as made:
+        yield made
+
+
+@pytest.fixture
+def url(servers: Watched) -> str:
+    """Their broker by two sentinels, the first of which is away."""
+    ports = 1, servers.sentinel.port
+    return ";".join(f"sidejob-sentinel://:{servers.password}@{HOST}:{port}/0" for port in ports)
+
+
+def test_a_replica_takes_over_from_a_master_that_is_killed(
+    processes: Processes, servers: Watched, url: str, record: Record
+) -> None:
+    options = {"master_name": MASTER, "consumer_timeout": 1}
+    env = {"BROKER_URL": url, "SETTINGS": json.dumps({"broker_transport_options": options}), **record.env}
+    app = Celery("client", broker=url, set_as_current=False)
+    app.conf.broker_transport_options = options
+    try:
+        killed = processes.start_worker("tests.transport.worker_app", env=env, pool="solo")
+        app.send_task("last", (60,))
+        record.wait_for("begun")
+        lives = processes.start_worker("tests.transport.worker_app", env=env, pool="solo")
+        app.send_task("note", ("before",))
+        record.wait_for("before")
+        servers.wait_for_replica()
+
+        gone = servers.master
+        killed.kill_group()
+        gone.kill()
+        wait_until(lambda: servers.master is not gone, timeout=30, message="the replica to be the master")
+        record.wait_for("begun", count=2, timeout=30)  # it was in the record of the killed, on the replica too
+        assert record.of("begun")[1]["delivery_count"] == 1
+        lives.kill_group()
+        with Connection(url, transport_options=options) as connection:
+            after = Consuming(connection, "elsewhere")
+            assert type(after.channel) is SentinelChannel
+            asked = after.channel.pool.sentinel_manager.sentinels
+            ports = {client.connection_pool.connection_kwargs["port"] for client in asked}
+            assert ports == {1, servers.sentinel.port}, "all of them, before kombu turns to the next URL"
+            publish(connection, "elsewhere", 1)
+            assert after.take(1) == [1]
+            with servers.client() as master:
+                assert master.hlen(f"_sidejob.held.{after.channel._consumer}") == 1, "it has learnt the scripts"
+
+        processes.start_worker("tests.transport.worker_app", env=env, pool="solo", queues="other")
+        app.send_task("note", ("after",), queue="other")
+        record.wait_for("after", timeout=30)
+    finally:
+        app.close()
+
+
+@pytest.mark.parametrize("scheme", ["sidejob-sentinel", "sentinel"])
+def test_what_is_pushed_without_waiting_goes_to_the_master(servers: Watched, url: str, scheme: str) -> None:
+    """And not to the Redis at the default port of this machine, which redis-py 8 would connect to."""
+    ours = url.replace("sidejob-sentinel", scheme)
+    with Connection(ours, transport_options={"master_name": MASTER}) as connection:
+        pushes = pushes_of(connection.channel())
+        assert pushes is not None
+        pushes.push([("pushed", "one")])
+        pushes.hear()
+        pushes.close()
+        pushes.push([("pushed", "other")])
+        pushes.hear()
+
+    with servers.client() as master:
+        assert master.lrange("pushed", 0, -1) == [b"other", b"one"]
+
+
+def test_what_is_acknowledged_in_a_loop_is_so_at_the_master(servers: Watched, url: str) -> None:
+    with Connection(url, transport_options={"master_name": MASTER}) as connection, servers.client() as master:
+        consuming = Looping(connection, "looped")
+        publish(connection, "looped", 1, 2)
+        assert consuming.take(2) == [1, 2]
+        assert master.hlen(f"_sidejob.held.{consuming.channel._consumer}") == 2
+
+        for message in consuming.messages:
+            message.ack()
+
+        wait_until(lambda: not master.hlen(f"_sidejob.held.{consuming.channel._consumer}"), message="no message held")
+        consuming.close()
+
+
+def test_without_the_name_of_a_master_it_says_what_is_missing() -> None:
+    with pytest.raises(ValueError, match="master_name"), Connection(f"sidejob-sentinel://{HOST}") as connection:
+        connection.connect()
