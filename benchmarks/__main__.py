@@ -6,10 +6,11 @@ import sys
 from importlib import import_module
 
 BENCHMARKS = {
-    "throughput": "how many messages and jobs per second, against bare Celery",
+    "packets": "packets that pass through three jobs, against plain tasks that call each other",
     "enqueue": "making jobs, against publishing plain tasks",
     "durable": "ordinary durable tasks, against plain Celery on the same Redis",
     "transport": "sidejob:// against kombu's redis://, plain and durable tasks",
+    "peers": "Celery on redis:// and sidejobpg:// against procrastinate and pgqueuer",
     "scale": "what statements cost on large tables",
     "million": "what each statement of workers and each page of commands costs over a million rows of each kind",
     "memory": "how much memory a worker takes while it runs tens of thousands of jobs and durable tasks",
@@ -17,6 +18,8 @@ BENCHMARKS = {
     "poll": "what the sweeper costs over a million durable tasks, a hundred thousand of which wait in Redis",
     "idle": "what workers that have nothing to do cost the store",
     "kills": "workers killed while they fetch, on sidejob:// and on kombu's redis://, and what is lost",
+    "deaths": "workers on sidejobpg:// that die, stand still and lose their Postgres, and what is lost or runs twice",
+    "broker": "what sidejobpg:// takes from its Postgres: a crowd of workers, a long transaction, a million messages",
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
     "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",

@@ -17,6 +17,7 @@ is judged.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -36,14 +37,15 @@ import psycopg
 import redis
 
 from benchmarks.idle import cpu_of, scalar
-from benchmarks.stamps import LATE_SCHEMA, make_app
-from benchmarks.throughput import POOLS, servers
+from benchmarks.servers import POOLS, servers
+from benchmarks.stamped import Stamped
+from benchmarks.stamps import LATE_SCHEMA, SCHEMA, make_app
 from benchmarks.turns import Median, take_turns
 from celery_sidejob.hooks.patches.redis_client import keep_client
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
-from tests.tools.workers import Processes, WorkerProcess
+from tests.tools.workers import Processes
 
 PUBLISHED = 1000
 MANY = 1000
@@ -113,31 +115,39 @@ def main(arguments: list[str]) -> int:
     return 0 if bench.met else 1
 
 
-class Side:
+class Side(Stamped):
     """A client of one kind, with a database of its own in the same Redis, and perhaps a worker."""
 
     def __init__(
-        self, broker_url: str, number: int, database_url: str | None, directory: Path, *, locks_late: bool = False
-    ) -> None:
-        self.schema = None if database_url is None else LATE_SCHEMA if locks_late else "sidejob"
-        self.broker_url = f"{broker_url.rpartition('/')[0]}/{number}"
+        self, broker_url: str, number: int, database_url: str | None, directory: Path, *, schema: str = SCHEMA,
+        transport_options: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(directory / f"stamps{number}")
+        self.schema = None if database_url is None else schema
+        self.broker_url = self._url_of(broker_url, number)
         self.database_url = database_url
-        self.stamps = directory / f"stamps{number}"
-        self.stamps.touch()
-        self.app = make_app(self.broker_url, database_url, locks_late=locks_late)
+        self.transport_options = transport_options or {}
+        self.app = make_app(self.broker_url, database_url, schema=schema, transport_options=self.transport_options)
         self.stamp = self.app.tasks["stamp"]
         self.redis = redis.Redis.from_url(urlsplit(self.broker_url)._replace(scheme="redis").geturl())
-        self.worker: WorkerProcess | None = None
+
+    @property
+    def client(self) -> list[str]:
+        """The program that publishes for it, as `python -m` takes it."""
+        return ["benchmarks.client"]
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What a process of this side, a client or a worker, needs to make the app."""
+        env = {"BROKER_URL": self.broker_url, "STAMPS": str(self.stamps)}
+        env["TRANSPORT_OPTIONS"] = json.dumps(self.transport_options)
+        if self.database_url is not None and self.schema is not None:
+            env |= {"DATABASE_URL": self.database_url, "SCHEMA": self.schema}
+        return env
 
     def start_worker(self, processes: Processes, pool: str, concurrency: int, *, one_client: bool = False) -> None:
         """Start a worker, and wait until it runs what it is given."""
-        env = {"BROKER_URL": self.broker_url, "STAMPS": str(self.stamps)}
-        if self.database_url is not None:
-            env["DATABASE_URL"] = self.database_url
-        if self.schema == LATE_SCHEMA:
-            env["LOCKS_LATE"] = "1"
-        if one_client:
-            env["ONE_CLIENT"] = "1"
+        env = self.env | ({"ONE_CLIENT": "1"} if one_client else {})
         self.worker = processes.start_worker(
             "benchmarks.stamps", env=env, pool=pool, concurrency=concurrency, extra=["--loglevel=WARNING"],
             ready_timeout=None,
@@ -146,29 +156,21 @@ class Side:
         self.stamp.delay()
         wait_until(lambda: self.count() >= 1, timeout=60, message="the worker to be ready")
 
-    def forget_stamps(self) -> None:
-        """Count from none on."""
-        os.truncate(self.stamps, 0)
+    def waiting(self) -> int:
+        """How many messages wait in the broker."""
+        return int(self.redis.llen("celery"))
 
-    def count(self) -> int:
-        """How many bodies have run."""
-        return self.stamps.stat().st_size // 8
-
-    def read_stamps(self) -> memoryview:
-        """When they did, in nanoseconds."""
-        return memoryview(self.stamps.read_bytes()).cast("q")
-
-    def drained(self, count: int) -> float:
-        """Have the worker go on, and return how many bodies a second it runs of those that wait."""
-        assert self.worker is not None
-        begun = time.monotonic_ns()
-        self.worker.cont()
-        wait_until(lambda: self.count() >= count, timeout=120, interval=0.01, message="all bodies to run")
-        return count / (max(self.read_stamps()) - begun) * 1e9
+    def is_quiet(self) -> bool:
+        """Whether the broker has no message, waiting or held."""
+        return not self.redis.exists("celery", "unacked", *self.redis.keys("_sidejob.held.*"))
 
     def forget_messages(self) -> None:
         """Empty the broker."""
         self.redis.delete("celery")
+
+    def _url_of(self, broker_url: str, number: int) -> str:
+        """Return the URL of a broker of this side's own."""
+        return f"{broker_url.rpartition('/')[0]}/{number}"
 
     def close(self) -> None:
         """Close what it has open; its worker is not ended."""
@@ -192,7 +194,7 @@ class Bench:
             self._looking.execute("SELECT pg_reload_conf()")
         upgrade(postgres.url, LATE_SCHEMA)
         self.durable = Side(broker_url, 0, postgres.url, directory)
-        self.late = Side(broker_url, 3, postgres.url, directory, locks_late=True)
+        self.late = Side(broker_url, 3, postgres.url, directory, schema=LATE_SCHEMA)
         self.plain = Side(broker_url, 1, None, directory)
         self.kept = Side(broker_url, 2, None, directory)
         with self.kept.app.producer_pool.acquire() as producer:

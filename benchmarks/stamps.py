@@ -1,48 +1,86 @@
 """A task that says when its body ran: eight bytes in a file, the same with and without us.
 
-For `durable.py` and `transport.py`. With DATABASE_URL the app is one of ours, and the task is durable; with LOCKS_LATE
-it locks late, and its store has a schema of that name. Without a database it is plain Celery, and nothing of this
-package is imported but the transport, if the broker's URL says so; with ONE_CLIENT it is plain but for the one Redis
-client that workers of ours keep.
+For `durable.py` and `transport.py`. With DATABASE_URL the app is one of ours, with its store in SCHEMA: the task is
+durable, there is a job that does the same, and in the schema of that name the task locks late. Without a database it is
+plain Celery, and nothing of this package is imported but the transport, if the broker's URL says so; with ONE_CLIENT it
+is plain but for the one Redis client that workers of ours keep. TRANSPORT_OPTIONS are those of its broker, as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import struct
-import time
 from typing import Any
 
 from celery import Celery, bootsteps
 
+from benchmarks.note import note
+
+SCHEMA = "sidejob"
 LATE_SCHEMA = "late"
+JOBS_SCHEMA = "jobs"
+"""Where durable tasks are that lock as they come, those that lock late, and jobs."""
 
 
-def make_app(broker_url: str, database_url: str | None, *, locks_late: bool = False) -> Celery:
+def app_of_environment() -> Celery:
+    """Make the app that the environment of this process describes."""
+    environment = os.environ
+    return make_app(
+        environment["BROKER_URL"], environment.get("DATABASE_URL"), schema=environment.get("SCHEMA"),
+        transport_options=json.loads(environment.get("TRANSPORT_OPTIONS", "{}")),
+    )  # fmt: skip
+
+
+def make_app(
+    broker_url: str, database_url: str | None, *, schema: str | None = SCHEMA,
+    transport_options: dict[str, Any] | None = None,
+) -> Celery:  # fmt: skip
     """Make an app with the task `stamp`."""
     app = Celery("stamps", broker=broker_url, set_as_current=False)
     app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=False)
+    app.conf.broker_transport_options = transport_options or {}
     if database_url is not None:
         from celery_sidejob import SideJob
 
         app.conf.sidejob_database_url = database_url
-        if locks_late:
-            app.conf.sidejob_schema = LATE_SCHEMA
+        app.conf.sidejob_schema = schema
         sidejob = SideJob(app)
 
         @sidejob.task(name="job", shared=False)
         def job(job: Any) -> None:
-            """Do nothing: `enqueue.py` only makes such jobs."""
+            """Note the instant."""
+            note()
+
+        @sidejob.task(name="hand_on", shared=False, inports=["packets"])
+        def hand_on(job: Any, after: int | None, commit_every: int) -> None:
+            """Write each packet to the job after this one, and rest; the last job notes the instant of each."""
+            target = None if after is None else sidejob.get(after).input("packets")
+            for value in job.for_inputs("packets", commit_every=commit_every):
+                if target is None:
+                    note()
+                else:
+                    target.write(value)
+            job.suspend()
 
     elif broker_url.startswith("sidejob"):
         import celery_sidejob.transport  # noqa: F401  # makes sidejob:// known
 
-    late = {"locks_late": True, "on_lost": "requeue"} if locks_late else {}
+    late = {"locks_late": True, "on_lost": "requeue"} if schema == LATE_SCHEMA else {}
 
     @app.task(name="stamp", shared=False, **({} if database_url is None else {"durable": True, **late}))
     def stamp() -> None:
-        """Note the instant: one write, so that no two mix."""
-        os.write(_file(), struct.pack("q", time.monotonic_ns()))
+        """Note the instant."""
+        note()
+
+    @app.task(name="second", shared=False)
+    def second() -> None:
+        """Call the last task."""
+        stamp.delay()
+
+    @app.task(name="first", shared=False)
+    def first() -> None:
+        """Call the second task of three."""
+        second.delay()
 
     return app
 
@@ -59,16 +97,7 @@ class OneClient(bootsteps.StartStopStep):
         keep_client(c.task_consumer.channel)
 
 
-def _file() -> int:
-    pid = os.getpid()
-    if pid not in _files:
-        _files[pid] = os.open(os.environ["STAMPS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    return _files[pid]
-
-
-_files: dict[int, int] = {}
-
 if "STAMPS" in os.environ:  # a worker
-    app = make_app(os.environ["BROKER_URL"], os.environ.get("DATABASE_URL"), locks_late="LOCKS_LATE" in os.environ)
+    app = app_of_environment()
     if "ONE_CLIENT" in os.environ:
         app.steps["consumer"].add(OneClient)

@@ -1,11 +1,14 @@
-"""The Redis transport `sidejob://` against kombu's `redis://`, in turns: publishing, running and waiting.
+"""The transports `sidejob://` and `sidejobpg://` against kombu's `redis://`, in turns: publishing, running and waiting.
 
     python -m benchmarks transport [--rounds 30] [--tasks 600] [--only publish,solo] [--sides stock,sidejob]
 
 Plain Celery on `redis://`, in clients and workers that import nothing of this package; plain Celery on `sidejob://`;
-and durable tasks on `sidejob://`, as they come and with `locks_late`. Both of these publish alike; of drains, the bound
-is for those that lock late, and the others are shown. All have the same redis-py, with hiredis if it is installed, and
-a database each of the same server; Redis writes nothing to disk, and Postgres is durable.
+durable tasks on `sidejob://`, as they come and with `locks_late`; jobs there; and, if they are named in `--sides`,
+plain Celery on `sidejobpg://` (`postgres`), and with `synchronous_commit` off (`late_commit`); and durable tasks and
+jobs where that broker is their store (`pg_durable`, `pg_late`, `pg_jobs`). Both kinds of durable
+tasks publish alike; of drains, the bound is for those that lock late, and the others are shown. All have the same
+redis-py, with hiredis if it is installed, and a database each of the same server; Redis writes nothing to disk, and
+Postgres is durable.
 
 Each figure is the median over rounds, with the interval in which it lies with 95 % certainty; a ratio is that inside a
 round, and a bound is met if the interval's better end reaches it. A drain begins with a worker's first look and
@@ -15,24 +18,27 @@ ends with the last body; each must have run exactly once, and then nothing may b
 from __future__ import annotations
 
 import argparse
-import enum
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
 from benchmarks.durable import Bound, Side, print_machine
-from benchmarks.idle import scalar
-from benchmarks.stamps import LATE_SCHEMA
-from benchmarks.throughput import POOLS, servers
+from benchmarks.idle import cpu_of, scalar
+from benchmarks.servers import POOLS, servers
+from benchmarks.stamped import Stamped
+from benchmarks.stamps import JOBS_SCHEMA, LATE_SCHEMA, SCHEMA
 from benchmarks.turns import Median, take_turns
+from celery_sidejob import embedded
 from celery_sidejob.store.schema.migrate import upgrade
 from tests.tools.guard import Guard
 from tests.tools.waiting import wait_until
@@ -44,22 +50,27 @@ TOGETHER = 1000
 WAITED_FOR = 20
 
 
-class Tasks(enum.Enum):
-    """Of which kind a side's task is."""
-
-    PLAIN = enum.auto()
-    DURABLE = enum.auto()
-    LATE = enum.auto()
-    """Durable, and locks late."""
-
-
-SIDES = {
-    "stock": ("plain on redis://", "redis", Tasks.PLAIN),
-    "sidejob": ("plain on sidejob://", "sidejob", Tasks.PLAIN),
-    "durable": ("durable on sidejob://", "sidejob", Tasks.DURABLE),
-    "late": ("the same, locks_late", "sidejob", Tasks.LATE),
+SIDES: dict[str, tuple[str, str, str | None]] = {
+    "stock": ("plain on redis://", "redis", None),
+    "sidejob": ("plain on sidejob://", "sidejob", None),
+    "durable": ("durable on sidejob://", "sidejob", SCHEMA),
+    "late": ("the same, locks_late", "sidejob", LATE_SCHEMA),
+    "jobs": ("jobs on sidejob://", "sidejob", JOBS_SCHEMA),
+    "postgres": ("plain on sidejobpg://", "sidejobpg", None),
+    "late_commit": ("the same, commits late", "sidejobpg", None),
+    "pg_durable": ("durable on sidejobpg://", "sidejobpg", SCHEMA),
+    "pg_late": ("late on sidejobpg://", "sidejobpg", LATE_SCHEMA),
+    "pg_jobs": ("jobs on sidejobpg://", "sidejobpg", JOBS_SCHEMA),
 }
-"""What each is called, by which transport, and its tasks; all are compared with the first."""
+"""What each is called, by which transport, and in which schema; all are compared with the first."""
+IN_POSTGRES: dict[str, dict[str, str]] = {
+    "postgres": {"schema": "plain"},
+    "late_commit": {"schema": "late_commit", "synchronous_commit": "off"},
+    "pg_durable": {"schema": SCHEMA},
+    "pg_late": {"schema": LATE_SCHEMA},
+    "pg_jobs": {"schema": JOBS_SCHEMA},
+}
+"""The transport options of sides whose broker is a Postgres: each has a schema of its own, in a database of theirs."""
 BOUNDS = {
     ("sidejob", "publish"): Bound(1.25),
     ("sidejob", "drain, prefork -c 2"): Bound(1.3),
@@ -70,6 +81,19 @@ BOUNDS = {
     ("durable", "publish together"): Bound(1.0),
     ("late", "drain, prefork -c 2"): Bound(1.0),
     ("late", "drain, solo"): Bound(1.0),
+    ("postgres", "publish"): Bound(0.6),
+    ("postgres", "publish, threads"): Bound(0.9),
+    ("postgres", "publish together"): Bound(1.0),
+    ("postgres", "drain, prefork -c 2"): Bound(1.4),
+    ("postgres", "idle latency"): Bound(1.5, most=True),
+    ("late_commit", "publish"): Bound(1.0),
+    ("pg_durable", "publish"): Bound(0.6),
+    ("pg_durable", "publish, threads"): Bound(0.9),
+    ("pg_durable", "publish together"): Bound(1.0),
+    ("pg_durable", "drain, prefork -c 2"): Bound(0.85),
+    ("pg_durable", "idle latency"): Bound(1.5, most=True),
+    ("pg_late", "drain, prefork -c 2"): Bound(1.4),
+    ("pg_jobs", "drain, prefork -c 2"): Bound(0.9),
 }
 SECTIONS = ("publish", "threads", "together", "prefork", "solo", "latency")
 
@@ -80,7 +104,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--tasks", type=int, default=600, help="how many a drain has")
     parser.add_argument("--only", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}")
-    parser.add_argument("--sides", default=",".join(SIDES), help=f"of {', '.join(SIDES)}")
+    parser.add_argument(
+        "--sides", default=",".join(side for side in SIDES if side not in IN_POSTGRES), help=f"of {', '.join(SIDES)}"
+    )
     given = parser.parse_args(arguments)
     wanted, sides = given.only.split(","), given.sides.split(",")
     if unknown := (set(wanted) - set(SECTIONS)) | (set(sides) - set(SIDES)):
@@ -102,17 +128,43 @@ def main(arguments: list[str]) -> int:
     return 0 if bench.met else 1
 
 
+class InPostgres(Side):
+    """A side whose broker is a Postgres."""
+
+    def __init__(
+        self, broker_url: str, number: int, store: str | None, directory: Path, options: dict[str, str]
+    ) -> None:
+        super().__init__(broker_url, number, store, directory, schema=options["schema"], transport_options=options)
+        self._messages = f"{options['schema']}.broker_messages"
+        self.looking = psycopg.connect(broker_url.replace("sidejobpg:", "postgresql:", 1), autocommit=True)
+
+    def waiting(self) -> int:
+        """How many messages wait in the broker."""
+        return scalar(self.looking, f"SELECT count(*) FROM {self._messages} WHERE holder IS NULL")
+
+    def is_quiet(self) -> bool:
+        """Whether the broker has no message, waiting or held."""
+        return not scalar(self.looking, f"SELECT count(*) FROM {self._messages}")
+
+    def forget_messages(self) -> None:
+        """Empty the broker."""
+        self.looking.execute(f"DELETE FROM {self._messages}")
+
+    def close(self) -> None:
+        """Adds to that of others: looks no more."""
+        self.looking.close()
+        super().close()
+
+    def _url_of(self, broker_url: str, number: int) -> str:
+        return broker_url
+
+
 class Client:
     """A process that publishes for one side (`client.py`)."""
 
-    def __init__(self, side: Side, guard: Guard, *, plain: bool) -> None:
-        env = {"BROKER_URL": side.broker_url, "STAMPS": str(side.stamps)}
-        if side.database_url is not None:
-            env["DATABASE_URL"] = side.database_url
-        if side.schema == LATE_SCHEMA:
-            env["LOCKS_LATE"] = "1"
+    def __init__(self, side: Stamped, guard: Guard, *, plain: bool) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.client"], env=environment(env), text=True, start_new_session=True,
+            [sys.executable, "-m", *side.client], env=environment(side.env), text=True, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         self.pid = self._process.pid
@@ -120,10 +172,10 @@ class Client:
         self._guard = guard
         assert self._answer() == ("plain" if plain else "ours")
 
-    def ask(self, verb: str, count: int) -> float:
+    def ask(self, *words: object) -> float:
         """Have it do something, and return the figure that it gives."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{verb} {count}\n")
+        print(*words, file=self._process.stdin)
         self._process.stdin.flush()
         return float(self._answer())
 
@@ -140,36 +192,65 @@ class Client:
 class Bench:
     """The servers, the sides with a client each, and what was found."""
 
-    def __init__(self, sides: dict[str, Side], clients: dict[str, Client], processes: Processes, database: str) -> None:
+    def __init__(
+        self, sides: dict[str, Stamped], clients: dict[str, Client], processes: Processes,
+        postgres: embedded.Postgres, bounds: Mapping[tuple[str, str], Bound],
+    ) -> None:  # fmt: skip
         self._sides = sides
         self._clients = clients
+        self._bounds = bounds
+        self._titles = {name: SIDES[name][0] if name in SIDES else name for name in sides}
         self._processes = processes
-        self._looking = psycopg.connect(database, autocommit=True)
+        self._looking = psycopg.connect(postgres.url, autocommit=True)
+        self._postmaster = postgres.pid
+        self._took_us: dict[str, list[tuple[float, float]]] = {}
         self.met = True
 
     @classmethod
     @contextmanager
-    def opened(cls, names: list[str]) -> Iterator[Bench]:
-        """Start servers and clients; everything ends with the block."""
+    def opened(
+        cls, names: list[str], *, peers: Mapping[str, Callable[[str, Path], Stamped]] = {},
+        bounds: Mapping[tuple[str, str], Bound] = BOUNDS,
+    ) -> Iterator[Bench]:  # fmt: skip
+        """Start servers and clients; everything ends with the block. Peers are made from the Postgres' URL."""
         with ExitStack() as stack:
             postgres, broker_url = stack.enter_context(servers(appendonly=False))
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             guard = stack.enter_context(Guard())
             processes = Processes(directory / "processes", guard)
             stack.callback(processes.kill_all)
-            upgrade(postgres.url, LATE_SCHEMA)
-            sides, clients = {}, {}
+            for schema in (LATE_SCHEMA, JOBS_SCHEMA):
+                upgrade(postgres.url, schema)
+            with psycopg.connect(postgres.url, autocommit=True) as connection:
+                connection.execute("CREATE DATABASE broker")
+            in_broker = urlsplit(postgres.url)._replace(path="/broker").geturl()
+            for options in IN_POSTGRES.values():
+                upgrade(in_broker, options["schema"])
+            sides: dict[str, Stamped] = {}
+            clients = {}
             for number, name in enumerate(names):
-                _, scheme, tasks = SIDES[name]
-                url = f"{scheme}:{broker_url.partition(':')[2]}"
-                store = None if tasks is Tasks.PLAIN else postgres.url
-                sides[name] = Side(url, number, store, directory, locks_late=tasks is Tasks.LATE)
+                _, scheme, schema = SIDES[name]
+                if scheme == "sidejobpg":
+                    url = f"{scheme}:{in_broker.partition(':')[2]}"
+                    store = None if schema is None else in_broker
+                    sides[name] = InPostgres(url, number, store, directory, IN_POSTGRES[name])
+                else:
+                    url = f"{scheme}:{broker_url.partition(':')[2]}"
+                    store = None if schema is None else postgres.url
+                    sides[name] = Side(url, number, store, directory, schema=schema or SCHEMA)
                 stack.callback(sides[name].close)
                 clients[name] = Client(sides[name], guard, plain=name == "stock")
                 stack.callback(clients[name].close)
-            bench = cls(sides, clients, processes, postgres.url)
+            for name, make in peers.items():
+                sides[name] = make(postgres.url, directory)
+                stack.callback(sides[name].close)
+                clients[name] = Client(sides[name], guard, plain=True)
+                stack.callback(clients[name].close)
+            bench = cls(sides, clients, processes, postgres, bounds)
             stack.callback(bench._looking.close)
-            print_machine(bench._looking, sides["stock"].redis, _parser())
+            stock = sides["stock"]
+            assert isinstance(stock, Side)
+            print_machine(bench._looking, stock.redis, _parser())
             yield bench
 
     @contextmanager
@@ -199,7 +280,11 @@ class Bench:
 
     def drain(self, pool: str, rounds: int, tasks: int) -> None:
         """Tasks that were published while the worker stood still."""
+        self._took_us.clear()
         self._measure(f"drain, {pool}", f"per second, {pool}", partial(self._drain, tasks=tasks), rounds)
+        for name, took in self._took_us.items():
+            worker, store = (median(part) for part in zip(*took, strict=True))
+            print(f"  {self._titles[name]:24}worker {worker:5.0f} us, Postgres {store:5.0f} us of a processor for each")
 
     def latency(self, rounds: int) -> None:
         """From the call to the body's first line, one task every 20 ms."""
@@ -209,11 +294,11 @@ class Bench:
         found = take_turns({side: partial(one, side) for side in self._sides}, rounds)
         print(f"\n{unit}")
         for side, figures in found.items():
-            print(f"  {SIDES[side][0]:24}{median(figures):8.0f}")
+            print(f"  {self._titles[side]:24}{median(figures):8.0f}")
         for side in list(found)[1:]:
             ratio = Median.of_ratios(found[side], found["stock"])
-            text = f"{SIDES[side][0]}, of {SIDES['stock'][0]}: {ratio}"
-            bound = BOUNDS.get((side, name))
+            text = f"{self._titles[side]}, of {self._titles['stock']}: {ratio}"
+            bound = self._bounds.get((side, name))
             if bound is not None:
                 met = bound.met_by(ratio)
                 self.met &= met
@@ -224,12 +309,14 @@ class Bench:
     def _publish(self, verb: str, count: int, name: str) -> float:
         side = self._sides[name]
         rate = self._clients[name].ask(verb, count)
-        wait_until(lambda: side.redis.llen("celery") >= count, message="Redis to have all")
-        assert side.redis.llen("celery") == count
+        wait_until(lambda: side.waiting() >= count, message="the broker to have all")
+        assert side.waiting() == count
         side.forget_messages()
         if side.schema is not None:
             assert self._rows(side) == count
-            self._looking.execute(f"DELETE FROM {side.schema}.messages")
+            looking = self._looking_of(side)
+            looking.execute(f"DELETE FROM {side.schema}.messages")
+            looking.execute(f"DELETE FROM {side.schema}.jobs")
         return rate
 
     def _drain(self, name: str, *, tasks: int) -> float:
@@ -238,9 +325,13 @@ class Bench:
         side.worker.stop_signal()
         side.forget_stamps()
         self._clients[name].ask("publish", tasks)
-        wait_until(lambda: side.redis.llen("celery") >= tasks - 1, message="Redis to have all")  # one may be on its way
+        wait_until(lambda: side.waiting() >= tasks - 1, message="the broker to have all")  # one may be on its way
+        pids = side.worker.pid, self._postmaster
+        before = [cpu_of(pid) for pid in pids]
         rate = side.drained(tasks)
         self._wait_quiet(side, tasks)
+        worker, store = ((cpu_of(pid) - then) / tasks * 1e6 for pid, then in zip(pids, before, strict=True))
+        self._took_us.setdefault(name, []).append((worker, store))
         return rate
 
     def _wait(self, name: str) -> float:
@@ -250,15 +341,17 @@ class Bench:
         self._wait_quiet(side, WAITED_FOR)
         return took_us
 
-    def _wait_quiet(self, side: Side, count: int) -> None:
+    def _wait_quiet(self, side: Stamped, count: int) -> None:
         if side.schema is not None:
             wait_until(lambda: not self._rows(side), timeout=30, interval=0.01, message="all rows to be gone")
-        held = ("celery", "unacked", *side.redis.keys("_sidejob.held.*"))
-        wait_until(lambda: not side.redis.exists(*held), timeout=30, message="all to be acknowledged")
+        wait_until(side.is_quiet, timeout=30, message="all to be acknowledged")
         assert side.count() == count or (side.schema == LATE_SCHEMA and side.count() > count), "each body runs once"
 
-    def _rows(self, side: Side) -> int:
-        return scalar(self._looking, f"SELECT count(*) FROM {side.schema}.messages")
+    def _rows(self, side: Stamped) -> int:
+        return scalar(self._looking_of(side), f"SELECT count(*) FROM {side.schema}.messages")
+
+    def _looking_of(self, side: Stamped) -> psycopg.Connection[Any]:
+        return side.looking if isinstance(side, InPostgres) else self._looking
 
 
 def _parser() -> str:

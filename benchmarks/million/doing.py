@@ -129,7 +129,7 @@ class Workers:
         connections.transact("back", lambda e: latecomers.take_back(e, ("never-was", 1), CONTENT))
         connections.transact(
             "back",
-            lambda e: latecomers.take_back_late(e, [latecomers.Late(f"no-{n}", CONTENT, 1.0, 3) for n in range(9)]),
+            lambda e: latecomers.take_back_late(e, [latecomers.LateRun(f"no-{n}", CONTENT, 1.0, 3) for n in range(9)]),
         )
         assert entries
         connections.transact("poison", lambda e: burials.poison(e, retried))

@@ -53,11 +53,30 @@ class RabbitBroker:
             (channel.queue_delete if next(self._times) % 2 else channel.queue_purge)(self._queue)
 
 
+class StoreBroker:
+    """The store itself: what befalls its process or its network befalls both."""
+
+    name = "postgres"
+    server = None
+    url = "sidejobpg://"
+
+    def __init__(self, database_url: str) -> None:
+        self._database_url = database_url
+
+    def empty(self) -> None:
+        """Take everything from it that is the broker's, unless it is away just now."""
+        with (
+            suppress(psycopg.OperationalError),
+            psycopg.connect(self._database_url, autocommit=True) as connection,
+        ):
+            connection.execute("DELETE FROM sidejob.broker_messages")
+
+
 class Ground:
     """Postgres, a broker, and a proxy before each, within a `with` block."""
 
     postgres: embedded.Postgres
-    broker: RedisBroker | RabbitBroker
+    broker: RedisBroker | RabbitBroker | StoreBroker
     store_net: TcpProxy
     broker_net: TcpProxy
 
@@ -76,11 +95,15 @@ class Ground:
                 self._backend_url = stack.enter_context(embedded.Valkey()).url
             if self._kind == "redis":
                 self.broker = RedisBroker(stack.enter_context(embedded.Valkey()))
+            elif self._kind == "postgres":
+                self.broker = StoreBroker(self.postgres.url)
             else:
                 self.broker = _rabbitmq(stack, self._queue)
             self._prepare_store()
             self.store_net = stack.enter_context(TcpProxy.to(self.postgres.url))
-            self.broker_net = stack.enter_context(TcpProxy.to(self.broker.url))
+            self.broker_net = self.store_net
+            if self._kind != "postgres":
+                self.broker_net = stack.enter_context(TcpProxy.to(self.broker.url))
             self._stack = stack.pop_all()
         return self
 
@@ -100,7 +123,9 @@ class Ground:
     @property
     def env(self) -> dict[str, str]:
         """What workers and clients need to know."""
-        broker_url = self.broker_net.url_for(self.broker.url)
+        broker_url = self.broker.url
+        if self.broker_net is not self.store_net:
+            broker_url = self.broker_net.url_for(broker_url)
         return {
             "SIDEJOB_DATABASE_URL": self.store_net.url_for(self.postgres.url),
             "BROKER_URL": broker_url,
