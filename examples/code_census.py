@@ -1,10 +1,11 @@
 """A census of Python code by durable jobs: how many lines, functions, classes and imports there are below a path.
 
-A directory's job makes one child job for each of its sub-directories and files. A file's job parses it and sends what
-it counted to its parent's port; a directory adds up what its children send and hands the sum on, up to the root. What
-does not parse is announced on a channel, and one job collects it. Whatever dies meanwhile, each file counts once.
+A directory's job makes one child job for each of its sub-directories and files. A file's job parses the file and sends
+its counts to its parent's port. A directory's job adds up the counts of its children and sends the sum to its own
+parent, up to the root. Files that do not parse are announced on a channel, and one job collects them. Each file counts
+once, even if workers or servers die meanwhile.
 
-    export SIDEJOB_DATABASE_URL=postgresql://localhost/census CELERY_BROKER_URL=redis://localhost:6379/0
+    export SIDEJOB_DATABASE_URL=postgresql://localhost/census CELERY_BROKER_URL=sidejobpg://
     celery -A code_census sidejob db upgrade
     celery -A code_census worker --beat
     python -c "import code_census; root, _ = code_census.start({'/usr/lib/python3.11': 1}); print(root.wait().state)"
@@ -34,7 +35,7 @@ COUNTED: dict[str, tuple[type[ast.AST], ...]] = {
 }
 SKIPPED = frozenset({"__pycache__", "site-packages", "dist-packages", ".git"})
 UNPARSABLE = (OSError, SyntaxError, ValueError, RecursionError, MemoryError)
-"""What `count` raises for a file that cannot be read or does not parse."""
+"""The errors of `count` if a file cannot be read or does not parse."""
 CHANNEL = "/census/unparsable"
 
 
@@ -42,9 +43,9 @@ def start(paths: dict[str, int]) -> tuple[Job, Job]:
     """Begin a census of the paths, each with the n of "one file in n is counted"; returns its root and its collector.
 
     When the root is completed, its state holds the totals. Then terminate the collector; once it is terminated, its
-    state holds what could not be read.
+    state holds the files that could not be read.
     """
-    collector = collect.enqueue()  # first, so that it is subscribed before anybody announces anything
+    collector = collect.enqueue()  # first, so that it is subscribed before the first announcement
     return census.enqueue((paths,)), collector
 
 
@@ -53,7 +54,7 @@ def start(paths: dict[str, int]) -> tuple[Job, Job]:
 
 @sidejob_task(inports=["counts"])
 def census(job: RunningJob, paths: dict[str, int]) -> None:
-    """Add up what the paths' jobs have counted; the root of all jobs."""
+    """Add up the counts of the paths' jobs; the root of all jobs."""
     add_up(job)
 
 
@@ -62,9 +63,9 @@ def _(job: RunningJob) -> None:
     split(job, [(Path(path), one_in) for path, one_in in job.args[0].items()])
 
 
-@sidejob_task(inports=["counts"], priority=0)  # after the files, so that the queue stays short
+@sidejob_task(inports=["counts"], priority=0)
 def count_directory(job: RunningJob, path: str, one_in: int) -> None:
-    """Add up what the children have counted, and hand the sum on."""
+    """Add up the counts of the children, and send the sum to the parent."""
     add_up(job)
 
 
@@ -74,7 +75,7 @@ def _(job: RunningJob) -> None:
     split(job, [(entry, one_in) for entry in entries(path, one_in)])
 
 
-@sidejob_task
+@sidejob_task(priority=9)  # before further directories, so that the queue stays short
 def count_file(job: RunningJob, path: str) -> None:
     """Count one file, and send the counts to the parent; announce the file if it cannot be read."""
     try:
@@ -87,7 +88,7 @@ def count_file(job: RunningJob, path: str) -> None:
 
 @sidejob_task(inports={"unparsable": {"channels": [CHANNEL]}})
 def collect(job: RunningJob) -> None:
-    """Keep what was announced so far, and wait for more."""
+    """Keep the files that were announced so far, and wait for more."""
     for found in job.for_inputs("unparsable"):
         job.set({found["path"]: found["error"]})
     job.suspend()
@@ -95,11 +96,11 @@ def collect(job: RunningJob) -> None:
 
 @collect.on_shutdown
 def _(job: RunningJob) -> None:
-    for found in job.input("unparsable"):  # what came between the last run and the termination
+    for found in job.input("unparsable"):  # announced between the last run and the termination
         job.set({found["path"]: found["error"]})
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- common to the jobs -----------------------------------------------------------------------------------------------
 
 
 def split(job: RunningJob, parts: list[tuple[Path, int]]) -> None:
@@ -116,10 +117,10 @@ def split(job: RunningJob, parts: list[tuple[Path, int]]) -> None:
 
 
 def add_up(job: RunningJob) -> None:
-    """Add what has come since the last run; the last child's counts complete the job, others leave it suspended.
+    """Add the counts that have come since the last run; suspend the job until the last child's counts are there.
 
-    A turn's reading, its new totals and the packet for the parent are one commit, so each count is added exactly once,
-    and the sum is sent exactly once: in the turn in which nothing is left to wait for.
+    In each turn the packets read, the new totals and the packet for the parent are one commit. So each count is added
+    exactly once, and the sum is sent exactly once: in the turn after which no child is missing.
     """
     state = job.state
     totals, waiting = Counter(state["totals"]), state["waiting"]
@@ -143,7 +144,7 @@ def send(job: RunningJob, counts: dict[str, int]) -> None:
 
 
 def entries(directory: str | Path, one_in: int) -> list[Path]:
-    """Return a directory's sub-directories and Python files, of the files one in so many, by name."""
+    """Return a directory's sub-directories and one in so many of its Python files, by name."""
     try:
         found = sorted(Path(directory).iterdir())
     except OSError:
@@ -153,7 +154,7 @@ def entries(directory: str | Path, one_in: int) -> list[Path]:
 
 def is_directory(path: Path) -> bool:
     """Tell whether a census goes into a directory; a link may lead in a circle."""
-    # By os.path, for which what may not be looked at is not there; a Path raises.
+    # Where we may not look, os.path says no; a Path would raise.
     return path.name not in SKIPPED and os.path.isdir(path) and not os.path.islink(path) and is_text(path)
 
 
@@ -169,7 +170,7 @@ def is_text(path: Path) -> bool:
 
 
 def count(path: str | Path) -> dict[str, int]:
-    """Parse a file and count what is in it; raises one of `UNPARSABLE`."""
+    """Parse a file and count its lines, functions, classes and imports; raises one of `UNPARSABLE`."""
     source = Path(path).read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on old code: invalid escapes

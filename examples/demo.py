@@ -1,9 +1,10 @@
 """The demo: a census of real Python files by two real workers, one of which is killed, and the broker emptied.
 
-    ./run demo [PATH]     or     python examples/demo.py [PATH]
+    ./run demo [--broker postgres|redis] [PATH]     or     python examples/demo.py …
 
-It needs no servers: it starts a Postgres and a Valkey of its own, unless SIDEJOB_DATABASE_URL or CELERY_BROKER_URL name
-yours. What it started is gone when it ends, however it ends. The jobs themselves are in code_census.py.
+It needs no servers: it starts its own Postgres, which is the broker too. With `--broker redis` it starts a Valkey as
+well. SIDEJOB_DATABASE_URL and CELERY_BROKER_URL may name servers of yours.
+Every server that it starts ends with it, even after `kill -9`. The jobs themselves are in code_census.py.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # The imports take a second, in which there is nothing yet to be ended in good order.
+        # During the imports, which take a second, there is nothing yet to clean up.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from census_demo.demonstration import main
 

@@ -1,1 +1,1 @@
-"""What demo.py is made of. Nobody needs this in order to use celery_sidejob: for that see code_census.py."""
+"""The parts of demo.py. Your own project needs none of them: see code_census.py for how to use celery_sidejob."""

@@ -1,34 +1,31 @@
-"""What happens to the census on its way, and how long it takes to recover from it."""
+"""The accidents of the demo: a worker is killed, the broker is emptied; and how long recovery takes."""
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import redis
-
-from celery_sidejob.embedded import Valkey
+from census_demo.brokers import Broker
 from census_demo.store import Store
 from census_demo.workers import CeleryProcess, Workers
 
 KILL_AT, KILL_BY = 0.3, 0.55
 EMPTY_AT = 0.6
-"""The part of the jobs that is done when it happens; between the first two the kill waits for Postgres' age."""
+"""The part of the jobs that is done at each accident; the kill comes later than `KILL_AT` on a young Postgres."""
 YOUNG_S = 10.0
 """The age of a Postgres up to which a free lock means nothing."""
 TRIES = 500
 SETTLED_AFTER_S = 0.1
-"""When the last statements of a worker that stands still have been carried out."""
+"""After this time Postgres has executed the last statements of a frozen worker."""
 
 
 @dataclass
 class Loss:
-    """Runs that must begin again, {job id: number of that run}, and after how many seconds each was asked for and did.
+    """Runs that must begin again, {job id: run number}, and the seconds until each was queued again and until it began.
 
-    What is asked for again waits in the queue like everything else, and longer than it takes to notice the loss.
+    A run that is queued again waits in the queue like every other, for longer than it takes to notice the loss.
     """
 
     what: str
@@ -39,7 +36,7 @@ class Loss:
     back: dict[int, float] = field(default_factory=dict)
 
     def look(self, store: Store) -> None:
-        """Note what has happened since the last look."""
+        """Note which runs were queued again, or began, since the last call."""
         for job_id, run in store.runs(self.awaited).items() if self.awaited else ():
             if run.announced_at is not None and run.announced_at > self.at:
                 self.announced.setdefault(job_id, (run.announced_at - self.at).total_seconds())
@@ -54,22 +51,22 @@ class Loss:
 
 
 class Accidents:
-    """Kills a worker and later empties the broker, each once, when so much of the census is done."""
+    """Kills a worker and later empties the broker, each once, when a given part of the census is done."""
 
-    def __init__(self, store: Store, workers: Workers, own_broker: Valkey | None, queue: str) -> None:
+    def __init__(self, store: Store, workers: Workers, broker: Broker, queue: str) -> None:
         self._store = store
         self._workers = workers
-        self._broker = own_broker
+        self._broker = broker
         self._queue = queue
         self._killed = self._emptied = False
         self.losses: list[Loss] = []
         self.recovered: dict[int, str] = {}
-        """The jobs whose run was lost with the killed worker, and that in words."""
+        """The jobs whose run was lost with the killed worker, each with a sentence that says so."""
         self.notes: list[str] = []
-        """What somebody should know who looks at the times."""
+        """Remarks on the times."""
 
     def happen(self, done: float) -> str | None:
-        """Do what is due when this part of the census is done, and return what it was, for people."""
+        """Cause the accident that is due when this part of the census is done, and return a sentence about it."""
         self.look()
         if not self._killed:
             if done >= KILL_BY or (done >= KILL_AT and self._store.age_s() > YOUNG_S + 1):
@@ -81,12 +78,12 @@ class Accidents:
         return None
 
     def look(self) -> None:
-        """Note which losses have been made good."""
+        """Note which losses have been recovered from."""
         for loss in self.losses:
             loss.look(self._store)
 
     def _kill_a_worker(self) -> str:
-        """Kill a worker that is in the middle of a run: they are short, so we look until we meet one."""
+        """Kill a worker in the middle of a run. Runs are short, so we look until we find one."""
         sweeper, age_s = self._store.sweeper(), self._store.age_s()
         worker, at, lost = self._meet_a_run()
         self.losses.append(Loss(f"kill -9 of {worker.name}", "run", at, lost))
@@ -103,9 +100,9 @@ class Accidents:
         )
 
     def _meet_a_run(self) -> tuple[CeleryProcess, datetime, dict[int, int]]:
-        """Kill the first worker that is met with a run under way; returns it, the time, and the runs that must begin.
+        """Kill the first worker found in a run; returns it, the time, and the runs that must begin.
 
-        All of them stand still while we look, so that even a census of a few files is not over before we have met one.
+        All workers are frozen while we look, so that even a census of a few files is not over before we find one.
         """
         for attempt in range(TRIES):
             with ExitStack() as still:
@@ -117,34 +114,25 @@ class Accidents:
                         self._workers.kill(worker)
                         return worker, at, {job_id: run_no + 1 for job_id, run_no in held.items()}
             time.sleep(0.001)
-        raise AssertionError("the last attempt kills")
+        raise AssertionError("the last attempt kills a worker")
 
     def _holds(self, worker: CeleryProcess) -> bool:
-        """Tell whether a worker that stands still is in the middle of a run, and has not just sent its end."""
+        """Tell whether a frozen worker is in the middle of a run, and has not just sent its end."""
         if not self._store.held_by(worker.pid):
             return False
         time.sleep(SETTLED_AFTER_S)
         return bool(self._store.held_by(worker.pid))
 
     def _empty_the_broker(self) -> str:
-        if self._broker is None:
+        at = self._store.now()
+        gone = self._broker.empty(self._queue)
+        if gone is None:
             return "the broker is not ours, so it is not emptied"
-        with redis.Redis.from_url(self._broker.url) as client:
-            at = self._store.now()
-            # One list for each priority.
-            names = [name for name in client.keys(f"{self._queue}*") if client.type(name) == b"list"]
-            with client.pipeline(transaction=True) as together:
-                for name in names:
-                    together.lrange(name, 0, -1)
-                *lists, _ = together.flushall().execute()
-        messages = [message for found in lists for message in found]
-        bells = [json.loads(message)["headers"].get("sidejob") for message in messages]
-        announced = {bell["job"]: bell["for_run"] for bell in bells if bell}
-        runs = self._store.runs(announced)
-        lost = {job_id: for_run for job_id, for_run in announced.items() if runs[job_id].number < for_run}
+        runs = self._store.runs(gone.announced)
+        lost = {job_id: for_run for job_id, for_run in gone.announced.items() if runs[job_id].number < for_run}
         self.losses.append(Loss("broker emptied", "message", at, lost))
-        gone = _number(len(messages), "message")
-        return f"emptied the broker: {gone} gone, {len(lost):,} of them for runs that had not begun"
+        messages = _number(gone.messages, "message")
+        return f"emptied the broker: {messages} gone, {len(lost):,} of them for runs that had not begun"
 
 
 def _number(count: int, noun: str) -> str:

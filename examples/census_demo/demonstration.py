@@ -1,4 +1,4 @@
-"""What the demo does, from the first line it writes to the last."""
+"""The demo, from its first line of output to its last."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from celery_sidejob.cli.drawing import draw_tree
 from celery_sidejob.embedded import ServerError
 from celery_sidejob.store.schema.migrate import upgrade
 from census_demo.accidents import Accidents
+from census_demo.brokers import KINDS
 from census_demo.display import Bars, recovery_table, results_table, write
 from census_demo.interruption import Interrupted, Interruption
 from census_demo.plain import count_all
@@ -36,29 +37,30 @@ BROKEN = Path(__file__).resolve().parent.parent / "broken"
 READY_DEADLINE_S = 60.0
 STANDSTILL_S = 60.0
 LOOKS = 50
-"""A small census is looked at more often, so that it is not over before anything has happened to it."""
+"""How often a census is checked at least. A small one is checked faster, so that it is not over before an accident."""
 FAILURES = (SideJobError, ServerError, KombuError, psycopg.Error, SQLAlchemyError, redis.RedisError, OSError)
-"""What a machine, or servers that were given, may fail with: their message says what it was."""
+"""Errors of the machine or of given servers: the message is enough."""
 
 
 class DemoFailedError(Exception):
-    """The census did not come to its end. The message says why, and holds the ends of the logs."""
+    """The census did not end. The message says why, and has the last lines of the logs."""
 
 
 def main() -> int:
     """Run the demo; returns 0 if the jobs and a plain loop have counted the same, 2 for bad arguments, else 1."""
     interruption = Interruption()
-    if sys.stdout is not None:  # a closed one
+    if sys.stdout is not None:  # None if it is closed
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     console = Console(highlight=False, markup=False, emoji=False)
     started = ExitStack()
     try:
         parser = make_parser()
         try:
-            plan = make_plan(parser.parse_args().path, BROKEN)
+            arguments = parser.parse_args()
+            plan = make_plan(arguments.path, BROKEN)
         except UnusablePathError as error:
             parser.error(str(error))
-        return demonstrate(console, plan, interruption, started)
+        return demonstrate(console, plan, arguments.broker, interruption, started)
     except Interrupted as interrupted:
         console.print(f"{interrupted}: ending everything that was started here")
         return interrupted.exit_code
@@ -66,23 +68,28 @@ def main() -> int:
         console.print(f"{type(failed).__name__}: {failed}", style="red", soft_wrap=True)
         return 1
     finally:
-        interruption.ignore()  # nothing must keep us from ending what was started
+        interruption.ignore()  # a second Ctrl-C must not stop the cleanup
         started.close()
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the reader of the command line: a PATH, by default the interpreter's own standard library."""
+    """Return the reader of the command line: a broker, and a PATH, by default the interpreter's standard library."""
     parser = argparse.ArgumentParser(prog="./run demo", description="A census of Python files by durable jobs.")
     default = sysconfig.get_path("stdlib")
     parser.add_argument("path", nargs="?", default=default, help=f"a directory; by default {default}")
+    parser.add_argument(
+        "--broker", choices=KINDS, help="what Celery's messages are in; by default postgres, which is the store as well"
+    )
     return parser
 
 
-def demonstrate(console: Console, plan: Plan, interruption: Interruption, started: ExitStack) -> int:
-    """Run the census, disturb it, and hold its result beside that of a plain loop."""
+def demonstrate(
+    console: Console, plan: Plan, broker: str | None, interruption: Interruption, started: ExitStack
+) -> int:
+    """Run the census, disturb it, and compare its result with that of a plain loop."""
     describe(console, plan)
     began_at = time.monotonic()
-    servers = started.enter_context(running_servers(partial(write, console)))
+    servers = started.enter_context(running_servers(partial(write, console), broker))
     os.environ.update(servers.environment)  # before the app first reads its settings
     code_census.app.conf.task_default_queue = servers.queue  # in the workers the environment says so
     upgrade(servers.database_url, servers.schema, owner=code_census.sidejob.owner)
@@ -92,7 +99,7 @@ def demonstrate(console: Console, plan: Plan, interruption: Interruption, starte
     wait_for_workers(store, workers, interruption)
     console.print(f"Up after {time.monotonic() - began_at:.1f} s\n")
 
-    accidents = Accidents(store, workers, servers.own_broker, servers.queue)
+    accidents = Accidents(store, workers, servers.broker, servers.queue)
     root, collector = code_census.start({str(part): one_in for part, one_in in plan.paths.items()})
     with Bars(console, {"jobs made": plan.jobs, "jobs done": plan.jobs}) as bars:
         watch(root, plan, bars, accidents, workers, interruption)
@@ -128,7 +135,7 @@ def describe(console: Console, plan: Plan) -> None:
 
 
 def wait_for_workers(store: Store, workers: Workers, interruption: Interruption) -> None:
-    """Return when the workers have entered themselves in the store."""
+    """Wait until the workers have registered in the store."""
     end_at = time.monotonic() + READY_DEADLINE_S
     while not {worker.pid for worker in workers.workers} <= store.workers():
         interruption.check()
@@ -148,7 +155,7 @@ def check_alive(workers: Workers) -> None:
 def watch(
     root: Job, plan: Plan, bars: Bars, accidents: Accidents, workers: Workers, interruption: Interruption
 ) -> None:
-    """Look on until the root is completed, and have happen what is to happen meanwhile."""
+    """Wait until the root is completed, and cause the accidents meanwhile."""
     pause_s = min(0.2, plan.jobs / 100 / LOOKS)
     moved_at, before = time.monotonic(), dict[str, int]()
     while True:
@@ -185,7 +192,7 @@ def count_plainly(plan: Plan, bars: Bars) -> tuple[dict[str, int], set[str]]:
 
 
 def draw(plan: Plan, root: Job, collector: Job, accidents: Accidents) -> Path:
-    """Draw all jobs into census.svg here, or where there is room for it, and return where that is."""
+    """Draw all jobs into census.svg, here or else in a temporary directory, and return its path."""
     rows = []
     for job in code_census.sidejob.iter_jobs():
         info = job.info

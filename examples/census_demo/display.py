@@ -1,4 +1,4 @@
-"""What people see: bars in a terminal, plain lines elsewhere, and the tables at the end."""
+"""The demo's output: bars in a terminal, plain lines elsewhere, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE_EVERY_S = 3.0
 
 
 class Bars:
-    """Some bars that grow; without a terminal a line now and then. A context manager."""
+    """Progress bars; without a terminal, a line every few seconds. A context manager."""
 
     def __init__(self, console: Console, totals: Mapping[str, int]) -> None:
         self._console = console
@@ -67,7 +67,7 @@ class Bars:
 
 
 def write(console: Console, text: str, style: str | None = None) -> None:
-    """Write a sentence, broken between words; without a terminal it is one line."""
+    """Write a sentence, wrapped between words; without a terminal, on one line."""
     console.print(text, style=style, soft_wrap=not console.is_terminal)
 
 
@@ -84,7 +84,7 @@ def results_table(by_jobs: Mapping[str, int], plainly: Mapping[str, int]) -> Tab
 
 
 def recovery_table(losses: Sequence[Loss]) -> Table:
-    """Return what was lost, and after how many seconds it was asked for again, and ran."""
+    """Return the table of losses, with the seconds until the lost runs were queued again, and ran."""
     table = Table(
         title="Recovery: seconds until what was lost was queued again, and ran",
         title_justify="left",

@@ -1,4 +1,4 @@
-"""Ctrl-C and its like, as one exception, once: what is ended because of it must not be interrupted again."""
+"""Ctrl-C and similar signals, as one exception, once: a second signal must not interrupt the cleanup."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """Somebody wants the demo to end. Not an Exception, so that nothing takes it for a failure of its own."""
+    """The demo is to end. It is no Exception, so that no code takes it for a failure."""
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"{number.name} received")
@@ -22,7 +22,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.heard: signal.Signals | None = None
-        """What was received."""
+        """The signal that was received."""
         self._listening = True
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) != signal.SIG_IGN:  # nohup, and Ctrl-C in the background of a script
@@ -31,7 +31,7 @@ class Interruption:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Raise what comes within the block only at its end: what is started by half cannot be ended in good order."""
+        """Delay a signal to the end of the block: a half-started process cannot be ended in good order."""
         self._listening = False
         try:
             yield
@@ -40,7 +40,7 @@ class Interruption:
         self.check()
 
     def check(self) -> None:
-        """Raise what was held, or was raised where Python swallows exceptions, for instance in a finalizer."""
+        """Raise a delayed signal, or one that was raised where Python swallows exceptions, such as in a finalizer."""
         if self.heard is not None:
             raise Interrupted(self.heard)
 
@@ -56,7 +56,7 @@ class Interruption:
 
 
 def _hook(before: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], None]:
-    """Return a hook that says nothing of an interruption where Python swallows exceptions: `check` raises it soon."""
+    """Return a hook that is silent about a swallowed interruption: `check` raises it soon."""
 
     def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if not issubclass(unraisable.exc_type, Interrupted):

@@ -1,4 +1,4 @@
-"""The same census without jobs: one loop in one process, to compare with and to plan by."""
+"""The same census without jobs, as one loop in one process: for the plan, and to compare with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much there is to count, and how much of it in the time that a demo may take."""
+"""How many files there are, and how many of them a demo has the time to count."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from census_demo.plain import walk
 BUDGET_S = 50.0
 """For the jobs and the plain count. Starting, recovering and drawing take ten to thirty seconds more."""
 JOB_PROBES = 0.9
-"""A job's work beside the parsing, in all processes together and Postgres too, in units of `probe()`."""
+"""The work of a job without the parsing, in all processes and in Postgres, in units of `probe()`."""
 PARSED_PER_PROBE = 49_000
-"""Bytes of Python that are parsed and counted in the time of one `probe()`."""
+"""Bytes of Python that one process parses and counts in the time of one `probe()`."""
 PROBES = 20
 PROBE = "def probe(first, *rest):\n    return [first + other for other in rest if other in {1: first}]\n\n\n" * 300
 
 
 class UnusablePathError(Exception):
-    """There can be no census of this path. The message says why."""
+    """This path cannot be counted. The message says why."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Which paths are counted, each with the n of "one file in n", and how many jobs that will be."""
+    """The paths to count, each with the n of "one file in n", and the number of jobs for them."""
 
     path: Path
     paths: dict[Path, int]
@@ -49,12 +49,12 @@ class Plan:
 
 
 def make_plan(given: str, always: Path) -> Plan:
-    """Plan a census of a path, of all of it or of a sample that fits the budget, and of all of `always`.
+    """Plan a census of a path, complete or of a sample that fits the budget, and of all of `always`.
 
     Raises UnusablePathError if it is no directory with Python files, or has too many directories.
     """
     path = _checked(given)
-    jobs_s = probe() * JOB_PROBES / min(2, os.cpu_count() or 1)  # of more than two our four processes make little more
+    jobs_s = probe() * JOB_PROBES / min(2, os.cpu_count() or 1)  # the four processes gain little from more than two
     most = int(BUDGET_S / jobs_s)
     found = list(islice(walk(path, 1), most + 1))
     if len(found) > most:
@@ -102,7 +102,7 @@ def _one_in(directories: int, files: Sequence[Path], jobs_s: float) -> int:
 
 
 def probe() -> float:
-    """Measure how long a little of the work takes here and now, beside whatever else this machine does; in seconds."""
+    """Measure how many seconds a small part of the work takes on this machine, with its present load."""
     began_at = time.perf_counter()
     for _ in range(PROBES):
         list(ast.walk(ast.parse(PROBE)))

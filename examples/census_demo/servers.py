@@ -1,4 +1,4 @@
-"""Where the demo's store and broker are: throwaway ones of its own, or those that the environment names."""
+"""The demo's store and broker: throwaway servers of its own, or those that the environment names."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from kombu.exceptions import KombuError, OperationalError
 from psycopg import sql
 
 from celery_sidejob import SchemaError, SettingsError, embedded
+from census_demo.brokers import Broker, Given, InStore, OwnRedis
 from census_demo.store import connect
 
 LOST_AFTER_S = 5
 PATIENCE_S = 5.0
-"""How long a broker that was given has to answer."""
+"""How long a given broker may take to answer."""
 
 
 @dataclass(frozen=True)
 class Servers:
-    """A store and a broker. `own_broker` is ours to do with as we like; None for one that was given."""
+    """A store and a broker."""
 
     own_store: bool
     database_url: str
     schema: str
-    broker_url: str
+    broker: Broker
     queue: str
-    own_broker: embedded.Valkey | None
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables by which workers, beat and we find them, and notice losses sooner than usual."""
+        """The variables by which workers, beat and the demo find the servers, and notice losses sooner than usual."""
         # Otherwise a direct URL of the user's would lead the workers to another store.
         direct = {"SIDEJOB_DIRECT_URL": self.database_url} if self.own_store else {}
         return direct | {
@@ -44,48 +44,61 @@ class Servers:
             "SIDEJOB_SCHEMA": self.schema,
             "SIDEJOB_LOST_AFTER": str(LOST_AFTER_S),
             "SIDEJOB_POLL_INTERVAL": "5",
-            "CELERY_BROKER_URL": self.broker_url,
+            "CELERY_BROKER_URL": self.broker.url,
             "CENSUS_QUEUE": self.queue,
         }
 
 
 @contextmanager
-def running_servers(say: Callable[[str], object]) -> Iterator[Servers]:
-    """Start what is not given; in the end it is gone again, and so are our schema and our queue in what was given.
+def running_servers(say: Callable[[str], object], kind: str | None) -> Iterator[Servers]:
+    """Start the servers that are not given, and end them afterwards; our schema and queue in given servers are removed.
 
-    Given servers are looked at before anything is started, and refused if they will not do.
+    `kind` is that of a broker of the demo's own: "redis", or "postgres" for the store itself; None is "postgres" if no
+    broker is given. Given servers are checked before anything is started, and refused if they are unsuitable.
     """
     given_database = os.environ.get("SIDEJOB_DATABASE_URL")
     given_broker = os.environ.get("CELERY_BROKER_URL")
-    # Of this census alone, for servers that were given may have seen another one, perhaps killed half-way.
+    # A name of its own for each census: given servers may still have rows of one that was killed.
     name = f"census_{secrets.token_hex(4)}"
     schema = os.environ.get("SIDEJOB_SCHEMA") or name
     with ExitStack() as started:
         if given_broker:
-            _check_broker(given_broker)
+            _check_broker(given_broker, kind)
         if given_database:
             _check_store(given_database, schema)
             started.callback(_clear_up, say, f"the schema {schema}", _drop_schema, given_database, schema)
         if given_broker:
             started.callback(_clear_up, say, f"the queue {name}", _forget_queue, given_broker, name, schema)
         store = "the Postgres of SIDEJOB_DATABASE_URL" if given_database else "a Postgres of our own"
-        broker = "the broker of CELERY_BROKER_URL" if given_broker else "a Valkey of our own"
-        say(f"Starting two workers of two processes each and a beat, on {store} and {broker}")
-        # It need not survive a power cut, and is faster for it.
+        if given_broker:
+            beside = " and the broker of CELERY_BROKER_URL"
+        else:
+            beside = " and a Valkey of our own" if kind == "redis" else ", which is the broker too"
+        say(f"Starting two workers of two processes each and a beat, on {store}{beside}")
+        # It need not survive a power cut, so it can be faster.
         database_url = given_database or started.enter_context(embedded.Postgres(durable=False)).url
-        own_broker = None if given_broker else started.enter_context(embedded.Valkey())
-        yield Servers(
-            own_store=not given_database,
-            database_url=database_url,
-            schema=schema,
-            broker_url=own_broker.url if own_broker else given_broker or "",
-            queue=name,
-            own_broker=own_broker,
+        broker: Broker
+        if given_broker:
+            broker = Given(given_broker)
+        elif kind == "redis":
+            broker = OwnRedis(started.enter_context(embedded.Valkey()).url)
+        else:
+            broker = InStore(database_url, schema)
+        yield Servers(own_store=not given_database, database_url=database_url, schema=schema, broker=broker, queue=name)
+
+
+def _check_broker(url: str, kind: str | None) -> None:
+    """Raise SettingsError if the broker is not to be used, or cannot be reached; the workers would wait for it."""
+    if kind is not None:
+        raise SettingsError(
+            f"--broker {kind} is for a broker of the demo's own, and CELERY_BROKER_URL names yours: leave one of them "
+            "out."
         )
-
-
-def _check_broker(url: str) -> None:
-    """Raise SettingsError if there is no such broker; ours would wait for it."""
+    if url.startswith("sidejobpg:"):
+        raise SettingsError(
+            "CELERY_BROKER_URL is a Postgres: set SIDEJOB_DATABASE_URL alone. The demo then makes the broker there "
+            "too, in a schema of its own."
+        )
     try:
         with Connection(url, connect_timeout=PATIENCE_S) as connection, connection_failures(connection):
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=PATIENCE_S)
@@ -97,7 +110,7 @@ def _check_broker(url: str) -> None:
 
 @contextmanager
 def connection_failures(connection: Connection) -> Iterator[None]:
-    """Raise OperationalError for what the broker's own library raises: each has errors of its own."""
+    """Raise OperationalError in place of the errors of the broker's own library."""
     try:
         yield
     except (*connection.connection_errors, *connection.channel_errors) as error:
@@ -105,7 +118,7 @@ def connection_failures(connection: Connection) -> Iterator[None]:
 
 
 def _check_store(url: str, schema: str) -> None:
-    """Raise SettingsError if there is no such Postgres, SchemaError if it has the schema already, whosever it is."""
+    """Raise SettingsError if Postgres cannot be reached, SchemaError if it already has a schema of this name."""
     scheme, is_url, _ = url.partition("://")
     if is_url and scheme.partition("+")[0] not in ("postgresql", "postgres"):
         raise SettingsError(f"SIDEJOB_DATABASE_URL must begin with postgresql://, not with {scheme}://")
@@ -122,7 +135,7 @@ def _check_store(url: str, schema: str) -> None:
 
 
 def _clear_up(say: Callable[[str], object], what: str, work: Callable[..., None], *arguments: str) -> None:
-    """Remove what is ours from a server that was given; one that is away by now keeps it, and people are told."""
+    """Remove our schema or queue from a given server; if the server is away, say what is left there."""
     try:
         work(*arguments)
     except (psycopg.Error, KombuError, OSError) as error:
@@ -149,7 +162,7 @@ def _forget_queue(broker_url: str, name: str, schema: str) -> None:
 
 
 def _forget_fetched(channel: Any, name: str) -> None:
-    """Remove what the killed worker had fetched: an hour later Redis' next user would put it into our queue again."""
+    """Remove the messages that the killed worker had fetched: kombu would restore them an hour later."""
     for tag, fetched in list(channel.client.hscan_iter(channel.unacked_key)):
         if json.loads(fetched)[2] == name:  # its routing key
             channel.client.zrem(channel.unacked_index_key, tag)

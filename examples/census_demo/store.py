@@ -1,4 +1,4 @@
-"""A look into the store, past the package, to see what became of each lost run: an onlooker's, nothing to copy."""
+"""Reads the store without the package, to see what became of each lost run. Do not copy this: use the package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_sidejob.store.connection.parameters import connection_parameters
 
 @dataclass(frozen=True)
 class Run:
-    """A job's latest run and when it began, and when the broker was last told of the job; None for never."""
+    """A job's latest run, when it began, and when its message was last published; None for never."""
 
     number: int
     began_at: datetime | None
@@ -30,7 +30,7 @@ class Store:
         self._connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def now(self) -> datetime:
@@ -61,7 +61,7 @@ class Store:
         return {pid for (pid,) in rows}
 
     def held_by(self, pid: int) -> dict[int, int]:
-        """Return the runs that a worker is in the middle of, {job id: run number}."""
+        """Return the runs in progress in a worker, {job id: run number}."""
         rows = self._connection.execute(
             "SELECT j.id, j.run_no FROM jobs j JOIN workers w ON w.id = j.worker_id"
             " WHERE split_part(w.ident, ':', 2) = %s::text",

@@ -1,9 +1,8 @@
-"""The Celery processes of the demo. None of them outlives it, not even when the demo itself is killed."""
+"""The Celery processes of the demo. They end with it, even if the demo is killed."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from celery_sidejob.embedded.account import default_temporary_directory
+from celery_sidejob.embedded.account import temporary_path
 from celery_sidejob.embedded.janitor import Janitor, uninterrupted
 from celery_sidejob.embedded.processes import TRAMPOLINE, tail
 from celery_sidejob.embedded.processes import environment as server_environment
@@ -20,14 +19,14 @@ from celery_sidejob.embedded.processes import environment as server_environment
 EXAMPLES = Path(__file__).resolve().parent.parent
 STOP_DEADLINE_S = 8.0
 HASTE_DEADLINE_S = 1.0
-"""How long a worker has for its warm shutdown, and when somebody waits. A killed run would only be begun again."""
+"""How long a worker has for its warm shutdown, and after a signal. A run that is killed would only begin again."""
 
 
 class CeleryProcess:
-    """One `celery worker` or `celery beat`, with what it forks, in a session of its own: Ctrl-C is for the demo alone.
+    """One `celery worker` or `celery beat` and its children, in a session of its own: Ctrl-C reaches only the demo.
 
-    On Linux it is killed at the moment at which the demo's main thread is gone, whatever ended it, and its pool's
-    processes are killed with it (they ask for that themselves); elsewhere the janitor kills them all.
+    On Linux it is killed as soon as the demo's main thread ends, and its pool's processes with it (they ask the kernel
+    for that); elsewhere the janitor kills them all.
     """
 
     def __init__(
@@ -56,13 +55,13 @@ class CeleryProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """`kill -9`, for all its processes at one moment; returns when the first of them is gone."""
+        """`kill -9` all its processes at once; returns when the first of them is gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Have it stand still within the block, so that what it does cannot change while one looks."""
+        """Stop it (SIGSTOP) within the block, so that nothing changes while we look."""
         self._signal(signal.SIGSTOP)
         try:
             yield
@@ -75,7 +74,7 @@ class CeleryProcess:
             self._process.terminate()
 
     def wait(self, deadline_s: float) -> None:
-        """Return when it has ended; past the deadline it is killed."""
+        """Wait until it has ended; after the deadline kill it."""
         try:
             self._process.wait(max(0.0, deadline_s))
         except subprocess.TimeoutExpired:
@@ -92,7 +91,7 @@ class Workers:
 
     def __init__(self, directory: Path, environment: Mapping[str, str], janitor: Janitor) -> None:
         self._directory = directory
-        # A worker that is killed leaves its temporary files behind: here they go with the rest.
+        # A killed worker leaves its temporary files; here they are removed with the directory.
         self._environment = {**environment, "TMPDIR": str(directory)}
         self._janitor = janitor
         self.workers: list[CeleryProcess] = []
@@ -101,29 +100,29 @@ class Workers:
     def start(self) -> None:
         """Start them; they are ready a little later."""
         for number in (1, 2):
-            # A node listens to the others' gossip only for our convenience.
+            # The demo does not need Celery's gossip between workers.
             node = ["--hostname", f"census{number}@%h", "--concurrency", "2", "--without-gossip", "--without-mingle"]
             self.workers.append(self._start(f"worker {number}", ["worker", *node]))
         schedule = self._directory / "beat-schedule"
         self._start("beat", ["beat", "--pidfile=", "--schedule", str(schedule)])
 
     def kill(self, worker: CeleryProcess) -> None:
-        """`kill -9` a worker, and no longer count it among them."""
+        """`kill -9` a worker, and remove it from the list."""
         worker.kill()
         self._janitor.forget_process(worker.pid)
         self.workers.remove(worker)
         self._all.remove(worker)
 
     def dead(self) -> CeleryProcess | None:
-        """Return one that has ended though nobody wanted it to."""
+        """Return a process that has ended by itself, if there is one."""
         return next((process for process in self._all if not process.is_alive), None)
 
     def logs(self) -> str:
-        """Return the end of each log."""
+        """Return the last lines of each log."""
         return "\n".join(f"--- {process.name}:\n{tail(process.log)}" for process in self._all)
 
     def stop(self, deadline_s: float = STOP_DEADLINE_S) -> None:
-        """End all that are left, in good order if they can do that in time."""
+        """End all processes, in good order if they do so in time."""
         for process in self._all:
             process.ask_to_stop()
         end_at = time.monotonic() + deadline_s
@@ -141,12 +140,12 @@ class Workers:
 
 @contextmanager
 def running_workers(environment: Mapping[str, str], in_haste: Callable[[], bool]) -> Iterator[Workers]:
-    """Start two workers and a beat; at the end they and their directory are gone, sooner if then somebody is in haste.
+    """Start two workers and a beat; at the end stop them, sooner if `in_haste()`, and remove their directory.
 
-    It is their janitor that removes the directory, so that it does when we are killed, too.
+    The janitor removes the directory, so it is removed too if we are killed.
     """
     with Janitor(server_environment()) as janitor:
-        directory = default_temporary_directory() / f"census-{secrets.token_hex(8)}"
+        directory = temporary_path()
         janitor.watch_directory(directory)
         directory.mkdir(mode=0o700)
         workers = Workers(directory, environment, janitor)
