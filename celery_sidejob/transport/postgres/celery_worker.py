@@ -111,7 +111,7 @@ def _limiting(start: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
                 limit = getattr(consumer.controller, "max_concurrency", None) or consumer.pool.num_processes
                 return int(limit) - len(reserved)
 
-            consumer.task_consumer.channel.spare = spare
+            consumer.task_consumer.channel.limit_to(spare)
 
     return started
 

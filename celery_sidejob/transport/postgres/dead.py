@@ -13,6 +13,7 @@ from kombu.utils.json import loads
 
 from ...model.buried import Place
 from ...store.broker import dead
+from ..announcements import message_buried
 from . import bell
 from .link import Link, Run
 
@@ -91,6 +92,16 @@ class DeadList:
         if queue is not None:
             bell.ring(self._link, bell.of_queue(queue))
         return queue is not None
+
+
+def bury(run: Run, message_id: int, *, holder: int, reason: str) -> bool:
+    """Put a message into the dead list, and announce it; False if that consumer does not hold it."""
+    buried = run("bury", lambda executor: dead.bury(executor, holder=holder, ids=[message_id], reason=reason))
+    for one in buried:
+        task_id = task_id_of(one.headers)
+        logger.error("A message of queue %r (task %s) is dead: %s", one.queue, task_id, reason)
+        message_buried.send(queue=one.queue, task_id=task_id, reason=reason)
+    return bool(buried)
 
 
 def bound(run: Run, *, limit: int | None, days: float | None) -> None:

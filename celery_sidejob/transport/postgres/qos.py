@@ -8,12 +8,12 @@ from kombu.transport import virtual
 
 
 class QoS(virtual.QoS):
-    """kombu's, whose ends of messages any thread may report: they only append to lists of the channel."""
+    """kombu's, whose ends of messages any thread may report: they are only noted."""
 
     def ack(self, delivery_tag: Any) -> None:
         """Adds to kombu's: the row is removed soon."""
         if _is_row(delivery_tag):
-            self.channel.note_done(delivery_tag, "ack")
+            self.channel.acknowledgements.acknowledge(delivery_tag, "ack")
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: Any, requeue: bool = False) -> None:
@@ -21,10 +21,14 @@ class QoS(virtual.QoS):
         if not _is_row(delivery_tag):
             pass
         elif requeue:
-            self.channel.note_back(delivery_tag)
+            self.channel.acknowledgements.give_back(delivery_tag, begun=True)
         else:
-            self.channel.note_done(delivery_tag, "reject")
+            self.channel.acknowledgements.acknowledge(delivery_tag, "reject")
         super().ack(delivery_tag)
+
+    def holds(self, delivery_tag: Any) -> bool:
+        """Tell whether a message was delivered, and is neither acknowledged nor given back."""
+        return delivery_tag in self._delivered and delivery_tag not in self._dirty
 
     @property
     def unacknowledged_rows(self) -> list[int]:

@@ -28,11 +28,11 @@ from ..decoding import NotAMessageError, made
 from ..pulse import Pulse
 from . import bell, dead, rows
 from .address import SCHEME, database_url, hide_password, is_alone, without_password
-from .bindings import Bindings
 from .broker_channel import Channel as BrokerChannel
 from .celery_worker import DRIVER, introduce
 from .heart import BEATS, LATE_S, Declared, Heart, Pipe
 from .link import LOST, Link, Run
+from .topology import Topology
 
 logger = get_logger(__name__)
 
@@ -45,8 +45,6 @@ DEAF_S = 0.05
 """When one looks that hears no rings: through a proxy that pools transactions."""
 TOLD_S = 30.0
 """How often broadcasts are looked for that nobody has rung for."""
-USED_SHARE, USED_S = 3, 60.0
-"""A queue is noted as used after this share of the time after which it would expire, and at least this often."""
 LONGEST_WAIT_S = 10.0
 SETTLED_S = 2.0
 """After which time no broadcast with a smaller id appears any more: its sender was slow to commit."""
@@ -98,9 +96,6 @@ class Transport(virtual.Transport):
         self.pulse = Pulse(given.get("loop_timeout", 30.0))
         self.has_loop = False
         """Whether Celery's event loop runs the turns."""
-        self.expires: dict[str, float | None] = {}
-        """The queues that were declared over this connection, and after how many unused seconds each goes."""
-        self.transient: dict[str, bool] = {}
         self.listening: dict[str, list[tuple[str, Any]]] = {}
         """Queues that are told by broadcasts: the exchange, and the pattern of the routing keys (None: all)."""
         self._heart: Heart | None = None
@@ -110,8 +105,6 @@ class Transport(virtual.Transport):
         self._timer_at = inf
         self._look_at, self._due_at, self._step = 0.0, inf, 0
         self._told_at, self._events_at = 0.0, inf
-        self._used_at: dict[str, float] = {}
-        self.bindings = Bindings()
         self._broadcast_ids: dict[int, float] = {}
         self._broadcast_since: int | None = None
         introduce()
@@ -124,6 +117,11 @@ class Transport(virtual.Transport):
             database_url(self.client), given.get("schema", "sidejob"), direct_url=given.get("direct_url"),
             commits_late=given.get("synchronous_commit") == "off",
         )  # fmt: skip
+
+    @cached_property
+    def topology(self) -> Topology:
+        """Queues and bindings."""
+        return Topology(self.link)
 
     @property
     def delivery_limit(self) -> float:
@@ -249,22 +247,19 @@ class Transport(virtual.Transport):
         channels = list(self.channels)
         for channel in channels:
             channel.end_late(LATE_S, run)
-        return any(channel.has_ends or channel.delivers for channel in channels)
+        return any(channel.is_busy for channel in channels)
 
     def expiring_queues(self) -> Sequence[str]:
         """Return the consumed queues that would expire, and whose use was not noted lately.
 
         Nobody looks up a queue that only hears what everybody is told: such a one may expire.
         """
-        now, found = monotonic(), []
-        for name in [name for channel in list(self.channels) for name in channel.consumed_queues]:
-            unused_s, listened = self.expires.get(name), self.listening.get(name, ())
-            if unused_s is None or (listened and all(pattern is None for _, pattern in listened)):
-                continue
-            if now - self._used_at.get(name, -inf) >= min(unused_s / USED_SHARE, USED_S):
-                self._used_at[name] = now
-                found.append(name)
-        return found
+        consumed = [name for channel in list(self.channels) for name in channel.consumed_queues]
+        return list(self.topology.expiring(name for name in consumed if not self._only_hears_all(name)))
+
+    def _only_hears_all(self, queue: str) -> bool:
+        listened = self.listening.get(queue, ())
+        return bool(listened) and all(pattern is None for _, pattern in listened)
 
     def bound_dead_list(self, run: Run) -> None:
         """Drop what the dead list keeps no longer, in the heart's thread."""
@@ -331,7 +326,7 @@ class Transport(virtual.Transport):
         delivered = False
         for channel in list(self.channels):
             if is_time:
-                channel.hungry = True
+                channel.look()
             self._mind_rings(channel, rings)
             delivered |= channel.turn()
         is_news = delivered or any(not bell.is_of_broadcast(ring) for ring in rings)
@@ -373,7 +368,8 @@ class Transport(virtual.Transport):
 
     def _mind_rings(self, channel: Any, rings: set[str]) -> None:
         for queue in channel.fetched_queues:
-            channel.hungry |= bell.of_queue(queue) in rings
+            if bell.of_queue(queue) in rings:
+                channel.look()
             if bell.DEATH in rings or bell.of_return(queue) in rings:
                 channel.look_at_all()
 

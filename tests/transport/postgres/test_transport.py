@@ -18,7 +18,7 @@ from celery_sidejob.store.broker import messages
 from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.transport import message_refused
-from celery_sidejob.transport.postgres.broker_channel import WHOLE_S
+from celery_sidejob.transport.postgres.fetching import WHOLE_S
 from celery_sidejob.transport.postgres.heart import Pipe
 from tests.tools.brokers import in_postgres
 from tests.tools.pgbouncer import direct
@@ -477,7 +477,7 @@ def test_the_use_of_queues_is_noted_that_would_be_missed(connect: Connect) -> No
     queues = [Queue("reply", expires=10), Queue("watch", topic, routing_key="#", expires=10)]
     consuming = Consuming(connect(), *queues, Queue("pidbox", fanout, expires=10))
     transport = consuming.channel.connection
-    transport._used_at.clear()  # the heart has noted them meanwhile
+    transport.topology._used_at.clear()  # the heart has noted them meanwhile
     assert sorted(transport.expiring_queues()) == ["reply", "watch"]
     assert transport.expiring_queues() == []
 

@@ -1,0 +1,186 @@
+"""The ends of messages, from their report to the statement that carries them out.
+
+Any thread may report one: it is only noted, and the consuming thread is woken. If that is busy, or its loop was left
+for a warm stop, the heart's thread carries it out over its own connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from typing import Protocol
+
+from kombu.log import get_logger
+
+from ...store.broker import messages
+from ..announcements import message_refused
+from .link import Link, Run
+
+logger = get_logger(__name__)
+
+SOON_S = 0.005
+"""How long an acknowledgement waits for a fetch that it can go with."""
+
+
+class Holder(Protocol):
+    """What holds the messages: a consuming connection."""
+
+    @property
+    def consumer(self) -> int:
+        """The id under which it holds them."""
+        ...
+
+    @property
+    def link(self) -> Link:
+        """The connection over which statements run."""
+        ...
+
+    def wake(self) -> None:
+        """Have it look soon."""
+        ...
+
+
+class Acknowledgements:
+    """The messages of one channel that were acknowledged or returned, and are not yet removed or released."""
+
+    def __init__(self, holder: Holder, is_closed: Callable[[], bool]) -> None:
+        self._holder = holder
+        self._is_closed = is_closed
+        self._pid = os.getpid()
+        self._done: deque[int] = deque()
+        self._done_at = 0.0
+        self._back: deque[int] = deque()
+        self._back_at = 0.0
+        self._begun: set[int] = set()
+        """Those of `_back` that were begun, and sent back by whoever had begun them."""
+        self._references: set[int] = set()
+        """The references among the messages that are not acknowledged."""
+
+    # -- reports, by any thread ------------------------------------------------------------------------------------
+
+    def note_reference(self, delivery_tag: int) -> None:
+        """Note that a message that is about to be delivered is a reference."""
+        self._references.add(delivery_tag)
+
+    def acknowledge(self, delivery_tag: int, verb: str) -> None:
+        """Have a message's row removed soon."""
+        is_reference = delivery_tag in self._references
+        self._references.discard(delivery_tag)
+        if self._is_over:
+            if not is_reference:  # what a reference led to was ended by a commit: its next delivery finds nothing
+                self.refuse([delivery_tag], verb)
+            return
+        if not self._done:
+            self._done_at = monotonic()
+        self._done.append(delivery_tag)
+        self._holder.wake()
+
+    def give_back(self, delivery_tag: int, *, begun: bool) -> None:
+        """Have a message released soon; one that was not begun counts as never delivered."""
+        if begun:
+            self._begun.add(delivery_tag)
+        if self._is_over:
+            self.refuse([delivery_tag], "requeue")
+            return
+        if not self._back:
+            self._back_at = monotonic()
+        self._references.discard(delivery_tag)
+        self._back.append(delivery_tag)
+        self._holder.wake()
+
+    # -- messages that reach nobody, in the consuming thread ---------------------------------------------------------
+
+    def drop(self, message_id: int) -> None:
+        """Have a row removed that delivers nothing."""
+        self._done.append(message_id)
+
+    def return_undelivered(self, message_ids: Iterable[int]) -> None:
+        """Have messages released that were fetched and not delivered."""
+        self._back.extend(message_ids)
+
+    # -- carrying them out -------------------------------------------------------------------------------------------
+
+    @property
+    def removals(self) -> int:
+        """How many messages are to be removed."""
+        return len(self._done)
+
+    @property
+    def releases(self) -> int:
+        """How many messages are to be released."""
+        return len(self._back)
+
+    @property
+    def next_at(self) -> float:
+        """When the removals can wait no longer."""
+        return self._done_at + SOON_S if self._done else inf
+
+    def are_removals_late(self, after_s: float = SOON_S) -> bool:
+        """Tell whether the first removal has waited for so long."""
+        return bool(self._done) and monotonic() - self._done_at >= after_s
+
+    def are_releases_late(self, after_s: float) -> bool:
+        """Tell whether the first release has waited for so long."""
+        return bool(self._back) and monotonic() - self._back_at >= after_s
+
+    @contextmanager
+    def removing(self) -> Iterator[list[int]]:
+        """Yield the messages to be removed; if the block raises they are to be removed still."""
+        done = list(_emptied(self._done))
+        try:
+            yield done
+        except BaseException:
+            self._done.extendleft(reversed(done))
+            raise
+
+    def remove(self, run: Run) -> None:
+        """Remove what was acknowledged."""
+        with self.removing() as done:
+            if not done:
+                return
+            holder = self._holder.consumer
+            refused = run("remove", lambda executor: messages.remove(executor, holder=holder, done=done))
+        self.refuse(refused, "ack")
+
+    def release(self, run: Run) -> bool:
+        """Release what was given back; False if nothing was."""
+        back = list(_emptied(self._back))
+        if not back:
+            return False
+        begun = [one for one in back if one in self._begun]
+        holder = self._holder.consumer
+        try:
+            refused = run("release", lambda executor: messages.release(executor, holder=holder, ids=back, begun=begun))
+        except BaseException:
+            self._back.extendleft(reversed(back))
+            raise
+        self._begun.difference_update(begun)
+        self.refuse(refused, "requeue")
+        return True
+
+    def refuse(self, delivery_tags: Iterable[int], verb: str) -> None:
+        """Announce ends that came too late."""
+        for delivery_tag in delivery_tags:
+            logger.warning(
+                "Cannot %s message %s: this consumer was declared dead or has lost its connection, and the message has "
+                "gone to another one", verb, delivery_tag,
+            )  # fmt: skip
+            message_refused.send(verb=verb, consumer=str(self._holder.consumer), delivery_tag=str(delivery_tag))
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether this channel holds nothing any more: it was closed, or is a forked copy."""
+        return self._is_closed() or self._pid != os.getpid()
+
+
+def _emptied(ends: deque[int]) -> Iterator[int]:
+    """Yield and remove what is in there, whichever thread adds more meanwhile."""
+    while True:
+        try:
+            yield ends.popleft()
+        except IndexError:
+            return

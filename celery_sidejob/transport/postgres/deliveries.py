@@ -1,0 +1,86 @@
+"""Deliveries of one channel: each fetched row becomes kombu's message, and is handed to the consumer of its queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from kombu.log import get_logger
+
+from ..decoding import NotAMessageError, made
+from . import dead, rows
+from .acknowledgements import Acknowledgements
+
+logger = get_logger(__name__)
+
+
+class Deliveries:
+    """Delivers for one channel; `transport` is its connection."""
+
+    def __init__(self, channel: Any, transport: Any, acknowledgements: Acknowledgements) -> None:
+        self._channel = channel
+        self._transport = transport
+        self._acknowledgements = acknowledgements
+        self.are_under_way = False
+        """Whether messages are handed over just now, which may take long where that runs them (the pool solo)."""
+
+    def deliver(self, found: Sequence[Any]) -> bool:
+        """Deliver messages in their order; those that cannot be delivered go back to their places."""
+        left = deque(found)
+        self.are_under_way = True
+        try:
+            while left:
+                self._transport.check_alive()  # with solo, each message before this one was run here
+                row = left[0]
+                callback = self._transport._callbacks.get(row.queue)
+                if callback is None:  # it was cancelled meanwhile
+                    self._acknowledgements.return_undelivered([row.id])
+                else:
+                    try:
+                        self._hand_over(row, callback)
+                    except NotAMessageError as error:  # it would end each worker that is given it
+                        self.give_up_unreadable(row, error)
+                left.popleft()
+        finally:
+            self.are_under_way = False
+            delivered = self._channel.qos._delivered
+            self._acknowledgements.return_undelivered(row.id for row in left if row.id not in delivered)
+        return bool(found)
+
+    def message_of(self, row: Any) -> Any:
+        """Return kombu's message for `basic_get`; None for a reference that leads to nothing any more.
+
+        May raise NotAMessageError.
+        """
+        payload = self.payload_of(row)
+        return None if payload is None else self._channel.Message(payload, channel=self._channel)
+
+    def payload_of(self, row: Any) -> dict[str, Any] | None:
+        """Return a message as kombu has it; None for a reference that leads nowhere. May raise NotAMessageError."""
+        payload = (
+            self._transport.compose(row) if row.task_id is not None else made(partial(rows.payload_of, row, row.id))
+        )
+        return None if payload is None else rows.returned(payload, row.returns)
+
+    def give_up_unreadable(self, row: Any, error: NotAMessageError) -> None:
+        """Give up what is no message; of a reference, its row is left to the sweeper."""
+        if row.task_id is not None:
+            self._acknowledgements.drop(row.id)
+        elif self.bury(row, error.reason):
+            return
+        logger.error("Queue %r had %.200r: %s", row.queue, row.task_id or row.body, error.reason)
+
+    def bury(self, row: Any, reason: str) -> bool:
+        """Put a message into the dead list; False if this consumer does not hold it."""
+        return dead.bury(self._transport.link.run, row.id, holder=self._transport.consumer, reason=reason)
+
+    def _hand_over(self, row: Any, callback: Callable[[Any], Any]) -> None:
+        payload = self.payload_of(row)
+        if payload is None:
+            self._acknowledgements.drop(row.id)
+            return
+        if row.task_id is not None:
+            self._acknowledgements.note_reference(row.id)
+        callback(payload)

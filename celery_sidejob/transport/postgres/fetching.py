@@ -1,0 +1,128 @@
+"""Fetches of one channel: from where, how many, and when a statement is worth it.
+
+One statement removes what was acknowledged since the last one, and takes the next messages. Each (queue, priority) has
+a lower bound, the id behind the last one taken: Postgres then does not step over rows that were removed and not
+vacuumed. What lies below it is looked for about once a second: messages that came back, and those of senders that
+committed late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic
+from typing import Any
+
+from ...store.broker import messages
+from ...store.broker.messages import HIGHEST_PRIORITY, Place
+from .acknowledgements import SOON_S, Acknowledgements
+from .qos import QoS
+
+AT_MOST = 64
+"""The most messages that one fetch takes."""
+SPARE_S = 0.01
+"""How often a worker that prefetches nothing is asked whether it can begin another task."""
+WHOLE_S = 1.0
+"""How long fetches look only behind the lower bounds."""
+WHOLE_SHARE = 20
+"""A look from the beginning comes again after this many times as long as it took: it takes a twentieth of the time."""
+
+
+class Fetching:
+    """What one channel knows of its fetches; `transport` is its connection."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.hungry = False
+        """Whether there may be messages that this channel has not looked for."""
+        self.spare: Callable[[], int] | None = None
+        """How many more messages the worker can begin, if it is to be given no others."""
+        self.next_at = inf
+        """When a fetch that is put off is due."""
+        self._lows: dict[tuple[str, int], int] = {}
+        self._whole_at = 0.0
+        self._fetched_at = 0.0
+
+    def look_at_all(self) -> None:
+        """Have the next fetch look from the beginning of each queue."""
+        self.hungry = True
+        self._whole_at = 0.0
+
+    def room(self, qos: QoS) -> int:
+        """Return how many messages the channel may be given."""
+        if not qos.can_consume():
+            return 0
+        free: int | None = qos.can_consume_max_estimate()
+        if free is None:
+            free = AT_MOST if self._transport.has_loop else 1
+        if self.spare is not None:
+            free = max(0, min(free, self.spare()))
+        return min(free, AT_MOST)
+
+    def is_worth_it(self, room: int, acknowledgements: Acknowledgements, *, held: int) -> bool:
+        """Tell whether it is worth a statement now: half of the room is free, or it is a while since the last one.
+
+        In a drain the acknowledgements of several messages thereby go with one fetch; and no process of a pool
+        waits for longer than `SOON_S` because others are busy.
+        """
+        if not self.hungry:
+            return acknowledgements.are_removals_late()
+        if 2 * room >= min(room + held, AT_MOST):
+            return True
+        self.next_at = self._fetched_at + SOON_S
+        return monotonic() >= self.next_at
+
+    def fetch(self, queues: Sequence[str], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
+        """Remove what was acknowledged, and return the next messages, which this consumer then holds."""
+        self.hungry = False
+        found = self._look(queues, lambda places: self._ask(places, room, acknowledgements))
+        self._fetched_at = monotonic()
+        self.hungry = len(found) >= room
+        return found
+
+    def fetch_one(self, queue: str, acknowledgements: Acknowledgements) -> Sequence[Any]:
+        """Return the next message of a queue, wherever it is, if there is one."""
+        return self._look([queue], lambda places: self._ask(places, 1, acknowledgements), whole=True)
+
+    def take(self, queues: Sequence[str], room: int, *, whole: bool = False) -> Sequence[Any]:
+        """Return the next messages, which nobody will acknowledge: their rows are gone."""
+        reads, run = self._transport.compose is not None, self._transport.link.run
+        return self._look(
+            queues,
+            lambda places: run("take", lambda executor: messages.take(executor, places=places, room=room, reads=reads)),
+            whole=whole,
+        )
+
+    def _look(
+        self, queues: Sequence[str], ask: Callable[[Sequence[Place]], Sequence[Any]], *, whole: bool = False
+    ) -> Sequence[Any]:
+        began = monotonic()
+        whole = whole or began >= self._whole_at
+        found = ask(
+            [
+                Place(queue, priority, 0 if whole else self._lows.get((queue, priority), 0))
+                for priority in range(HIGHEST_PRIORITY, -1, -1)
+                for queue in queues
+            ]
+        )
+        for row in found:
+            self._lows[row.queue, row.priority] = row.id + 1
+        if whole:
+            now = monotonic()
+            self._whole_at = now + max(WHOLE_S, WHOLE_SHARE * (now - began))
+        return found
+
+    def _ask(self, places: Sequence[Place], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
+        transport = self._transport
+        transport.beat()
+        holder, reads = transport.consumer, transport.compose is not None
+        with acknowledgements.removing() as done:
+            found: messages.Turn = transport.link.run(
+                "turn",
+                lambda executor: messages.turn(
+                    executor, holder=holder, done=done, places=places, room=room, reads=reads
+                ),
+            )
+        acknowledgements.refuse(found.refused, "ack")
+        transport.mind_turn(found)
+        return found.rows

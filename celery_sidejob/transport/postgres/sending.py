@@ -1,0 +1,46 @@
+"""Messages on their way into the tables: to one queue, to queues by their patterns, or to everybody who listens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.transport.virtual import exchange as exchanges
+
+from ...store.broker import broadcasts, messages
+from . import bell, rows
+from .link import Link
+
+TRANSIENT = 1
+"""The delivery mode of a message that need not survive a restart."""
+
+
+def put(link: Link, row: messages.Row) -> None:
+    """Send a message to one queue."""
+    link.run("put", lambda executor: messages.put(executor, row))
+    # If we die here, consumers find the message at their next look.
+    bell.ring(link, bell.of_queue(row.queue))
+
+
+def broadcast(link: Link, exchange: str, message: Any, routing_key: str) -> None:
+    """Send a message to everybody who listens to an exchange; nobody is rung for."""
+    headers, properties = rows.as_json(message["headers"]), rows.stored(message, message["properties"])
+    link.run(
+        "broadcast",
+        lambda executor: broadcasts.send(executor, exchange, routing_key or "", headers, properties, message["body"]),
+    )
+
+
+class TopicExchange(exchanges.TopicExchange):
+    """A topic exchange that reaches all its transient queues by one broadcast, however many they are."""
+
+    def deliver(self, message: Any, exchange: str, routing_key: str, **options: Any) -> None:
+        """Replaces one message for each queue."""
+        channel = self.channel
+        is_transient = message["properties"].get("delivery_mode") == TRANSIENT
+        bound = channel.connection.topology.bound_to(exchange, may_be_old=is_transient)
+        found = [one for one in bound if self._match(self.key_to_pattern(one.routing_key), routing_key)]
+        for queue in dict.fromkeys(one.queue for one in found if not one.transient):
+            channel._put(queue, message, **options)
+        if any(one.transient for one in found):
+            broadcast(channel.link, exchange, message, routing_key)
+            bell.ring(channel.link, bell.of_events(exchange), apart_s=bell.EVENTS_S / 2)
