@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from benchmarks.broker.stage import Stage, told
 from benchmarks.turns import Median
 from celery_sidejob.store.broker import consumers, messages
-from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY, Place, Row
+from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY, Row, Watermark
 from celery_sidejob.store.schema.migrate import upgrade
 from celery_sidejob.transport.postgres.link import Link
 
@@ -44,10 +44,12 @@ class Fetching:
         return 1e6 * sum(self._fetch_s() for _ in range(FETCHES)) / FETCHES
 
     def _fetch_s(self) -> float:
-        places = [Place("deep", priority, self._low) for priority in range(HIGHEST_PRIORITY, -1, -1)]
+        watermarks = [Watermark("deep", priority, self._low) for priority in range(HIGHEST_PRIORITY, -1, -1)]
         holder, done, began = self._consumer, self._done, time.perf_counter()
         found = self._run(
-            lambda executor: messages.turn(executor, holder=holder, done=done, places=places, room=BATCH, reads=False)
+            lambda executor: messages.fetch(
+                executor, holder=holder, done=done, watermarks=watermarks, room=BATCH, reads=False
+            )
         )
         took_s = time.perf_counter() - began
         assert len(found.rows) == BATCH

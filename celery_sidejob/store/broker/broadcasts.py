@@ -1,4 +1,4 @@
-"""Rows of `broker_broadcasts`, told to everybody who listens just now. The table is not logged, and kept short."""
+"""Rows of `broker_broadcasts`, each for everybody who listens just now. The table is not logged, and kept short."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)"""
 
 
 def send(executor: Transaction, exchange: str, routing_key: str, headers: str, properties: str, body: str) -> None:
-    """Tell everybody who listens to an exchange."""
+    """Send a message to everybody who listens to an exchange."""
     executor.run(_SEND, exchange=exchange, routing_key=routing_key, headers=headers, properties=properties, body=body)
 
 
@@ -41,7 +41,7 @@ WHERE b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id
 
 
 def since(executor: Reader, since: int, exchanges: Sequence[str]) -> Sequence[Any]:
-    """Read what was said since an id: id, exchange, routing_key, headers, properties, body."""
+    """Read the broadcasts since an id: id, exchange, routing_key, headers, properties, body."""
     return executor.run(_SINCE, since=since, exchanges=list(exchanges))
 
 
@@ -50,5 +50,5 @@ DELETE FROM {broker_broadcasts} b WHERE b.sent_at < now() - make_interval(secs =
 
 
 def forget(executor: Transaction) -> None:
-    """Remove what was said long ago."""
+    """Remove old broadcasts."""
     executor.run(_FORGET, kept_s=KEPT_S)

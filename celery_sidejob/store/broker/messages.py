@@ -58,8 +58,8 @@ def put_all(executor: OwnExecutor, rows: Iterable[Row]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a fetch looks: a queue and a priority, from an id on."""
+class Watermark:
+    """Where a fetch looks: a queue and a priority, and the id from which on."""
 
     queue: str
     priority: int
@@ -67,11 +67,12 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """The answer to a turn."""
+class Fetched:
+    """The answer to a fetch."""
 
     rows: Sequence[Any]
-    """Messages in the order of the places, the oldest first: id, queue, priority, returns, deaths, and what was sent.
+    """Messages in the order of the watermarks, the oldest first: id, queue, priority, returns,
+    deaths, and what was sent.
 
     `returns` counts how often it came back after it had begun, `deaths` how often because its consumer had died. A
     reference has `task_id`, `generation` and `again`, whether it may be a copy of an earlier one. It also has what the
@@ -116,7 +117,7 @@ _DELIVERED = """t.id, t.queue, t.priority, t.returns, t.deaths, t.headers, t.pro
 # What is done is removed before anything is locked: `free` asks for the number of `gone`. A fetch may lock a row that
 # somebody else has just taken, finds out, and keeps the lock to its end. So whoever removes a row may wait for a fetch;
 # if it had locked other rows before, as its own fetch does, each could wait for the other.
-_TURN = Statement(
+_FETCH = Statement(
     f"""
 WITH gone AS (
   DELETE FROM {{broker_messages}} m WHERE m.id = ANY(%(done)s::bigint[]) AND m.holder = %(holder)s RETURNING m.id),
@@ -141,21 +142,21 @@ LEFT JOIN taken t ON true {_KEPT} ORDER BY t.place, t.id""",
 )
 
 
-def turn(
-    executor: Transaction, *, holder: int, done: Sequence[int], places: Sequence[Place], room: int, reads: bool
-) -> Turn:
+def fetch(
+    executor: Transaction, *, holder: int, done: Sequence[int], watermarks: Sequence[Watermark], room: int, reads: bool
+) -> Fetched:
     """Remove what this consumer has acknowledged, and take the next messages for it, at most `room`.
 
     References are left to others unless it `reads` what they lead to.
     """
     found = executor.run(
-        _TURN, holder=holder, done=list(done), room=room, reads=reads, queues=[place.queue for place in places],
-        priorities=[place.priority for place in places], lows=[place.low for place in places],
+        _FETCH, holder=holder, done=list(done), room=room, reads=reads, queues=[one.queue for one in watermarks],
+        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks],
     )  # fmt: skip
     first = found[0]
     refused = frozenset() if first.gone is None else frozenset(done) - frozenset(first.gone)
     rows = found if first.id is not None else ()
-    return Turn(rows, refused, first.is_alive, first.due_in_s)
+    return Fetched(rows, refused, first.is_alive, first.due_in_s)
 
 
 _TAKE = Statement(
@@ -169,11 +170,11 @@ SELECT {_DELIVERED} FROM taken t {_KEPT} ORDER BY t.place, t.id""",
 )
 
 
-def take(executor: Transaction, *, places: Sequence[Place], room: int, reads: bool) -> Sequence[Any]:
+def take(executor: Transaction, *, watermarks: Sequence[Watermark], room: int, reads: bool) -> Sequence[Any]:
     """Take messages out that nobody will acknowledge; what the caller does not handle is lost."""
     return executor.run(
-        _TAKE, room=room, reads=reads, queues=[place.queue for place in places],
-        priorities=[place.priority for place in places], lows=[place.low for place in places],
+        _TAKE, room=room, reads=reads, queues=[one.queue for one in watermarks],
+        priorities=[one.priority for one in watermarks], lows=[one.low for one in watermarks],
     )  # fmt: skip
 
 

@@ -44,12 +44,12 @@ def of_return(queue: str) -> str:
 
 
 def of_exchange(exchange: str) -> str:
-    """Return what is rung when everybody who listens to an exchange is told something."""
+    """Return what is rung for a broadcast to everybody who listens to a fanout exchange."""
     return f"x:{exchange}"
 
 
 def of_events(exchange: str) -> str:
-    """Return what is rung when those who listen to a topic exchange are told something."""
+    """Return what is rung for broadcasts to those who listen to a topic exchange."""
     return f"t:{exchange}"
 
 

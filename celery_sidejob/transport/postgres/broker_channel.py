@@ -119,7 +119,7 @@ class Channel(virtual.Channel):
             self.connection.topology.bind(queue, exchange, routing_key)
         if kind == "fanout" or (kind == "topic" and self.connection.topology.is_transient(queue)):
             pattern = None if kind == "fanout" else self._pattern(exchange, routing_key)
-            self.connection.listen(queue, exchange, pattern)
+            self.connection.broadcasts.listen(queue, exchange, pattern)
         if kind == "topic":
             self.link.ring(bell.BINDINGS)
 
@@ -130,7 +130,7 @@ class Channel(virtual.Channel):
         exchange = exchange or "amq.direct"
         routing_key = routing_key or ""
         self.state.binding_delete(queue, exchange, routing_key)
-        self.connection.listen_no_more(queue, exchange)
+        self.connection.broadcasts.forget(queue, exchange)
         self.connection.topology.unbind(queue, exchange, routing_key)
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **options: Any) -> None:
@@ -138,10 +138,10 @@ class Channel(virtual.Channel):
         if if_empty and self._size(queue):
             return
         self.connection.topology.delete(queue)
-        if queue not in self.connection.listening:
+        if not self.connection.broadcasts.is_listening(queue):
             self._purge(queue)
         self.state.queue_bindings_delete(queue)
-        self.connection.listen_no_more(queue)
+        self.connection.broadcasts.forget(queue)
 
     def get_table(self, exchange: str) -> list[tuple[str, Any, str]]:
         """Replaces the bindings of this process: they are everybody's."""
@@ -155,25 +155,25 @@ class Channel(virtual.Channel):
 
     def basic_consume(self, queue: str, no_ack: bool, *args: Any, **options: Any) -> Any:
         """Adds to kombu's: the connection has a heart from now on."""
-        self.connection.beat()
+        self.connection.start_heart()
         (self._acknowledged.discard if no_ack else self._acknowledged.add)(queue)
         result = super().basic_consume(queue, no_ack, *args, **options)
-        self.connection.mind_consumed()
+        self.connection.update_rings()
         self.look_at_all()
         return result
 
     def basic_cancel(self, consumer_tag: str) -> Any:
         """Adds to kombu's: its queue is not listened to any more."""
-        if self.closed and self.connection is None:  # gevent: a greenlet was stopped in the middle of its turn
+        if self.closed and self.connection is None:  # gevent: a greenlet was stopped in the middle of its poll
             return None
         result = super().basic_cancel(consumer_tag)
-        self.connection.mind_consumed()
+        self.connection.update_rings()
         return result
 
     @property
     def fetched_queues(self) -> list[str]:
         """The consumed queues that have messages of their own."""
-        return [queue for queue in self._active_queues if queue not in self.connection.listening]
+        return [queue for queue in self._active_queues if not self.connection.broadcasts.is_listening(queue)]
 
     @property
     def consumed_queues(self) -> list[str]:
@@ -185,11 +185,11 @@ class Channel(virtual.Channel):
         self._fetching.spare = spare
 
     def look(self) -> None:
-        """Have the next turn fetch: there may be messages."""
+        """Have the next poll fetch: there may be messages."""
         self._fetching.hungry = True
 
     def look_at_all(self) -> None:
-        """Have the next turn look from the beginning of each queue."""
+        """Have the next fetch look from the beginning of each queue."""
         self._fetching.look_at_all()
 
     def basic_get(self, queue: str, no_ack: bool = False, **options: Any) -> Any:
@@ -215,7 +215,7 @@ class Channel(virtual.Channel):
                 self.qos.append(message, message.delivery_tag)
             return message
 
-    def turn(self) -> bool:
+    def poll(self) -> bool:
         """Do what is to be done now; tell whether a message was delivered."""
         delivered = False
         fetching = self._fetching

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from ...store.broker import messages
-from ...store.broker.messages import HIGHEST_PRIORITY, Place
+from ...store.broker.messages import HIGHEST_PRIORITY, Watermark
 from .acknowledgements import SOON_S, Acknowledgements
 from .qos import QoS
 
@@ -75,32 +75,34 @@ class Fetching:
     def fetch(self, queues: Sequence[str], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
         """Remove what was acknowledged, and return the next messages, which this consumer then holds."""
         self.hungry = False
-        found = self._look(queues, lambda places: self._ask(places, room, acknowledgements))
+        found = self._look(queues, lambda watermarks: self._ask(watermarks, room, acknowledgements))
         self._fetched_at = monotonic()
         self.hungry = len(found) >= room
         return found
 
     def fetch_one(self, queue: str, acknowledgements: Acknowledgements) -> Sequence[Any]:
         """Return the next message of a queue, wherever it is, if there is one."""
-        return self._look([queue], lambda places: self._ask(places, 1, acknowledgements), whole=True)
+        return self._look([queue], lambda watermarks: self._ask(watermarks, 1, acknowledgements), whole=True)
 
     def take(self, queues: Sequence[str], room: int, *, whole: bool = False) -> Sequence[Any]:
         """Return the next messages, which nobody will acknowledge: their rows are gone."""
         reads, run = self._transport.compose is not None, self._transport.link.run
         return self._look(
             queues,
-            lambda places: run("take", lambda executor: messages.take(executor, places=places, room=room, reads=reads)),
+            lambda watermarks: run(
+                "take", lambda executor: messages.take(executor, watermarks=watermarks, room=room, reads=reads)
+            ),
             whole=whole,
         )
 
     def _look(
-        self, queues: Sequence[str], ask: Callable[[Sequence[Place]], Sequence[Any]], *, whole: bool = False
+        self, queues: Sequence[str], ask: Callable[[Sequence[Watermark]], Sequence[Any]], *, whole: bool = False
     ) -> Sequence[Any]:
         began = monotonic()
         whole = whole or began >= self._whole_at
         found = ask(
             [
-                Place(queue, priority, 0 if whole else self._lows.get((queue, priority), 0))
+                Watermark(queue, priority, 0 if whole else self._lows.get((queue, priority), 0))
                 for priority in range(HIGHEST_PRIORITY, -1, -1)
                 for queue in queues
             ]
@@ -112,17 +114,17 @@ class Fetching:
             self._whole_at = now + max(WHOLE_S, WHOLE_SHARE * (now - began))
         return found
 
-    def _ask(self, places: Sequence[Place], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
+    def _ask(self, watermarks: Sequence[Watermark], room: int, acknowledgements: Acknowledgements) -> Sequence[Any]:
         transport = self._transport
-        transport.beat()
+        transport.start_heart()
         holder, reads = transport.consumer, transport.compose is not None
         with acknowledgements.removing() as done:
-            found: messages.Turn = transport.link.run(
-                "turn",
-                lambda executor: messages.turn(
-                    executor, holder=holder, done=done, places=places, room=room, reads=reads
+            found: messages.Fetched = transport.link.run(
+                "fetch",
+                lambda executor: messages.fetch(
+                    executor, holder=holder, done=done, watermarks=watermarks, room=room, reads=reads
                 ),
             )
         acknowledgements.refuse(found.refused, "ack")
-        transport.mind_turn(found)
+        transport.check_fetched(found)
         return found.rows

@@ -12,19 +12,19 @@ import random
 import select
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import partial
 from time import monotonic
 from typing import Any, Protocol
 
 from kombu.log import get_logger
 
 from ...model import native
-from ...store.broker import broadcasts, consumers, messages, queues, sessions
+from ...store.broker import consumers, queues, sessions
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
 from . import bell, bindings
+from .expiry import remove_expired
 from .link import LOST, Link, Run
+from .pipe import Pipe
 
 logger = get_logger(__name__)
 
@@ -34,7 +34,8 @@ LONGEST_BEAT_S = 1.5
 """What lies between two beats at most: within this time others notice a consumer that was killed."""
 LATE_S = 0.01
 """How long the end of a message waits for the loop before this thread carries it out."""
-TIDY_S = 60.0
+EXPIRY_S = 60.0
+"""How often expired queues and old broadcasts are removed."""
 USE_S = 3.0
 """How often the use of queues that expire is noted."""
 
@@ -135,7 +136,7 @@ class Heart:
             self._go_on()
         except Exception as error:
             if not self._stopping:
-                if not isinstance(error, (*LOST, Declared)):
+                if not isinstance(error, (*LOST, DeclaredDead)):
                     logger.exception("The heart of this process has stumbled")
                 self.error = error
                 self._consumes.wake()
@@ -150,9 +151,9 @@ class Heart:
         poll.register(self._executor.connection.fileno(), select.POLLIN)
         poll.register(self._wakes.fileno(), select.POLLIN)
         now = monotonic()
-        beat, use, tidy = self._beat, self._use, self._tidy
-        plan = {beat: now + self._beat_s, use: now + USE_S, tidy: now + random.uniform(1, TIDY_S)}
-        every_s = {beat: self._beat_s, use: USE_S, tidy: TIDY_S}
+        beat, use, expire = self._beat, self._use, self._expire
+        plan = {beat: now + self._beat_s, use: now + USE_S, expire: now + random.uniform(1, EXPIRY_S)}
+        every_s = {beat: self._beat_s, use: USE_S, expire: EXPIRY_S}
         while not self._stopping:
             poll.poll(1000 * (LATE_S if self._is_watching else max(0.0, min(plan.values()) - monotonic())))
             self._wakes.drain()
@@ -186,7 +187,7 @@ class Heart:
         if found.is_alive:
             self.beaten_at = began
         if not found.is_alive:
-            raise Declared(
+            raise DeclaredDead(
                 f"consumer {self.consumer} was silent for more than {self._silence_s:g} s, and others have its messages"
             )
         if found.dead:
@@ -199,61 +200,10 @@ class Heart:
         if names:
             self._transact("use", lambda executor: queues.use(executor, names))
 
-    def _tidy(self) -> None:
-        tidy(self._transact)
+    def _expire(self) -> None:
+        remove_expired(self._transact)
         self._consumes.bound_dead_list(self._transact)
 
 
-def tidy(run: Run) -> None:
-    """Delete queues that nobody has used for so long, with what waits in them, and broadcasts that everybody has read.
-
-    Any number of processes may do so at once. If we die in between, a queue that has expired is emptied by the next.
-    """
-    for name in run("read", queues.expired):
-        run("purge", partial(messages.purge_later, queue=name))
-        while run("purge", partial(messages.purge_page, queue=name)):
-            pass
-        run("expire", partial(queues.expire, name=name))
-    run("forget", broadcasts.forget)
-
-
-class Declared(Exception):
+class DeclaredDead(Exception):
     """This consumer was declared dead."""
-
-
-class Pipe:
-    """A pipe by which a thread wakes another that waits for files."""
-
-    def __init__(self) -> None:
-        self._reading, self._writing = os.pipe()
-        self._pid = os.getpid()
-        os.set_blocking(self._reading, False)
-        os.set_blocking(self._writing, False)
-        self._is_written = False
-
-    def fileno(self) -> int:
-        """Return what is readable once it was written."""
-        return self._reading
-
-    def write(self) -> None:
-        """Wake whoever waits, or waits next; writing again before that adds nothing."""
-        if not self._is_written:
-            self._is_written = True
-            with suppress(OSError):
-                os.write(self._writing, b"\0")
-
-    def drain(self) -> None:
-        """Be unwritten; whoever has drained it looks at everything afterwards."""
-        with suppress(OSError):
-            os.read(self._reading, 4096)
-        self._is_written = False  # after the read, which would take what is written in between, and nobody be woken
-
-    def close(self) -> None:
-        """Close both ends."""
-        if self._pid != os.getpid():
-            return
-        self._is_written = True
-        for end in (self._reading, self._writing):
-            with suppress(OSError):
-                os.close(end)
-        self._pid = 0

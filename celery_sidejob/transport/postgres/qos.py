@@ -1,4 +1,4 @@
-"""The unacknowledged messages of a channel. What is acknowledged is noted here, and carried out by the next turn."""
+"""The unacknowledged messages of a channel. What is acknowledged is noted here, and carried out by the next fetch."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_a_message_that_a_lost_fetch_took_comes_again(connect: Connect, tables: 
 
     def losing(name: str, statement: Any) -> Any:
         found = run(name, statement)
-        if name == "turn" and not seen:
+        if name == "fetch" and not seen:
             seen.append(found)
             tables.end_sessions(locked=False)
             raise ConnectionError("the answer was lost")

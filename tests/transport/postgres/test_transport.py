@@ -19,7 +19,7 @@ from celery_sidejob.store.broker.messages import HIGHEST_PRIORITY
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from celery_sidejob.transport import message_refused
 from celery_sidejob.transport.postgres.fetching import WHOLE_S
-from celery_sidejob.transport.postgres.heart import Pipe
+from celery_sidejob.transport.postgres.pipe import Pipe
 from tests.tools.brokers import in_postgres
 from tests.tools.pgbouncer import direct
 from tests.tools.waiting import wait_until
@@ -224,28 +224,30 @@ def test_a_turn_that_waits_for_its_own_rows_has_locked_no_others(
     consuming = Consuming(connect(), "queue", prefetch=1)
     consuming.take(1)
     holder, mine = consuming.channel.connection.consumer, consuming.messages[0].delivery_tag
-    places = [messages.Place("queue", 0, 0)]
+    watermarks = [messages.Watermark("queue", 0, 0)]
 
-    def take_turn() -> None:
+    def fetch() -> None:
         connect().default_channel.link.run(
-            "turn",
-            lambda executor: messages.turn(executor, holder=holder, done=[mine], places=places, room=1, reads=False),
+            "fetch",
+            lambda executor: messages.fetch(
+                executor, holder=holder, done=[mine], watermarks=watermarks, room=1, reads=False
+            ),
         )
 
     with psycopg.connect(direct(database_url), options="-c search_path=sidejob") as other:
         other.execute("SELECT FROM broker_messages WHERE id = %s FOR UPDATE", [mine])
-        turn = threading.Thread(target=take_turn)
-        turn.start()
+        fetching = threading.Thread(target=fetch)
+        fetching.start()
         wait_until(
             lambda: tables.one("SELECT count(*) FROM pg_locks WHERE NOT granted"),
-            message="the turn to wait for its row",
+            message="the fetch to wait for its row",
         )
         other.execute("SELECT FROM broker_messages WHERE id <> %s FOR UPDATE NOWAIT", [mine])
-    turn.join(10)
-    assert not turn.is_alive()
+    fetching.join(10)
+    assert not fetching.is_alive()
 
 
-@pytest.mark.parametrize("verb", ["remove", "turn", "release"])
+@pytest.mark.parametrize("verb", ["remove", "fetch", "release"])
 def test_a_consumer_ends_no_message_that_another_holds(connect: Connect, tables: Tables, verb: str) -> None:
     publish(connect(), "queue", "mine")
     owner = Consuming(connect(), "queue", prefetch=1)
@@ -255,8 +257,8 @@ def test_a_consumer_ends_no_message_that_another_holds(connect: Connect, tables:
     holder, message_id = other.channel.connection.consumer, owner.messages[0].delivery_tag
     statements: dict[str, Callable[[OwnExecutor], frozenset[int]]] = {
         "remove": lambda executor: messages.remove(executor, holder=holder, done=[message_id]),
-        "turn": lambda executor: (
-            messages.turn(executor, holder=holder, done=[message_id], places=[], room=1, reads=False).refused
+        "fetch": lambda executor: (
+            messages.fetch(executor, holder=holder, done=[message_id], watermarks=[], room=1, reads=False).refused
         ),
         "release": lambda executor: messages.release(executor, holder=holder, ids=[message_id], begun=[]),
     }
@@ -394,9 +396,9 @@ def test_a_message_of_an_unknown_consumer_is_free_once_it_is_held_for_a_second(
 
 def taken(connect: Connect, low: int = 0) -> Sequence[Any]:
     """What one statement takes out of the queue, from an id on."""
-    places = [messages.Place("queue", 0, low)]
+    watermarks = [messages.Watermark("queue", 0, low)]
     return connect().default_channel.link.run(
-        "take", lambda executor: messages.take(executor, places=places, room=8, reads=False)
+        "take", lambda executor: messages.take(executor, watermarks=watermarks, room=8, reads=False)
     )
 
 

@@ -17,7 +17,7 @@ from kombu import Queue
 
 from celery_sidejob import embedded
 from celery_sidejob.store.schema.migrate import upgrade
-from celery_sidejob.transport.postgres.heart import tidy
+from celery_sidejob.transport.postgres.expiry import remove_expired
 from tests.tools.brokers import in_postgres
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -312,7 +312,7 @@ def test_queues_that_nobody_uses_go(app: Celery, tables: Tables) -> None:
         link = connection.default_channel.link
 
         def gone() -> bool:
-            tidy(link.run)
+            remove_expired(link.run)
             return tables.all == 0
 
         wait_until(gone, message="it to expire")
