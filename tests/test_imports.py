@@ -51,6 +51,17 @@ def test_the_transport_brings_nothing_of_the_rest(source: str) -> None:
     assert said.stdout.strip() == "[] True"
 
 
+def test_an_app_without_redis_does_not_import_it() -> None:
+    source = (
+        "from celery import Celery; from celery_sidejob import SideJob; import celery_sidejob.cli.group, sys\n"
+        "app = Celery('shop', broker='sidejobpg://', backend='db+postgresql+psycopg://'); SideJob(app)\n"
+        "import celery.apps.worker, celery_sidejob.hooks.worker.delivered\n"
+        "print([name for name in ('redis', 'kombu.transport.redis') if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "[]\n"
+
+
 @KOMBU_5_7
 def test_who_imports_the_extension_may_name_the_transport() -> None:
     source = (

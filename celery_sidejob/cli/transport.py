@@ -7,16 +7,19 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.text import Text
 
-from ..hooks.broker.dead_list import DeadList, DeadMessage, list_of
+from ..hooks.broker.dead_list import list_of
+from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
-from ..transport.redis.release import Released, release
 from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app, with_output
 from .output import Output, counted, printable, table_if_any
+
+if TYPE_CHECKING:
+    from ..transport.redis.release import Released
 
 COLUMNS = {
     "Id": "id", "Died": "died_at", "Queue": "queue", "Task": "task", "Task id": "task_id", "Reason": "reason",
@@ -43,6 +46,8 @@ def release_command(app: Any, output: Output, force: bool) -> None:
     Stop those workers first: a worker that stops as usual gives its messages back by itself, and this command gives
     back those of killed workers. Ends with 1 while some are alive. The app's broker_url may be redis:// again.
     """
+    from ..transport.redis.release import release  # here: every `celery` command imports this file
+
     with _channel(app, ["redis"]) as channel:
         released = release(channel, force=force)
     output.answer(asdict(released), Text(_told(released)))
@@ -99,7 +104,7 @@ def list_dead(app: Any, output: Output, queue: str | None, limit: int) -> None:
 def retry_dead(app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None) -> None:
     """Put messages back at the end of their queues: by id, by queue, or all."""
 
-    def retry(dead: DeadList, one: DeadMessage) -> bool:
+    def retry(dead: DeadList[Any], one: DeadMessage) -> bool:
         try:
             return dead.deliver_again(one)
         except ValueError as error:
@@ -123,7 +128,7 @@ def delete_dead(app: Any, output: Output, names: tuple[str, ...], everything: bo
 
 def _decide(
     app: Any, output: Output, names: tuple[str, ...], everything: bool, queue: str | None, what: str,
-    do: Callable[[DeadList, DeadMessage], bool],
+    do: Callable[[DeadList[Any], DeadMessage], bool],
 ) -> None:  # fmt: skip
     """Do something with each chosen message, and report how many it was done with."""
     if [bool(names), everything, queue is not None].count(True) != 1:

@@ -23,12 +23,12 @@ class Buried:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Cursor:
     """How far a list was read that grows at its end: a number and the last entry, which reveal a removed entry."""
 
     number: int = 0
     last: bytes | None = None
 
-    def past(self, texts: Sequence[bytes]) -> Place:
-        """Return the place after further entries, which stay in the list."""
-        return Place(self.number + len(texts), texts[-1]) if texts else self
+    def past(self, texts: Sequence[bytes]) -> Cursor:
+        """Return the cursor after further entries, which stay in the list."""
+        return Cursor(self.number + len(texts), texts[-1]) if texts else self

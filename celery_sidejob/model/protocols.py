@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from .broker_view import Look
-from .buried import Buried, Place
+from .buried import Buried, Cursor
 from .call import Call
 from .durable import Key, Message
+from .encoded import Encoded
 from .events import Event
 from .messages import Continuation, Doorbell, Outcome
 from .port import PortOptions
@@ -23,12 +24,12 @@ class Publisher(Protocol):
     """Gives messages to the broker."""
 
     def publish(
-        self, messages: Sequence[Publication], *, ready: Any = None, refused: Refused | None = None
+        self, messages: Sequence[Publication], *, encoded: Encoded | None = None, refused: Refused | None = None
     ) -> Sequence[Publication]:
         """Publish as many messages as possible, in order, within a bounded time; return those the broker was given.
 
         For messages of ordinary tasks `confirm` tells whether the broker has them. Raises nothing if the broker is
-        down: the sweeper publishes the messages that are not returned. `ready` is the result of `make_ready` for them.
+        down: the sweeper publishes the messages that are not returned. `encoded` is the result of `encode` for them.
         Messages that no queue will ever take are added to `refused`.
         """
         ...
@@ -55,8 +56,8 @@ class Publisher(Protocol):
         """Raise InvalidValueError for headers and properties of a message that the broker cannot carry."""
         ...
 
-    def make_ready(self, messages: Sequence[Message]) -> Any:
-        """Prepare messages for sending, without sending any; None if `publish` is to do everything."""
+    def encode(self, messages: Sequence[Message]) -> Encoded | None:
+        """Encode messages without sending any; None if `publish` is to do everything."""
         ...
 
     def confirm(self, published: Sequence[Key]) -> Sequence[Key]:
@@ -101,10 +102,10 @@ class Broker(Protocol):
         """Count the messages that the transport has given up; None without such a list or the broker's answer."""
         ...
 
-    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
-        """Read a page, after a place, of the messages that the transport has given up; nothing without such a list.
+    def buried(self, cursor: Cursor) -> tuple[Cursor, Sequence[Buried]]:
+        """Read a page, after a cursor, of the messages that the transport has given up; nothing without such a list.
 
-        Also returns the place: the list's beginning, if an earlier entry was removed.
+        Also returns the cursor: the list's beginning, if an earlier entry was removed.
         """
         ...
 

@@ -22,7 +22,7 @@ from .after_commit import tell
 from .contents import as_kept
 from .endings import storable
 from .failover import deduplication
-from .publishing import dispatch
+from .publishing import publish_and_mark
 from .retrying import patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
@@ -122,7 +122,7 @@ def revive(runtime: Runtime, entry_ids: Sequence[int]) -> int:
     wait_s = runtime.settings.lost_after
     revive_tasks = partial(burials.revive, entry_ids=entry_ids, check_interval_s=wait_s)
     messages = runtime.connections.transact("durable-revive", revive_tasks, single=True)
-    dispatch(runtime, messages)
+    publish_and_mark(runtime, messages)
     if len(messages) == len(entry_ids):
         return len(messages)
     revive_others = partial(continuations.revive, entry_ids=entry_ids, prefix=CONTINUATION, check_interval_s=wait_s)

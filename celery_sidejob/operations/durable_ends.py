@@ -22,7 +22,7 @@ from .after_commit import tell
 from .durable_locks import has_lock, have_lock
 from .durable_runs import Run, lease_lost
 from .keeping import waits_of
-from .publishing import send
+from .publishing import publish_kept
 from .retrying import PAUSE_S, patience_s, patiently
 from .runtime import Runtime
 from .task_run_end import end_task_runs
@@ -67,7 +67,7 @@ def go_on(runtime: Runtime, run: Run, message: Message) -> None:
         raise lease_lost(run)
     run.moved = True
     if not kept.waits:
-        send(runtime, [replace(message, generation=kept.generation)], since=began)
+        publish_kept(runtime, [replace(message, generation=kept.generation)], since=began)
 
 
 def counts(runtime: Runtime, run: Run, *, ended_well: bool) -> bool:
@@ -229,5 +229,5 @@ def _end(runtime: Runtime, run: Run, *, patient: bool) -> bool:  # noqa: PLR0915
     reach("durable-end:after")
     if run.claim is not None:
         run.claim.settle()
-    send(runtime, due, since=since)
+    publish_kept(runtime, due, since=since)
     return True

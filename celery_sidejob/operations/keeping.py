@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..model.durable import Message
+from ..model.encoded import Encoded
 from ..model.errors import InvalidValueError, StoreUnavailableError
 from ..store import duplicates
 from ..store.borrowed.borrowed import Borrowed
@@ -22,7 +23,7 @@ from ..store.outbox.tasks import Kept, Waits
 from ..store.statement import Transaction
 from .failover.first import in_the_first
 from .lending import do_after_commit
-from .publishing import addressed, send
+from .publishing import addressed, publish_kept
 from .retrying import patience_s, patiently
 from .runtime import Runtime
 
@@ -44,10 +45,10 @@ def keep(runtime: Runtime, message: Message) -> None:
     publication, the sweeper publishes.
     """
     began = time.monotonic()
-    ready: list[Any] = []
-    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, ready))
+    encoded: list[Encoded | None] = []
+    there, tried, kept = in_the_first(runtime, lambda there, tried: _keep(there, message, tried, encoded))
     if not kept.waits:
-        send(there, [replace(message, tried=tried) if tried else message], since=began, ready=ready[0])
+        publish_kept(there, [replace(message, tried=tried) if tried else message], since=began, encoded=encoded[0])
 
 
 def keep_again(runtime: Runtime, message: Message) -> None:
@@ -66,7 +67,7 @@ def keep_again(runtime: Runtime, message: Message) -> None:
     began = time.monotonic()
     kept = patiently(runtime, lambda: repeat(once))
     if kept is not None and not kept.waits:
-        send(runtime, [message], since=began)
+        publish_kept(runtime, [message], since=began)
 
 
 def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
@@ -82,11 +83,11 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
 
     def committed() -> None:
         if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
-            send(runtime, [message], since=began)
+            publish_kept(runtime, [message], since=began)
             return
         row = tasks.read(runtime.connections, message.task_id)  # the same
         if row is not None and row.unpublished:
-            send(runtime, [message], since=began)
+            publish_kept(runtime, [message], since=began)
 
     borrowed.after_commit(partial(do_after_commit, committed))
 
@@ -100,21 +101,21 @@ def keep_many(runtime: Runtime, messages: Sequence[Message], *, of_run: bool = F
     """
     _check_ids(messages)
     pages = list(_pages(messages))
-    ready: list[Any] = []
+    encoded: list[Encoded | None] = []
 
     def keep(there: Runtime, tried: tuple[str, ...]) -> set[str] | None:
-        return _keep_all(there, pages, tried, ready, repeated=of_run)
+        return _keep_all(there, pages, tried, encoded, repeated=of_run)
 
     began = time.monotonic()
     there, tried, waiting = (runtime, (), keep(runtime, ())) if of_run else in_the_first(runtime, keep)
     if waiting is None:
         return  # all are kept, and the sweeper publishes them
-    for number, (page, made) in enumerate(zip(pages, ready, strict=True)):
+    for number, (page, made) in enumerate(zip(pages, encoded, strict=True)):
         due = [message for message in page if message.task_id not in waiting]
         if tried:
             due = [replace(message, tried=tried) for message in due]
         since = began + number * PAGE_TAKES_S
-        sent = send(there, due, since=since, ready=made if len(due) == len(page) else None)
+        sent = publish_kept(there, due, since=since, encoded=made if len(due) == len(page) else None)
         if due and not sent and not runtime.broker.ready:
             return  # the sweeper publishes the rest
 
@@ -134,7 +135,7 @@ def lend_many(runtime: Runtime, messages: Sequence[Message], transaction: Any) -
             # Their savepoint may have been rolled back, and the sweeper may have been faster.
             there = tasks.unpublished(runtime.connections, ids, horizon_s=runtime.settings.timer_horizon)
             due = [message for message in page if message.task_id in there or runtime.sends(message)]
-            send(runtime, due, since=began + number * PAGE_TAKES_S)
+            publish_kept(runtime, due, since=began + number * PAGE_TAKES_S)
 
     borrowed.after_commit(partial(do_after_commit, committed))
 
@@ -170,14 +171,14 @@ def waits_of(runtime: Runtime) -> Waits:
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], ready: list[Any]) -> Kept:
-    """Keep a message in one store; `ready` then holds the message that the publisher has prepared meanwhile."""
+def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: list[Encoded | None]) -> Kept:
+    """Keep a message in one store; `encoded` then holds the message that the publisher has encoded meanwhile."""
     within_s = runtime.stores.wait_s
     is_unknown = False  # whether a try got no answer
 
     def keeping(executor: OwnExecutor) -> Kept | None:
-        ready.clear()
-        kept = tasks.keep(_making_ready(runtime, executor, [message], tried, ready), message, waits_of(runtime))
+        encoded.clear()
+        kept = tasks.keep(_encoding(runtime, executor, [message], tried, encoded), message, waits_of(runtime))
         _note(executor, [message] if kept is not None else [], tried)
         return kept
 
@@ -206,17 +207,22 @@ def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:
 
 
 def _keep_all(
-    runtime: Runtime, pages: Sequence[list[Message]], tried: tuple[str, ...], ready: list[Any], *, repeated: bool
+    runtime: Runtime,
+    pages: Sequence[list[Message]],
+    tried: tuple[str, ...],
+    encoded: list[Encoded | None],
+    *,
+    repeated: bool,
 ) -> set[str] | None:
     """Keep all pages; returns the ids of those that wait in the store, None if a first try had kept them.
 
-    The publisher prepares the messages meanwhile; `ready` then holds its result for each page.
+    The publisher encodes the messages meanwhile; `encoded` then holds its result for each page.
     """
     within_s = runtime.stores.wait_s + len(pages) * PAGE_TAKES_S
 
     def work(executor: OwnExecutor) -> set[str]:
-        ready.clear()
-        runs = [_making_ready(runtime, executor, page, tried, ready) for page in pages]
+        encoded.clear()
+        runs = [_encoding(runtime, executor, page, tried, encoded) for page in pages]
         waiting = _keep_pages(runs, pages, waits_of(runtime), repeated=repeated)
         _note(executor, [message for page in pages for message in page], tried)
         return waiting
@@ -233,17 +239,21 @@ def _keep_all(
     return repeat(once)
 
 
-def _making_ready(
-    runtime: Runtime, executor: OwnExecutor, messages: list[Message], tried: tuple[str, ...], ready: list[Any]
+def _encoding(
+    runtime: Runtime,
+    executor: OwnExecutor,
+    messages: list[Message],
+    tried: tuple[str, ...],
+    encoded: list[Encoded | None],
 ) -> Callable[..., list[Any]]:
-    """Return a function that runs a statement, and meanwhile adds the publisher's prepared messages to `ready`."""
+    """Return a function that runs a statement, and meanwhile adds the publisher's encoded messages to `encoded`."""
 
-    def make_ready() -> None:
+    def encode() -> None:
         # A message names the stores that were tried and the store of its row. This statement does not wait for a name.
         is_known = not tried and (runtime.store.name is not None or not runtime.stores.several)
-        ready.append(runtime.publisher.make_ready(addressed(runtime, messages)) if is_known else None)
+        encoded.append(runtime.publisher.encode(addressed(runtime, messages)) if is_known else None)
 
-    return partial(executor.run_beside, make_ready)
+    return partial(executor.run_beside, encode)
 
 
 def _note(executor: Transaction, messages: Sequence[Message], tried: tuple[str, ...]) -> None:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from ..model.durable import Key, Message
+from ..model.encoded import Encoded
 from ..model.errors import StoreUnavailableError
 from ..model.protocols import Refused
 from ..store.outbox import references
@@ -26,23 +26,25 @@ ALONE_S = FIRST_CHECK_S / 2
 """Seconds after it began to keep a message for which its publisher is sure that no other process has published it."""
 
 
-def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: Any = None) -> int:
+def publish_kept(runtime: Runtime, messages: Sequence[Message], *, since: float, encoded: Encoded | None = None) -> int:
     """Publish messages kept at `since`; returns how many the broker was given. A broker that is down costs some time.
 
     The sweeper checks such rows only after `FIRST_CHECK_S`, and skips those that a run has begun by then. The mark of
     publication may therefore wait: one statement writes the marks of a second, and most rows are gone by then. A death
     before the mark costs one more copy. A publisher that is later than the sweeper says in the message that it may be a
     copy: nothing else tells a worker that another copy was run and done before it (`deferred_locks.py`).
+
+    Where the store is the broker, the rows were kept with references, and workers are only woken.
     """
+    in_store = [message for message in messages if runtime.sends(message)]
+    if in_store:
+        runtime.publisher.ring(in_store)
+        messages, encoded = [message for message in messages if not runtime.sends(message)], None
     if not messages:
-        return 0  # as after most runs
-    sent = [message for message in messages if runtime.sends(message)]
-    if sent:
-        runtime.publisher.ring(sent)
-        return len(sent) + send(runtime, [one for one in messages if not runtime.sends(one)], since=since)
+        return len(in_store)  # all, or none: as after most runs
     if time.monotonic() - since > ALONE_S:
-        messages, ready = [replace(message, again=True) for message in messages], None
-    published = _publish(runtime, messages, ready=ready)
+        messages, encoded = [replace(message, again=True) for message in messages], None
+    published = _give_to_broker(runtime, messages, encoded=encoded)
     marks = runtime.connections.write_behind(
         "marks",
         lambda: WriteBehind("marks of published messages", partial(_mark, runtime, again=False), within_s=MARK_S),
@@ -50,14 +52,17 @@ def send(runtime: Runtime, messages: Sequence[Message], *, since: float, ready: 
     if published:
         marks.add(published)
         marks.write_if_late()
-    return len(published)
+    return len(in_store) + len(published)
 
 
-def dispatch(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
-    """Publish, mark at once the messages that the broker has, and return their number, like `after_commit.dispatch`."""
+def publish_and_mark(runtime: Runtime, messages: Sequence[Message], *, refused: Refused | None = None) -> int:
+    """Publish messages that are due, mark at once those that the broker has, and return their number.
+
+    Where the store is the broker, they are given references there instead.
+    """
     referred = _refer(runtime, messages) if runtime.connections.is_broker and messages else set()
     messages = [message for message in messages if (message.task_id, message.generation) not in referred]
-    published = runtime.publisher.confirm(_publish(runtime, messages, refused=refused))
+    published = runtime.publisher.confirm(_give_to_broker(runtime, messages, refused=refused))
     if published:
         try:
             _mark(runtime, published, again=True)
@@ -91,15 +96,16 @@ def addressed(runtime: Runtime, messages: Sequence[Message]) -> Sequence[Message
 # --------------------------------------------------------------------------------------------------------------------
 
 
-def _publish(
-    runtime: Runtime, messages: Sequence[Message], *, ready: Any = None, refused: Refused | None = None
+def _give_to_broker(
+    runtime: Runtime, messages: Sequence[Message], *, encoded: Encoded | None = None, refused: Refused | None = None
 ) -> list[Key]:
+    """Give messages to the broker in order; return the keys of those that it was given."""
     try:
         messages = addressed(runtime, messages)
     except StoreUnavailableError as error:
         logger.warning("The sweeper will publish messages kept in a store that does not answer: %s", error)
         return []
-    sent = runtime.publisher.publish(messages, ready=ready, refused=refused)
+    sent = runtime.publisher.publish(messages, encoded=encoded, refused=refused)
     return [(message.task_id, message.generation) for message in sent if isinstance(message, Message)]
 
 

@@ -54,8 +54,8 @@ def queued(app: Celery) -> list[str]:
 def test_the_message_is_made_before_the_row_is_known_to_be_kept(app: Celery, at: Arm) -> None:
     """And nothing of it is in the broker then."""
     seen: list[list[str]] = []
-    make_ready = app.sidejob.runtime.publisher.make_ready
-    app.sidejob.runtime.publisher.make_ready = lambda messages: (make_ready(messages), seen.append(["made"]))[0]
+    encode = app.sidejob.runtime.publisher.encode
+    app.sidejob.runtime.publisher.encode = lambda messages: (encode(messages), seen.append(["made"]))[0]
     at("durable-keep:after-commit", lambda: seen.append(queued(app)))
 
     app.send_task("keeping.one", task_id="second")

@@ -11,7 +11,6 @@ from celery import Celery
 
 from ...model.finding import Finding, error, warning, well
 from ...transport.postgres.overview import overview_of
-from ...transport.redis.overview import overview
 from ..configuration import broker_is_store
 from . import dead_list
 from .attempt import connection_to, established
@@ -49,6 +48,8 @@ def findings(app: Celery) -> Iterator[Finding]:
 def _redis(channel: Any) -> Iterator[Finding]:
     yield from _memory(channel.client.info("memory"))
     if dead_list.has_list(channel):
+        from ...transport.redis.overview import overview  # here: on other brokers nothing imports redis-py
+
         yield _transport("sidejob://", overview(channel))
 
 

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from ...model.buried import Buried, Place
+from ...model.buried import Buried, Cursor
 from ...model.durable import HEADER, Address, Key, key_of
 from ...model.names import why_not_name
-from ...transport.postgres import dead as postgres
-from ...transport.redis import dead as redis
-
-DeadMessage = redis.DeadMessage | postgres.DeadMessage
+from ...transport.dead_list import DeadList, DeadMessage
 
 
-class DeadList(Protocol):
-    """The dead list of a broker, whichever transport has it."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[DeadMessage]:
-        """Yield all, those first that have been there for longer."""
-        ...
-
-    def page(self, place: Place) -> tuple[Place, Sequence[DeadMessage]]:
-        """Return a page behind a place, and that place: the beginning, where something before it was taken out."""
-        ...
-
-    def delete(self, text: bytes) -> bool:
-        """Remove an entry; False if somebody else has."""
-        ...
-
-    def deliver_again(self, dead: Any) -> bool:
-        """Have a message delivered again; False if it is not there any more, ValueError for what is no message."""
-        ...
-
-
-def page(channel: Any, place: Place, *, doorbell: str) -> tuple[Place, Sequence[Buried]]:
-    """Read a page behind a place, and return that place, which is the beginning if the list has become another."""
-    place, found = list_of(channel).page(place)
-    return place, [_buried(one, doorbell) for one in found]
+def page(channel: Any, cursor: Cursor, *, doorbell: str) -> tuple[Cursor, Sequence[Buried]]:
+    """Read a page behind a cursor, and return that cursor, which is the beginning if the list has become another."""
+    cursor, found = list_of(channel).page(cursor)
+    return cursor, [_buried(one, doorbell) for one in found]
 
 
 def forget(channel: Any, texts: Sequence[bytes]) -> bool:
@@ -60,9 +35,13 @@ def has_list(channel: Any) -> bool:
     return hasattr(channel, "DeadList")
 
 
-def list_of(channel: Any) -> DeadList:
+def list_of(channel: Any) -> DeadList[Any]:
     """Return the dead list of a channel's broker; kombu's Redis transport may share the broker with ours."""
-    found: DeadList = getattr(channel, "DeadList", redis.DeadList).of(channel)
+    if not has_list(channel):
+        from ...transport.redis import dead  # here: on other brokers nothing imports redis-py
+
+        return dead.DeadList.of(channel)
+    found: DeadList[Any] = channel.DeadList.of(channel)
     return found
 
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from kombu import Producer
 
 from ...model.crash_points import reach
 from ...model.durable import Key, Message
+from ...model.encoded import Encoded
 from ...model.errors import InvalidValueError, SettingsError
 from ...model.messages import Continuation, Doorbell
 from ...model.protocols import Publication, Refused
@@ -28,7 +28,6 @@ from .. import events
 from ..messages import continuation, doorbell, kept_message
 from ..messages.carried import NewerFormatError, check_sendable, is_of_the_message, is_unsendable
 from .connection import ATTEMPT_S, BrokerConnection
-from .redis_client import Pushes
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -37,18 +36,6 @@ TOGETHER = 500
 
 INLINE: ContextVar[set[int] | None] = ContextVar("celery_sidejob_inline", default=None)
 """In eager mode: the jobs that were asked for, which are run right here, so that no worker is to be told of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """Messages as they are sent, each the key of a list and what is put there, over a connection that is open."""
-
-    pushes: Pushes
-    made: Sequence[tuple[str, str]]
-
-    def part(self, first: int, count: int) -> Ready:
-        """Return some of them."""
-        return Ready(self.pushes, self.made[first : first + count])
 
 
 class CeleryPublisher:
@@ -60,11 +47,11 @@ class CeleryPublisher:
         self._run_here = run_here
 
     def publish(
-        self, messages: Sequence[Publication], *, ready: Ready | None = None, refused: Refused | None = None
+        self, messages: Sequence[Publication], *, encoded: Encoded | None = None, refused: Refused | None = None
     ) -> Sequence[Publication]:
         """Publish in order until the broker fails, and return what it was given; a queue that refuses is passed over.
 
-        `ready` is what `make_ready` has made of these messages. `refused` is given those that no queue will ever take.
+        `encoded` is what `encode` has made of these messages. `refused` is given those that no queue will ever take.
         """
         connection = self._connection
         connection.reset_after_fork()
@@ -77,8 +64,8 @@ class CeleryPublisher:
         with connection.lock:
             calls = [message for message in messages if not isinstance(message, Continuation)]
             if len(calls) == len(messages) > 1:
-                return sent + self._publish_together(calls, ready, refused)
-            return sent + self._publish_each(messages, ready, refused)
+                return sent + self._publish_together(calls, encoded, refused)
+            return sent + self._publish_each(messages, encoded, refused)
 
     def _for_others(self, messages: Sequence[Publication]) -> tuple[Sequence[Publication], list[Publication]]:
         """Do in this process what eager mode does; returns the messages left for workers, and those done here."""
@@ -130,7 +117,7 @@ class CeleryPublisher:
         with suppress(SettingsError):  # the broker_url cannot be read: the publication says so
             check_sendable(what, self._connection.family, headers, properties)
 
-    def make_ready(self, messages: Sequence[Message]) -> Ready | None:
+    def encode(self, messages: Sequence[Message]) -> Encoded | None:
         """Encode messages for Redis and send none, while their rows are being written.
 
         None where each is not one message for one list: then `publish` does all of it, and says what is wrong. None
@@ -145,7 +132,7 @@ class CeleryPublisher:
             return None
         try:
             connection.hear()
-            return self._made_of(messages)
+            return self._encode(messages)
         except BaseException as error:
             connection.reraise_interrupts(error)
             if connection.broke_with(error):  # and `publish` need not wait for it
@@ -167,7 +154,7 @@ class CeleryPublisher:
             return connection.taken(published)
 
     def _publish_together(
-        self, messages: Sequence[Message | Doorbell], ready: Ready | None, refused: Refused | None
+        self, messages: Sequence[Message | Doorbell], encoded: Encoded | None, refused: Refused | None
     ) -> list[Publication]:
         """Give the broker messages of ordinary tasks and doorbells, those of a page at once.
 
@@ -180,7 +167,7 @@ class CeleryPublisher:
                 break
             whole = messages[first : first + TOGETHER]
             page = [message for message in whole if not connection.passes_over(message.queue)]
-            made = ready.part(first, TOGETHER) if ready is not None and len(page) == len(whole) else None
+            made = encoded.part(first, TOGETHER) if encoded is not None and len(page) == len(whole) else None
             reused = connection.is_open
             try:
                 reach("publish-together:before")
@@ -200,7 +187,7 @@ class CeleryPublisher:
         return sent
 
     def _publish_each(
-        self, messages: Sequence[Publication], ready: Ready | None, refused: Refused | None
+        self, messages: Sequence[Publication], encoded: Encoded | None, refused: Refused | None
     ) -> list[Publication]:
         connection = self._connection
         sent: list[Publication] = []
@@ -212,7 +199,7 @@ class CeleryPublisher:
             try:
                 connection.hear()
                 reach("publish:before")
-                self._send_anew_if_stale(message, ready)
+                self._send_anew_if_stale(message, encoded)
                 reach("publish:after")
             except BaseException as error:
                 connection.reraise_interrupts(error)
@@ -252,18 +239,18 @@ class CeleryPublisher:
 
     # ------------------------------------------------------------------------------------------------------------
 
-    def _send_anew_if_stale(self, message: Publication, ready: Ready | None) -> None:
+    def _send_anew_if_stale(self, message: Publication, encoded: Encoded | None) -> None:
         """Send; once more on a new connection where the one we had turns out to be closed, as after a restart."""
         reused = self._connection.is_open
         try:
-            self._send(message, ready)
+            self._send(message, encoded)
         except Exception as error:
             if not self._connection.is_stale(error, reused):
                 raise
             self._connection.drop()
             self._send(message)
 
-    def _made_of(self, messages: Sequence[Message | Doorbell]) -> Ready | None:
+    def _encode(self, messages: Sequence[Message | Doorbell]) -> Encoded | None:
         connection = self._connection
         producer, pushes = connection.open(), connection.pushes
         if pushes is None or not all(map(self._is_for_one_list, messages)):
@@ -271,7 +258,7 @@ class CeleryPublisher:
         with pushes.made_only() as made:
             for message in messages:
                 self._send_call(message, producer)
-        return Ready(pushes, made) if len(made) == len(messages) else None
+        return Encoded(pushes, made) if len(made) == len(messages) else None
 
     def _is_for_one_list(self, message: Message | Doorbell) -> bool:
         """Tell whether a message has no exchange, which with Redis may lead to many lists, or to none."""
@@ -279,16 +266,16 @@ class CeleryPublisher:
             return not doorbell.address(self._app, message)[0]
         return message.about is not None and not message.about["exchange"]  # what was read from the store has any
 
-    def _send_together(self, messages: Sequence[Message | Doorbell], ready: Ready | None) -> bool:
+    def _send_together(self, messages: Sequence[Message | Doorbell], encoded: Encoded | None) -> bool:
         """Send messages at once, and wait for the answers; False where that cannot be done, and nothing was sent."""
         connection = self._connection
         producer = connection.open()
-        if ready is None or ready.pushes is not connection.pushes:
-            ready = self._made_of(messages)
-        if ready is not None:
+        if encoded is None or encoded.line is not connection.pushes:
+            encoded = self._encode(messages)
+        if encoded is not None:
             connection.hear()
-            ready.pushes.push(ready.made)
-            ready.pushes.hear()
+            encoded.line.push(encoded.made)
+            encoded.line.hear()
         elif not hasattr(producer, "batch"):  # which is of kombu 5.7
             return False
         else:
@@ -302,12 +289,12 @@ class CeleryPublisher:
                 events.announce_sent(self._app, message, producer)
         return True
 
-    def _send(self, message: Publication, ready: Ready | None = None) -> None:
+    def _send(self, message: Publication, encoded: Encoded | None = None) -> None:
         connection = self._connection
         producer = connection.open()
         if isinstance(message, Message):
-            if ready is not None and ready.pushes is connection.pushes:
-                ready.pushes.push(ready.made)
+            if encoded is not None and encoded.line is connection.pushes:
+                encoded.line.push(encoded.made)
             else:
                 self._send_call(message, producer)
             connection.owe(message)

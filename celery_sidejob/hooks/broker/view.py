@@ -8,7 +8,7 @@ from functools import cached_property
 from celery import Celery
 
 from ...model.broker_view import Look, Sight, Sought
-from ...model.buried import Buried, Place
+from ...model.buried import Buried, Cursor
 from ...model.errors import SettingsError
 from ...store.connection.connections import Connections
 from ...store.outbox import references
@@ -88,12 +88,12 @@ class CeleryBroker:
         """Count what a transport of ours has given up; None with another one, or a broker that does not answer."""
         return self._connection.ask(dead_list.count) if self._has_dead_list else None
 
-    def buried(self, place: Place) -> tuple[Place, Sequence[Buried]]:
+    def buried(self, cursor: Cursor) -> tuple[Cursor, Sequence[Buried]]:
         """Read a page of our transport's dead list, where the broker has that transport."""
         if not self._has_dead_list:
-            return place, ()
-        found = self._connection.ask(lambda channel: dead_list.page(channel, place, doorbell=doorbell.HEADER))
-        return found or (place, ())
+            return cursor, ()
+        found = self._connection.ask(lambda channel: dead_list.page(channel, cursor, doorbell=doorbell.HEADER))
+        return found or (cursor, ())
 
     def forget_buried(self, texts: Sequence[bytes]) -> bool:
         """Remove entries of that list; False if the broker does not answer."""

@@ -10,17 +10,25 @@ before that is kept has lost it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import Any
-
-from celery.backends.redis import RedisBackend
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .wrapping import wrap
+
+if TYPE_CHECKING:
+    from celery.backends.redis import RedisBackend
+
+
+def is_redis(backend: Any) -> TypeGuard[RedisBackend]:
+    """Tell whether a backend is Celery's on Redis; an app with another one does not import that."""
+    module = sys.modules.get("celery.backends.redis")
+    return module is not None and isinstance(backend, module.RedisBackend)
 
 
 def install(backend: Any, *, count: Callable[..., Any], forget: Callable[..., Any]) -> None:
     """Have parts counted by `count`, and chords forgotten by `forget`; twice does no harm."""
-    if not isinstance(backend, RedisBackend) or not hasattr(RedisBackend, "_chord_cleanup_script"):
+    if not is_redis(backend) or not hasattr(type(backend), "_chord_cleanup_script"):
         return
     if "on_chord_part_return" not in vars(backend):
         wrap(backend, "_chord_cleanup_script", forget)

@@ -13,12 +13,17 @@ from collections.abc import Callable
 from typing import Any
 
 
+def is_redis(channel: Any) -> bool:
+    """Tell whether this is a channel of kombu's Redis transport or of ours; with another broker neither is imported."""
+    redis = sys.modules.get("kombu.transport.redis")
+    return redis is not None and isinstance(channel, redis.Channel)
+
+
 def can_be_replaced(channel: Any) -> bool:
     """Tell whether this is a Redis channel that puts messages as kombu's or our transport does."""
-    redis = sys.modules.get("kombu.transport.redis")
-    if redis is None or not isinstance(channel, redis.Channel):
+    if not is_redis(channel):
         return False
-    return type(channel)._put is redis.Channel._put or hasattr(channel, "push_command")
+    return type(channel)._put is sys.modules["kombu.transport.redis"].Channel._put or hasattr(channel, "push_command")
 
 
 def replace_put(channel: Any, by: Callable[..., None]) -> Callable[..., None]:

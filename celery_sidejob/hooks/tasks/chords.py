@@ -17,11 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, states
 from celery.app.task import Context
-from celery.backends.redis import RedisBackend
 
 from ...model.durable import Message
 from ...model.errors import StoreUnavailableError
@@ -31,6 +30,9 @@ from ...operations.runtime import Runtime
 from ..patches import chord_counting
 from .keeping import present_run
 from .present_call import Counting, Together, calling, present_call
+
+if TYPE_CHECKING:
+    from celery.backends.redis import RedisBackend
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -105,7 +107,7 @@ def count_again(runtime: Runtime, app: Celery, backend: Any, request: Context, v
     `runtime` is that of the store which has the part; the body may be in any. What a run finds owed follows it; outside
     of one the body is kept before this returns.
     """
-    if not request.chord or not request.group or not isinstance(backend, RedisBackend):
+    if not request.chord or not request.group or not chord_counting.is_redis(backend):
         return True
     if _body_is_known(runtime, backend, request):
         return True
@@ -131,7 +133,7 @@ def wait_for_body(run: Run, backend: Any, request: Context, value: Any) -> None:
     The run keeps its row so long. Mostly it need not wait. It does if the last part was counted by another run, which
     is about to publish the body, or died before it could.
     """
-    if not request.chord or not request.group or not isinstance(backend, RedisBackend):
+    if not request.chord or not request.group or not chord_counting.is_redis(backend):
         return
     deadline = time.monotonic() + LONGEST_CLAIM_S
     while run.claim is None and _is_complete(backend, request.group) and _is_owed(run, backend, request, value):

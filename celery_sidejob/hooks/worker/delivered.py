@@ -14,12 +14,13 @@ from celery.exceptions import InvalidTaskError, TaskRevokedError, WorkerTerminat
 from celery.platforms import EX_OK
 from celery.worker.request import Request
 from celery.worker.state import active_requests, task_ready
-from kombu.transport import redis, virtual
+from kombu.transport import virtual
 
 from ...model import native
 from ...model.durable import WORKER
 from ...services.heartbeat.deliveries import RELEASED, Deliveries, Delivery
 from ..patches.generated_request import wrap_generated
+from ..patches.redis_put import is_redis
 from .pool_kind import not_begun
 from .received import MALFORMED, OF_THE_PARENT, check_request
 
@@ -171,7 +172,7 @@ def return_to_head(message: Any, connection_errors: tuple[type[BaseException], .
     kombu's Redis transport would serve it last, and ours would count it among those that had begun.
     """
     channel, tag = message.channel, message.delivery_tag
-    if not isinstance(channel, redis.Channel) and not hasattr(channel, "give_back"):
+    if not is_redis(channel) and not hasattr(channel, "give_back"):
         message.reject_log_error(logger, connection_errors, requeue=True)
         return
     with suppress(*connection_errors):  # then the sweeper finds that nobody has it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from ...model.buried import Buried, Place
+from ...model.buried import Buried, Cursor
 from ...model.errors import StoreUnavailableError
 from ...model.row_errors import log_row_error
 from ...operations import burials
@@ -23,19 +23,19 @@ class DeadList(TaskDuty):
 
     def __init__(self, sweep: Sweep) -> None:
         super().__init__(sweep)
-        self._place = Place()
+        self._cursor = Cursor()
 
     def _do(self, report: Report) -> None:
         broker = self._runtime.broker
         while self._may_publish():
-            place, page = broker.buried(self._place)
+            cursor, page = broker.buried(self._cursor)
             if not page:
-                self._place = place
+                self._cursor = cursor
                 return
             seen_to = [one.text for one in page if one.is_doorbell or self._poison(one)]
             if seen_to and not broker.forget_buried(seen_to):
                 return
-            self._place = place.past([one.text for one in page if one.text not in seen_to])
+            self._cursor = cursor.past([one.text for one in page if one.text not in seen_to])
 
     def _poison(self, buried: Buried) -> bool:
         """Doom the row of a message if this store has it; tell whether it has, or had."""

@@ -20,7 +20,7 @@ from ...model.protocols import Refused
 from ...model.row_errors import log_row_error
 from ...operations import burials
 from ...operations.failover import deduplication
-from ...operations.publishing import dispatch
+from ...operations.publishing import publish_and_mark
 from ...store.outbox import checks, publishing
 from ...store.outbox.kinds import TASKS
 from ..duty import Count, Report
@@ -92,7 +92,7 @@ class DueTasks(TaskDuty):
         report["missing"] += sum(row.missing for row in rows)
         reach("sweep:before-publish")
         refused: Refused = []
-        sent = dispatch(self._runtime, messages, refused=refused)
+        sent = publish_and_mark(self._runtime, messages, refused=refused)
         report["published"] += sent
         report["unpublished"] += len(messages) - sent
         if refused:  # if the backend is busy, the rows come again and are refused again

@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 from kombu.log import get_logger
 from kombu.utils.json import loads
 
-from ...model.buried import Place
+from ...model.buried import Cursor
 from ...store.broker import dead
+from .. import dead_list
 from ..announcements import message_buried
+from ..dead_list import DAY_S, log_dropped
 from . import bell
 from .link import Link, Run
 
 logger = get_logger(__name__)
 
-DAY_S = 86_400
-
 
 @dataclass(frozen=True)
-class DeadMessage:
-    """A message that was given up."""
+class DeadMessage(dead_list.DeadMessage):
+    """A row of the dead list; `text` is its id."""
 
-    text: bytes
-    """By which it is found again: its id in the table."""
-    queue: str
-    reason: str
-    at: datetime
-    message: str = field(repr=False)
-    """Its body."""
     sent_headers: str = field(repr=False)
 
     @property
     def id(self) -> str:
-        """By what it is named: not every message has a task id."""
+        """The number of its row."""
         return self.text.decode()
 
     @cached_property
     def headers(self) -> Mapping[str, Any]:
-        """The message's headers."""
+        """The message's headers; none if they cannot be read here."""
         return headers_of(self.sent_headers)
 
-    @property
-    def task_id(self) -> str | None:
-        """The id of its task; None for a message without a task."""
-        return task_id_of(self.sent_headers)
 
-
-class DeadList:
+class DeadList(dead_list.DeadList[DeadMessage]):
     """The dead list of one broker."""
 
     def __init__(self, link: Link) -> None:
@@ -65,22 +52,15 @@ class DeadList:
     def __len__(self) -> int:
         return self._link.run("read", dead.count)
 
-    def __iter__(self) -> Iterator[DeadMessage]:
-        """Yield all, those first that have been there for longer."""
-        place = Place()
-        while True:
-            place, page = self.page(place)
-            if not page:
-                return
-            yield from page
-            place = place.past([one.text for one in page])
-
-    def page(self, place: Place) -> tuple[Place, list[DeadMessage]]:
-        """Return a page behind a place, and that place: the beginning, where there is another number before it."""
-        after = int(place.last or 0)
-        if place.number and self._link.run("read", lambda executor: dead.count(executor, until=after)) != place.number:
-            return self.page(Place())
-        return place, [_message(row) for row in self._link.run("read", lambda executor: dead.page(executor, after))]
+    def page(self, cursor: Cursor) -> tuple[Cursor, list[DeadMessage]]:
+        """Return a page behind a cursor, and that cursor: the beginning, where there is another number before it."""
+        after = int(cursor.last or 0)
+        if (
+            cursor.number
+            and self._link.run("read", lambda executor: dead.count(executor, until=after)) != cursor.number
+        ):
+            return self.page(Cursor())
+        return cursor, [_message(row) for row in self._link.run("read", lambda executor: dead.page(executor, after))]
 
     def delete(self, text: bytes) -> bool:
         """Remove a message for good; False if somebody else has."""
@@ -111,12 +91,7 @@ def bound(run: Run, *, limit: int | None, days: float | None) -> None:
     """
     kept_s = None if days is None else days * DAY_S
     while gone := run("bound", lambda executor: dead.bound(executor, most=limit, kept_s=kept_s)):
-        for row in gone:
-            logger.error(
-                "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
-                "keeps the newest %s messages, for %s days",
-                row.queue, task_id_of(row.headers), row.died_at, limit, days,
-            )  # fmt: skip
+        log_dropped(((row.queue, task_id_of(row.headers), row.died_at) for row in gone), limit=limit, days=days)
 
 
 def headers_of(text: str) -> Mapping[str, Any]:
@@ -135,4 +110,6 @@ def task_id_of(text: str) -> str | None:
 
 
 def _message(row: Any) -> DeadMessage:
-    return DeadMessage(str(row.id).encode(), row.queue, row.reason, row.died_at, row.body, row.headers)
+    return DeadMessage(
+        str(row.id).encode(), row.queue, task_id_of(row.headers), row.reason, row.died_at, row.body, row.headers
+    )

@@ -21,9 +21,10 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 
 from ...model import native
-from ...model.checks import SLIP, Form, is_number, is_seconds, is_text, nearest
+from ...model.checks import Form, is_text
 from ...model.errors import SettingsError
 from ...store.broker import consumers, messages, queues
+from ..options import SHARED, check_options
 from ..pulse import Pulse
 from . import bell, dead
 from .address import SCHEME, database_url, hide_password, is_alone, without_password
@@ -51,18 +52,10 @@ EVENTLET = (
     "statement would stop all its green threads. Use --pool=gevent or --pool=threads."
 )
 OPTIONS: Mapping[str, Form] = {
+    **SHARED,
     "schema": ("the name of a schema", lambda value: is_text(value) and value != ""),
-    "consumer_timeout": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
-    "loop_timeout": (
-        "a number of seconds above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
-    ),
     "synchronous_commit": ("'on' or 'off'", lambda value: value in ("on", "off")),
-    "delivery_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
-    "dead_list_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
-    "dead_list_days": (
-        "a number of days above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
-    ),
-}  # fmt: skip
+}
 """Our options, each with its values."""
 
 
@@ -87,7 +80,7 @@ class Transport(virtual.Transport):
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
         given = client.transport_options
-        _check_options(given)
+        check_options(given, OPTIONS)
         hide_password(client)
         self.silence_s = float(given.get("consumer_timeout", 10.0))
         self.pulse = Pulse(given.get("loop_timeout", 30.0))
@@ -346,14 +339,3 @@ class Transport(virtual.Transport):
         channels = (channel.next_at for channel in self.channels)
         at: float = min([self._poll_at, self._due_at, self.broadcasts.next_at, *channels])
         return at
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse values that make no sense, and names that nearly match one of ours; others belong to other transports."""
-    for name in options.keys() - OPTIONS.keys():
-        meant = nearest(name, OPTIONS, like=SLIP)
-        if meant is not None:
-            raise ValueError(f"{name} is not a transport option. Did you mean {meant}?")
-    for name, (meaning, fits) in OPTIONS.items():
-        if name in options and not fits(options[name]):
-            raise ValueError(f"The transport option {name} is {meaning}, not {options[name]!r}.")

@@ -4,42 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from hashlib import sha1
 from typing import Any
 
-from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 from redis import Redis
 
-from ...model.buried import Place
+from ...model.buried import Cursor
+from .. import dead_list
 from ..begun import SUSPECT
+from ..dead_list import DAY_S, log_dropped
 from .keys import Keys
 from .records import BELL_MS
 from .scripts import BOUND_DEAD, DELIVER_AGAIN
 
-logger = get_logger(__name__)
-
 PAGE = 100
-DAY_S = 86_400
 
 
 @dataclass(frozen=True)
-class DeadMessage:
-    """An entry of the dead list."""
+class DeadMessage(dead_list.DeadMessage):
+    """An entry of the dead list; `text` is the whole entry, as it is in the list."""
 
-    text: bytes = field(repr=False)
-    """As it is in the list, where it is found again by it."""
-    queue: str
     list_key: str
-    task_id: str | None
-    reason: str
-    at: datetime
-    message: str = field(repr=False)
-    """As it was in its list."""
 
     @classmethod
     def of(cls, text: bytes) -> DeadMessage:
@@ -47,11 +37,11 @@ class DeadMessage:
         try:
             entry = json.loads(text)
             return cls(
-                text, entry["queue"], entry["list"], entry["task_id"], entry["reason"],
-                datetime.fromtimestamp(entry["at"], UTC), entry["message"],
+                text, entry["queue"], entry["task_id"], entry["reason"], datetime.fromtimestamp(entry["at"], UTC),
+                entry["message"], entry["list"],
             )  # fmt: skip
         except (ValueError, TypeError, KeyError):
-            return cls(text, "", "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "")
+            return cls(text, "", None, "no entry of this transport", datetime.fromtimestamp(0, UTC), "", "")
 
     @cached_property
     def id(self) -> str:
@@ -68,7 +58,7 @@ class DeadMessage:
         return headers if isinstance(headers, Mapping) else {}
 
 
-class DeadList:
+class DeadList(dead_list.DeadList[DeadMessage]):
     """The dead list of one broker."""
 
     def __init__(self, client: Any, keys: Keys) -> None:
@@ -83,25 +73,15 @@ class DeadList:
     def __len__(self) -> int:
         return int(self._client.llen(self._keys.dead))
 
-    def __iter__(self) -> Iterator[DeadMessage]:
-        """Yield all, those first that have been there for longer."""
-        place = Place()
-        while True:
-            place, page = self.page(place)
-            if not page:
-                return
-            yield from page
-            place = place.past([one.text for one in page])
-
-    def page(self, place: Place) -> tuple[Place, list[DeadMessage]]:
-        """Return a page behind a place, and that place: the beginning, where something before it was taken out."""
-        first = max(place.number - 1, 0)  # with the entry before, if there is one
-        texts: list[bytes] = self._client.lrange(self._keys.dead, first, place.number + PAGE - 1)
-        if place.number:
-            if not texts or texts[0] != place.last:
-                return self.page(Place())
+    def page(self, cursor: Cursor) -> tuple[Cursor, list[DeadMessage]]:
+        """Return a page behind a cursor, and that cursor: the beginning, where something before it was taken out."""
+        first = max(cursor.number - 1, 0)  # with the entry before, if there is one
+        texts: list[bytes] = self._client.lrange(self._keys.dead, first, cursor.number + PAGE - 1)
+        if cursor.number:
+            if not texts or texts[0] != cursor.last:
+                return self.page(Cursor())
             del texts[0]
-        return place, [DeadMessage.of(text) for text in texts]
+        return cursor, [DeadMessage.of(text) for text in texts]
 
     def bound(self, *, limit: int | None, days: float | None) -> int:
         """Drop the oldest entries beyond so many, and those older than so many days; each is logged. Returns how many.
@@ -112,11 +92,8 @@ class DeadList:
         dropped = 0
         while True:
             gone = BOUND_DEAD.run(self._client, [self._keys.dead], [-1 if limit is None else limit, since, PAGE])
-            for one in map(DeadMessage.of, gone):
-                logger.error(
-                    "A message of queue %r (task %s) was dropped from the dead list, where it was since %s: the list "
-                    "keeps the newest %s messages, for %s days", one.queue, one.task_id, one.at, limit, days,
-                )  # fmt: skip
+            entries = map(DeadMessage.of, gone)
+            log_dropped(((one.queue, one.task_id, one.at) for one in entries), limit=limit, days=days)
             dropped += len(gone)
             if len(gone) < PAGE:
                 return dropped

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
@@ -15,7 +15,7 @@ from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ...model.checks import SLIP, nearest
+from ..options import SHARED, check_options
 from ..pulse import Pulse
 from .broker_channel import Channel as BrokerChannel
 from .dead import DeadList
@@ -38,15 +38,6 @@ RIGHTS = (
 """The rights that a user of the server needs, as ACL rules."""
 PROBE = "_sidejob.probe"
 """A channel without subscribers, and a key that does not exist: for checking rights."""
-
-OPTIONS: Mapping[str, tuple[type[int] | type[float], str]] = {
-    "consumer_timeout": (float, "seconds"),
-    "loop_timeout": (float, "seconds"),
-    "delivery_limit": (int, "deaths"),
-    "dead_list_limit": (int, "messages"),
-    "dead_list_days": (float, "days"),
-}
-"""Our options, each with its type and unit."""
 
 
 class UnsuitableServerError(Exception):
@@ -76,7 +67,7 @@ class Transport(redis.Transport):
     def establish_connection(self) -> Any:
         """Adds to kombu's: refuses a server that cannot keep the promises, and warns of a doubtful one."""
         _check_urls(self.client)
-        _check_options(self.client.transport_options)
+        check_options(self.client.transport_options, SHARED)
         try:
             connection = super().establish_connection()
         except NoPermissionError as error:
@@ -189,26 +180,6 @@ def _check_urls(client: Any) -> None:
             raise ValueError(
                 f"{scheme}:// is not a broker of this package, because kombu splits it. Did you mean {INSTEAD.get(rest, ours)}://?"
             )
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    """Refuse values that make no sense, before a live consumer is declared dead because of them."""
-    _check_names(options.keys() - OPTIONS.keys())
-    for name, (kind, meaning) in OPTIONS.items():
-        value = options.get(name, 1)
-        if value is None and name != "consumer_timeout":
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, kind)) or not value > 0:
-            or_none = "" if name == "consumer_timeout" else " or None"
-            raise ValueError(f"The transport option {name} is a number of {meaning} above 0{or_none}, not {value!r}.")
-
-
-def _check_names(options: Iterable[str]) -> None:
-    """Refuse a name that nearly matches one of our options; other names belong to kombu or another transport."""
-    for name in options:
-        meant = nearest(name, OPTIONS, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
-        if meant is not None:
-            raise ValueError(f"{name} is not a transport option. Did you mean {meant}?")
 
 
 class TLSTransport(Transport):

@@ -161,13 +161,13 @@ def test_a_redis_that_does_not_answer_begins_a_pause_after_a_second(
 
 
 def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    ready = publisher.make_ready([message(0)])
-    assert ready is not None
+    encoded = publisher.encode([message(0)])
+    assert encoded is not None
     assert publisher.publish([message(1)]) == [message(1)]
     assert publisher.confirm(KEYS[1:2]) == KEYS[1:2]
     assert watcher.llen("celery") == 1, "nothing of what is only ready"
 
-    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
 
     assert publisher.confirm(KEYS[:1]) == KEYS[:1]
     (first, second) = (json.loads(text) for text in watcher.lrange("celery", 0, -1))
@@ -179,10 +179,10 @@ def test_what_is_made_ready_is_sent_later_and_is_the_same(publisher: CeleryPubli
 def test_what_others_send_before_it_is_answered_in_step(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
     """As threads do: one waits for its row while the other sends; the second's queue takes nothing."""
     watcher.set("odd", "no list")
-    ready = publisher.make_ready([message(0)])
+    encoded = publisher.encode([message(0)])
     assert publisher.publish([message(1, "odd")]) == [message(1, "odd")]
 
-    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
 
     assert publisher.confirm(KEYS[:2]) == KEYS[:1]
     assert watcher.llen("celery") == 1
@@ -192,10 +192,10 @@ def test_what_was_made_ready_before_redis_hung_up_is_not_confirmed_unless_it_is_
     publisher: CeleryPublisher, watcher: redis.Redis
 ) -> None:
     assert publisher.publish([message(0)]) == [message(0)]
-    ready = publisher.make_ready([message(1)])
+    encoded = publisher.encode([message(1)])
     watcher.client_kill_filter(skipme=True, _type="normal")
 
-    sent = publisher.publish([message(1)], ready=ready)  # the system may take it, and nobody else
+    sent = publisher.publish([message(1)], encoded=encoded)  # the system may take it, and nobody else
 
     confirmed = publisher.confirm([KEYS[0], *((one.task_id, 1) for one in sent)])
     there = {json.loads(text)["headers"]["id"] for text in watcher.lrange("celery", 0, -1)}
@@ -207,11 +207,11 @@ def test_many_are_made_ready_and_sent_in_order(
 ) -> None:
     monkeypatch.setattr(publishing, "TOGETHER", 3)
     many = [message(number) for number in range(8)]
-    ready = publisher.make_ready(many)
-    assert ready is not None
+    encoded = publisher.encode(many)
+    assert encoded is not None
     assert watcher.llen("celery") == 0
 
-    assert publisher.publish(many, ready=ready) == many
+    assert publisher.publish(many, encoded=encoded) == many
 
     ids = [json.loads(text)["headers"]["id"] for text in reversed(watcher.lrange("celery", 0, -1))]
     assert ids == [one.task_id for one in many]
@@ -220,20 +220,18 @@ def test_many_are_made_ready_and_sent_in_order(
 def test_what_was_made_ready_for_a_connection_that_is_gone_is_made_anew(
     publisher: CeleryPublisher, watcher: redis.Redis
 ) -> None:
-    ready = publisher.make_ready([message(0)])
+    encoded = publisher.encode([message(0)])
     publisher.close()
 
-    assert publisher.publish([message(0)], ready=ready) == [message(0)]
+    assert publisher.publish([message(0)], encoded=encoded) == [message(0)]
 
     assert publisher.confirm(KEYS[:1]) == KEYS[:1]
     assert watcher.llen("celery") == 1
 
 
 def test_what_is_no_single_command_is_not_made_ready(publisher: CeleryPublisher, watcher: redis.Redis) -> None:
-    assert publisher.make_ready([message(0, exchange="fans")]) is None
-    assert publisher.make_ready([Message("task-0", "noop", "celery", "{}", b"[]")]) is None, (
-        "it was read from the store"
-    )
+    assert publisher.encode([message(0, exchange="fans")]) is None
+    assert publisher.encode([Message("task-0", "noop", "celery", "{}", b"[]")]) is None, "it was read from the store"
     assert watcher.keys("*") == []
 
 
@@ -245,10 +243,10 @@ def test_what_is_made_ready_with_messages_of_a_queue_that_is_passed_over_goes_wi
     assert publisher.confirm([("task-3", 1)]) == []
     watcher.delete("odd")
     many = [message(0), message(1, "odd"), message(2)]
-    ready = publisher.make_ready(many)
-    assert ready is not None
+    encoded = publisher.encode(many)
+    assert encoded is not None
 
-    assert publisher.publish(many, ready=ready) == [many[0], many[2]]
+    assert publisher.publish(many, encoded=encoded) == [many[0], many[2]]
 
     assert (watcher.llen("celery"), watcher.llen("odd")) == (2, 0)
 
@@ -262,7 +260,7 @@ def test_many_that_were_made_ready_for_a_connection_that_is_gone_are_made_anew(
 
     nobody = len(watcher.client_list())
     many = [message(number) for number in range(4)]
-    ready = publisher.make_ready(many)
+    encoded = publisher.encode(many)
 
     def opened_for(**options: Any) -> int:
         publisher.close()
@@ -271,7 +269,7 @@ def test_many_that_were_made_ready_for_a_connection_that_is_gone_are_made_anew(
         assert publisher.publish(many, **options) == many
         return opened() - before
 
-    assert opened_for(ready=ready) == opened_for(), "the one that is gone is not tried"
+    assert opened_for(encoded=encoded) == opened_for(), "the one that is gone is not tried"
     assert watcher.llen("celery") == 8
 
 
@@ -283,7 +281,7 @@ def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
         for name in ("left", "right"):
             Queue(name, fans, routing_key="celery", channel=connection.default_channel).declare()
     many = [message(0), message(1, exchange="fans"), message(2)]
-    assert publisher.make_ready([*many, message(3, exchange="of nobody")]) is None, "as many commands as messages"
+    assert publisher.encode([*many, message(3, exchange="of nobody")]) is None, "as many commands as messages"
 
     assert publisher.publish(many) == many
 
@@ -293,7 +291,7 @@ def test_a_page_with_a_message_for_an_exchange_goes_where_that_leads(
 def test_a_broker_that_is_away_is_waited_for_once(own_valkey: embedded.Valkey, publisher: CeleryPublisher) -> None:
     with frozen(own_valkey.pid):
         began = time.monotonic()
-        assert publisher.make_ready([message(0)]) is None
+        assert publisher.encode([message(0)]) is None
         assert publisher.publish([message(0)]) == []
         assert time.monotonic() - began < 1.9
 

@@ -12,7 +12,7 @@ from kombu import Connection
 
 from celery_sidejob import RunningJob
 from celery_sidejob.hooks.broker import broker_check
-from celery_sidejob.model.buried import Place
+from celery_sidejob.model.buried import Cursor
 from celery_sidejob.store.broker import dead as dead_rows
 from celery_sidejob.transport import message_buried
 from celery_sidejob.transport.postgres.dead import DeadList, bound
@@ -219,14 +219,14 @@ def test_it_is_read_on_from_a_place_and_anew_if_something_before_it_is_gone(
         publish(connect(), "queue", number, headers={"id": f"task{number}"})
         killed()
     deads = DeadList.of(connect().default_channel)
-    place, page = deads.page(Place())
-    place = place.past([one.text for one in page])
+    cursor, page = deads.page(Cursor())
+    cursor = cursor.past([one.text for one in page])
     assert [one.task_id for one in page] == ["task0", "task1"]
-    assert [one.task_id for one in deads.page(place)[1]] == ["task2"]
+    assert [one.task_id for one in deads.page(cursor)[1]] == ["task2"]
     assert deads.delete(page[0].text)
     assert not deads.delete(page[0].text)
-    again, page = deads.page(place)
-    assert (again, [one.task_id for one in page]) == (Place(), ["task1", "task2"])
+    again, page = deads.page(cursor)
+    assert (again, [one.task_id for one in page]) == (Cursor(), ["task1", "task2"])
     assert [one.task_id for one in deads] == ["task1", "task2"]
 
 

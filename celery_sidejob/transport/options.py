@@ -1,0 +1,35 @@
+"""The check of `broker_transport_options`, and those options that both transports have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..model.checks import SLIP, Form, is_number, is_seconds, nearest
+
+SHARED: Mapping[str, Form] = {
+    "consumer_timeout": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
+    "loop_timeout": (
+        "a number of seconds above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
+    ),
+    "delivery_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
+    "dead_list_limit": ("a whole number above 0, or None", lambda value: value is None or is_number(value, least=1)),
+    "dead_list_days": (
+        "a number of days above 0, or None", lambda value: value is None or (is_seconds(value) and value > 0),
+    ),
+}  # fmt: skip
+"""Options, each with its values."""
+
+
+def check_options(given: Mapping[str, Any], ours: Mapping[str, Form]) -> None:
+    """Refuse a value that makes no sense, before a live consumer is declared dead because of it.
+
+    Refuses a name too that nearly matches one of `ours`; other names belong to kombu or another transport.
+    """
+    for name in given.keys() - ours.keys():
+        meant = nearest(name, ours, like=SLIP)  # `connect_timeout` and `consumer_timeout` are alike by 0.77
+        if meant is not None:
+            raise ValueError(f"{name} is not a transport option. Did you mean {meant}?")
+    for name, (meaning, fits) in ours.items():
+        if name in given and not fits(given[name]):
+            raise ValueError(f"The transport option {name} is {meaning}, not {given[name]!r}.")
