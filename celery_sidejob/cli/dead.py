@@ -12,6 +12,7 @@ from rich.text import Text
 from ..deadset import DeadEntry
 from ..model.checks import LONGEST_S, MOST
 from ..model.errors import SideJobError
+from ..model.plural import counted
 from .command import (
     Failed,
     Seconds,
@@ -22,7 +23,7 @@ from .command import (
     queue_option,
     task_option,
 )
-from .output import Output, counted, facts, table
+from .output import Output, facts, table
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only

@@ -153,11 +153,6 @@ def text(value: Any) -> Text:
     return Text(printable(value) if isinstance(value, str) else shortened(value))
 
 
-def counted(count: int, one: str, many: str) -> str:
-    """Return a number with its noun."""
-    return f"{count} {one if count == 1 else many}"
-
-
 def at_least(count: int, more: bool) -> str:
     """Return a number, with a mark if there may be more than were counted."""
     return f"{count:,}+" if more else str(count)

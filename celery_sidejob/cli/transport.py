@@ -13,10 +13,11 @@ import click
 from rich.text import Text
 
 from ..hooks.broker.dead_list import list_of
+from ..model.plural import counted
 from ..transport.dead_list import DeadList, DeadMessage
 from ..transport.postgres.overview import overview_of
 from .command import Failed, as_json, limit_option, nothing_matches, queue_option, with_app, with_output
-from .output import Output, counted, printable, table_if_any
+from .output import Output, printable, table_if_any
 
 if TYPE_CHECKING:
     from ..transport.redis.release import Released

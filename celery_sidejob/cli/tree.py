@@ -12,9 +12,10 @@ from rich.tree import Tree
 
 from ..inspection import Inspection, Node
 from ..model.checks import MOST
+from ..model.plural import counted
 from .command import Failed, answering, job_argument, job_named
 from .drawing import draw_tree
-from .output import Output, at_least, counted, printable, status
+from .output import Output, at_least, printable, status
 
 DEEPEST = 10_000
 """Levels below a job."""

@@ -46,7 +46,9 @@ def does_not_start(scene: Scene, app: str = APP, **env: str) -> str:
         scene.processes.start_worker(app, env={**scene.env, **env}, pool="solo")
     refused = scene.processes.started[-1]
     assert refused.wait(10) != 0
-    return refused.log()
+    said = refused.log()
+    assert (said.count("This worker cannot start: "), "Traceback" in said) == (1, False), said
+    return said
 
 
 def test_a_worker_of_another_app_does_not_start(scene: Scene) -> None:

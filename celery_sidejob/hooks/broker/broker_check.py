@@ -10,6 +10,7 @@ from typing import Any
 from celery import Celery
 
 from ...model.finding import Finding, error, warning, well
+from ...model.plural import counted
 from ...transport.postgres.overview import overview_of
 from ..configuration import broker_is_store
 from . import dead_list
@@ -78,7 +79,9 @@ def _queues(app: Celery, connection: Any) -> Iterator[Finding]:
 
 
 def _transport(scheme: str, found: Any) -> Finding:
-    what = f"{found.consumers} consumers of {scheme} hold {found.held} messages; {found.dead} are in the dead list"
+    consumers, hold = counted(found.consumers, "consumer", "consumers"), "holds" if found.consumers == 1 else "hold"
+    messages, dead = counted(found.held, "message", "messages"), counted(found.dead, "is", "are")
+    what = f"{consumers} of {scheme} {hold} {messages}; {dead} in the dead list"
     if not found.dead:
         return well("transport", what)
     return warning(

@@ -7,9 +7,10 @@ import time
 from typing import Any
 
 from celery import bootsteps, signals
+from celery.platforms import EX_FAILURE
 from celery.worker.state import active_requests
 
-from ...model.errors import StoreUnavailableError
+from ...model.errors import SideJobError, StoreUnavailableError
 from ...model.settings import Settings
 from ...operations import deferred_locks
 from ...operations.runtime import Runtime
@@ -57,7 +58,14 @@ class SideJobStep(bootsteps.StartStopStep):
         return True
 
     def start(self, worker: Any) -> None:
-        """Check the schemas, register this worker, begin to beat and to sweep."""
+        """Check the schemas, register this worker, begin to beat and to sweep; end it with one line if it may not."""
+        try:
+            self._start(worker)
+        except SideJobError as error:  # Celery would log a traceback, and the remedy behind it
+            logger.critical("This worker cannot start: %s", error)
+            raise SystemExit(EX_FAILURE) from error
+
+    def _start(self, worker: Any) -> None:
         sidejob = self._sidejob
         task_check.warn(worker.app)
         file = _heartbeat_file(sidejob.settings)

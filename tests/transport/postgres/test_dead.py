@@ -276,6 +276,14 @@ def test_a_person_sees_retries_and_deletes_them(connect: Connect, tables: Tables
     assert dead_count(tables) == 0
 
 
+def test_doctor_says_who_holds_messages(connect: Connect, broker_url: str, database_url: str) -> None:
+    publish(connect(), "queue", 1)
+    assert Consuming(connect(), "queue").take(1) == [1]
+    with make_app("shop", broker=broker_url, sidejob_database_url=database_url) as app:
+        (found,) = [one for one in broker_check.findings(app) if one.check == "transport"]
+    assert found.found == "1 consumer of sidejobpg:// holds 1 message; 0 are in the dead list"
+
+
 def test_people_see_how_long_the_queues_are(
     connect: Connect, deaths: Deaths, killed: Any, tables: Tables, broker_url: str, database_url: str
 ) -> None:
