@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import channel as channels_of
 from ..model import values
-from ..model.changes import Change, Direction, PortKey, SetChannels, SetDefault, Write
+from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
 from ..model.checks import check_number
-from ..model.errors import IllegalMoveError, InvalidChannelError
+from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
+from ..operations.unit_of_work import carry_out
 from ..store import packets, ports
 from ..store.statement import Reader
 from ..unit.open_unit import active, submit
@@ -128,6 +129,46 @@ class Port:
         """Whether `read` would return a value: a packet waits, or there is a default."""
         return bool(self.peek(1)) or self.has_default
 
+    # -- moving --------------------------------------------------------------------------------------------------
+
+    def connect_to(self, *targets: Port, transaction: Any = None) -> list[Any]:
+        """Move all packets to each of the other ports, in order, and copy the default to them; return their values.
+
+        All of it is one transaction, or nothing happens; in a run it is a part of the unit. The packets keep their
+        contexts and options. The reader of a port that gets packets, or another default, is asked to run once. What is
+        moved to an output port is published on its channels. Without a default here, the targets keep theirs.
+        """
+        self._check_targets(targets)
+        keys = tuple(port._key for port in targets)
+        notify, unit = current_port_scope().notify, active()
+        if unit is None or transaction is not None:
+            self._refuse_to_read_in(transaction)
+            applied = carry_out(self._runtime, "connect", [Connect(self._key, keys, notify=notify)], transaction)
+            return [values.decode(row.value) for row in applied.moved]
+        for port in targets:
+            if not unit.knows_port(port._key):
+                port._row()
+        default = self._row().default_value
+        found = unit.drain(self._key)
+        written = tuple((row.value, row.context, row.options) for row in found)
+        for key in keys:
+            if written:
+                unit.add(Write(*key, written, notify=notify))
+            if default is not None:
+                unit.add(SetDefault(*key, default, notify=notify))
+        return [values.decode(row.value) for row in found]
+
+    def _check_targets(self, targets: tuple[Port, ...]) -> None:
+        if not targets:
+            raise InvalidPortError(f"{self!r}.connect_to() needs the ports to which its packets are moved.")
+        for port in targets:
+            if not isinstance(port, Port):
+                raise InvalidPortError(f"{self!r}.connect_to() takes ports, such as job.input('a'), not {port!r}.")
+            if port == self:
+                raise InvalidPortError(f"{self!r} cannot be connected to itself.")
+        if len(set(targets)) < len(targets):
+            raise InvalidPortError(f"{self!r}.connect_to() was given a port twice; it gets each packet once.")
+
     # -- default and channels ------------------------------------------------------------------------------------
 
     @property
@@ -184,11 +225,7 @@ class Port:
         """Read the oldest packet; where there is none, return None and the default."""
         unit, connections = active(), self._runtime.connections
         if transaction is not None:
-            if unit is not None:
-                raise IllegalMoveError(
-                    f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a "
-                    "run, which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
-                )
+            self._refuse_to_read_in(transaction)
             borrowed = connections.borrow(transaction)
             with borrowed.atomic():
                 return self._packet_or_default(packets.pop(borrowed, self._key), borrowed)
@@ -197,6 +234,13 @@ class Port:
             return self._packet_or_default(popped, connections)
         packet = unit.next_packet(self._key, many=many)
         return packet, None if packet is not None else self._row().default_value
+
+    def _refuse_to_read_in(self, transaction: Any) -> None:
+        if transaction is not None and active() is not None:
+            raise IllegalMoveError(
+                f"{self.direction}put port {self.name!r} of job {self.job.id} is read with transaction= inside a "
+                "run, which may have read ahead of it: read it inside of `with job.unit(transaction=...)`."
+            )
 
     def _packet_or_default(self, popped: Any | None, executor: Reader) -> tuple[Any | None, str | None]:
         if popped is not None and popped.id is not None:

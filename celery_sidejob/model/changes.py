@@ -80,6 +80,18 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Connect:
+    """What is on the port `source`, for each of the ports `targets`: packets are moved there, a default is copied.
+
+    `notify` asks the readers of ports that get packets, or another default, to run.
+    """
+
+    source: PortKey
+    targets: tuple[PortKey, ...]
+    notify: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """A message for a channel: for every input port that subscribes to it or to an ancestor."""
 
@@ -106,12 +118,13 @@ class UnsetState:
 
 @dataclass(frozen=True, slots=True)
 class SetDefault:
-    """A port's default as JSON text; None clears it."""
+    """A port's default as JSON text; None clears it. `notify` asks the port's reader to run if that changes it."""
 
     job_id: int
     direction: Direction
     port: str
     value: str | None
+    notify: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,4 +190,6 @@ FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 
 PortChange = Write | SetDefault | SetChannels | ConfigurePorts
 
-Change = NewJob | Ask | Terminate | Publish | SetState | UnsetState | RememberInputs | FamilyChange | PortChange
+Change = (
+    NewJob | Ask | Terminate | Publish | Connect | SetState | UnsetState | RememberInputs | FamilyChange | PortChange
+)

@@ -15,6 +15,7 @@ from ..model.changes import (
     Ask,
     Change,
     ConfigurePorts,
+    Connect,
     Disown,
     NewJob,
     PortKey,
@@ -114,12 +115,12 @@ class LockSet:
         self.ports = {key: row for key, row in self.ports.items() if key[0] != job_id}
         self.ports.update({(row.job_id, row.direction, row.name): row for row in rows})
 
-    def channels_of(self, write: Write) -> Sequence[str]:
+    def channels_of(self, key: PortKey) -> Sequence[str]:
         """Return the channels to which writes to an output port are published."""
-        port = self.ports.get((write.job_id, write.direction, write.port))
-        if port is None and write.job_id in self.new:
-            of_new = self.new[write.job_id].ports
-            port = next((one for one in of_new if (one.direction, one.name) == (write.direction, write.port)), None)
+        port = self.ports.get(key)
+        if port is None and key[0] in self.new:
+            of_new = self.new[key[0]].ports
+            port = next((one for one in of_new if (one.direction, one.name) == key[1:]), None)
         return port.channels if port is not None else ()
 
     def _find(
@@ -145,7 +146,7 @@ class LockSet:
         everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
         return everything - self.new.keys(), named
 
-    def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912 - an arm for each kind of change
+    def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912, PLR0915 - an arm for each kind of change
         """Return the ids of jobs that are affected, of those whose parent is, and of those whose subtree is."""
         affected: set[int] = set()
         upward: set[int] = set()
@@ -164,7 +165,14 @@ class LockSet:
                         affected.add(child)
                 case Publish():
                     pass
-                case Ask(job_id=job_id, of_parent=True) | Write(job_id=job_id, direction="out"):
+                case Connect(source=source, targets=targets):
+                    affected.update(job_id for job_id, _, _ in (source, *targets))
+                    upward.update(job_id for job_id, direction, _ in targets if direction == "out")
+                case (
+                    Ask(job_id=job_id, of_parent=True)
+                    | Write(job_id=job_id, direction="out")
+                    | SetDefault(job_id=job_id, direction="out", notify=True)
+                ):
                     affected.add(job_id)
                     upward.add(job_id)
                 case Terminate(job_id=job_id, tree=True):
@@ -199,8 +207,9 @@ class LockSet:
         """
         used: dict[int, set[tuple[str, str]]] = {}
         for change in self._changes:
-            if isinstance(change, Write | SetDefault | SetChannels) and change.job_id not in self.new:
-                used.setdefault(change.job_id, set()).add((change.direction, change.port))
+            for job_id, direction, name in _ports_used(change):
+                if job_id not in self.new:
+                    used.setdefault(job_id, set()).add((direction, name))
         unknown = {job_id for job_id, names in used.items() if not self._keeps(job_id, names)}
         for job_id in unknown:
             self._kept[job_id] = []
@@ -217,11 +226,23 @@ class LockSet:
         names = {change.channel for change in self._changes if isinstance(change, Publish)}
         for change in self._changes:
             match change:
-                case Write(direction="out"):
-                    names.update(self.channels_of(change))
+                case Write(direction="out", job_id=job_id, port=name):
+                    names.update(self.channels_of((job_id, "out", name)))
+                case Connect(targets=targets):
+                    names.update(name for key in targets if key[1] == "out" for name in self.channels_of(key))
                 case SetChannels(direction="out", channels=given):
                     names.update(given)
                 case ConfigurePorts(ports=given_ports):
                     names.update(name for port in given_ports if port.direction == "out" for name in port.channels)
         for name in names:
             self.subscribers[name] = ports.subscribers(self._executor, ancestors(name))
+
+
+def _ports_used(change: Change) -> Sequence[PortKey]:
+    """Return the ports that a change reads, writes to or changes one by one."""
+    match change:
+        case Write() | SetDefault() | SetChannels():
+            return [(change.job_id, change.direction, change.port)]
+        case Connect(source=source, targets=targets):
+            return [source, *targets]
+    return ()

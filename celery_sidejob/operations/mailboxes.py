@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..model.changes import Change, ConfigurePorts, NewJob, PortChange, PortRow, Publish, SetChannels, SetDefault, Write
+from ..model.changes import (
+    Change,
+    ConfigurePorts,
+    Connect,
+    Direction,
+    NewJob,
+    PortChange,
+    PortKey,
+    PortRow,
+    Publish,
+    SetChannels,
+    SetDefault,
+    Write,
+)
 from ..model.channel import ancestors
 from ..model.port import WILDCARD, port_not_found
 from ..store import packets, ports
@@ -33,6 +46,8 @@ class Mailboxes:
         self._noting = noting
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
+        self.moved: list[Any] = []
+        """The packets that were moved from one port to others."""
 
     def apply(self, change: PortChange) -> None:
         """Change ports; the last value of a write may become the default. Packets follow later (`write`)."""
@@ -40,11 +55,11 @@ class Mailboxes:
             case ConfigurePorts():
                 self._configure(change)
             case SetChannels():
-                self._changed(ports.set_channels(self._executor, self._port(change).id, change.channels))
+                self._changed(ports.set_channels(self._executor, self._port(_key(change)).id, change.channels))
             case SetDefault():
-                self._changed(ports.set_default(self._executor, self._port(change).id, change.value))
+                self._set_default(_key(change), change.value, notify=change.notify)
             case Write(as_default=True):
-                self._changed(ports.set_default(self._executor, self._port(change).id, change.packets[-1][0]))
+                self._changed(ports.set_default(self._executor, self._port(_key(change)).id, change.packets[-1][0]))
 
     def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports; the ports that stay keep their packets."""
@@ -65,21 +80,42 @@ class Mailboxes:
                 raise Moved(f"somebody subscribed to {name!r} before the subscribers were locked")
             self._lock_set.subscribers[name] = found
 
-    def write(self, change: Write | Publish) -> None:
+    def write(self, change: Write | Publish | Connect) -> None:
         """Collect the packets of a change and notify their readers; `flush` stores them."""
         match change:
-            case Write(as_default=True):
-                self._notify(change)
             case Write():
-                port = self._port(change)
-                self._rows += [(port.id, *packet) for packet in change.packets]
-                self._written.append(port)
-                self._notify(change)
-                for name in port.channels if change.direction == "out" else ():
-                    for value, context, _ in change.packets:
-                        self._publish(name, value, context)
+                if not change.as_default:
+                    port = self._port(_key(change))
+                    self._rows += [(port.id, *packet) for packet in change.packets]
+                    if change.packets:  # else the unit has read them back itself
+                        self._written.append(port)
+                    self._publish_output(port, change.packets)
+                if change.notify:
+                    self._notify(change.job_id, change.direction)
+            case Connect():
+                self._connect(change)
             case Publish():
                 self._publish(change.channel, change.value, change.context)
+
+    def _connect(self, change: Connect) -> None:
+        """Move what is on a port to others; their jobs are locked, so nobody writes to them or changes them meanwhile.
+
+        Raises Moved if one of the ports was deleted, or has other channels, since it was read without locks.
+        """
+        source, *targets = [self._port(key) for key in (change.source, *change.targets)]
+        now = ports.by_id(self._executor, [port.id for port in (source, *targets)])
+        for port in (source, *targets):
+            if port.id not in now or (port.direction == "out" and now[port.id].channels != port.channels):
+                raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
+        moved = packets.move(self._executor, source.id, [port.id for port in targets])
+        self.moved += moved
+        default = now[source.id].default_value
+        for key, port in zip(change.targets, targets, strict=True):
+            self._publish_output(port, [(row.value, row.context, row.options) for row in moved])
+            if moved and change.notify:
+                self._notify(port.job_id, port.direction)
+            if default is not None:
+                self._set_default(key, default, notify=change.notify and not moved)
 
     def flush(self) -> None:
         """Store the packets, in the order in which they were written.
@@ -95,9 +131,9 @@ class Mailboxes:
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
         self._rows, self._written = [], []
 
-    def _port(self, change: Write | SetDefault | SetChannels) -> Any:
+    def _port(self, key: PortKey) -> Any:
         """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
-        job_id, direction, name = key = (change.job_id, change.direction, change.port)
+        job_id, direction, name = key
         if key in self._lock_set.ports:
             return self._lock_set.ports[key]
         pattern = self._lock_set.ports.get((job_id, direction, WILDCARD))
@@ -113,6 +149,16 @@ class Mailboxes:
         self._lock_set.set_port(row)
         return row
 
+    def _set_default(self, key: PortKey, value: str | None, *, notify: bool) -> None:
+        row = self._changed(ports.set_default(self._executor, self._port(key).id, value))
+        if notify and row.changed:
+            self._notify(row.job_id, row.direction)
+
+    def _publish_output(self, port: Any, written: Iterable[tuple[str, str | None, str | None]]) -> None:
+        for name in port.channels if port.direction == "out" else ():
+            for value, context, _ in written:
+                self._publish(name, value, context)
+
     def _publish(self, name: str, value: str, context: str | None) -> None:
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
         found = self._lock_set.subscribers.get(name)
@@ -125,10 +171,14 @@ class Mailboxes:
                 self._wakes.wake(row.job_id)
         self._rows += [(row.port_id, value, with_channel, None) for row in found]
 
-    def _notify(self, change: Write) -> None:
-        reader = change.job_id if change.direction == "in" else self._lock_set.parents.get(change.job_id)
-        if change.notify and reader is not None:
+    def _notify(self, job_id: int, direction: Direction) -> None:
+        reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)
+        if reader is not None:
             self._wakes.wake(reader)
+
+
+def _key(change: Write | SetDefault | SetChannels) -> PortKey:
+    return (change.job_id, change.direction, change.port)
 
 
 def port_row(job_id: int, port: PortRow) -> dict[str, Any]:

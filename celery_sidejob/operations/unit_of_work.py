@@ -12,6 +12,7 @@ from typing import Any
 from ..model.changes import (
     Ask,
     Change,
+    Connect,
     FamilyChange,
     PortChange,
     Publish,
@@ -71,6 +72,11 @@ class Applied:
         self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
         self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit, noting=noting)
 
+    @property
+    def moved(self) -> Sequence[Any]:
+        """The packets that were moved from one port to others."""
+        return self._mailboxes.moved
+
     def done(self) -> Applied:
         """Lock the affected jobs, and apply everything."""
         self.lock()
@@ -93,7 +99,7 @@ class Applied:
         self._write_state()
         for change in self._changes:
             match change:
-                case Write() | Publish():
+                case Write() | Publish() | Connect():
                     self._mailboxes.write(change)
                 case Ask() | Terminate():
                     self.wakes.add(change)

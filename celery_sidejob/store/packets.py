@@ -69,13 +69,14 @@ WHERE {_PORT} ORDER BY p.id""",
 
 
 def read_ahead(
-    executor: Reader, port: PortKey, *, limit: int, seen: Sequence[int] = (), job_id: int | None = None,
+    executor: Reader, port: PortKey, *, limit: int | None, seen: Sequence[int] = (), job_id: int | None = None,
     run_no: int | None = None,
 ) -> list[Any]:  # fmt: skip
     """Read the next packets of a port without removing or locking them, including those taken for the asking run.
 
-    Packets read before are excluded by id, not by position: a lower id may be committed after a higher one. For an
-    empty port returns one row without a packet (`_IF_EMPTY`); no row means that there is no such port.
+    With `limit=None` that is all of them. Packets read before are excluded by id, not by position: a lower id may be
+    committed after a higher one. For an empty port returns one row without a packet (`_IF_EMPTY`); no row means that
+    there is no such port.
     """
     return list(executor.run(_READ_AHEAD, **_named(port), seen=list(seen), limit=limit, job_id=job_id, run_no=run_no))
 
@@ -96,8 +97,11 @@ FROM free WHERE q.port_id = free.port_id AND q.id = free.id
 RETURNING q.port_id, q.{_COLUMNS.format("q")}""")
 
 
-def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int) -> list[Any]:
-    """Take free packets of a port for a run, oldest first, except those that another open transaction is reading."""
+def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int | None) -> list[Any]:
+    """Take free packets of a port for a run, oldest first, except those that another open transaction is reading.
+
+    With `limit=None` all of them are taken.
+    """
     return sorted(
         executor.run(_TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
     )
@@ -154,6 +158,28 @@ def pop(executor: Transaction, port: PortKey) -> Any | None:
     For an empty port returns a row without a packet (`_IF_EMPTY`); None means that there is no such port.
     """
     return first(executor.run(_POP, **_named(port)))
+
+
+_MOVE = Statement(f"""
+WITH free AS (
+  SELECT p.port_id, p.id FROM {{packets}} p WHERE p.port_id = %(source)s AND {_FREE}
+  ORDER BY p.id FOR UPDATE OF p SKIP LOCKED),
+gone AS (
+  DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id RETURNING q.*),
+moved AS (
+  INSERT INTO {{packets}} (port_id, value, context, options)
+  SELECT t.port_id, gone.value, gone.context, gone.options
+  FROM gone CROSS JOIN unnest(%(targets)s::bigint[]) AS t(port_id) ORDER BY gone.id)
+SELECT {_COLUMNS.format("gone").replace("id,", "gone.id,", 1)} FROM gone ORDER BY gone.id""")
+
+
+def move(executor: Transaction, source: int, targets: Sequence[int]) -> Sequence[Any]:
+    """Remove all free packets of a port, and append each to every target, in order; return them as they were.
+
+    A packet that another open transaction is reading stays, as for other readers. The jobs of the targets are locked,
+    or a borrowed transaction writes (see `write`).
+    """
+    return executor.run(_MOVE, source=source, targets=list(targets))
 
 
 _COUNT = Statement(f"""

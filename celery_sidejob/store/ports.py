@@ -68,13 +68,24 @@ def keep_only(executor: Transaction, job_id: int, ids: Iterable[int]) -> None:
     executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
 
 
-_SET_DEFAULT = Statement(f"UPDATE {{ports}} SET default_value = %(value)s::json WHERE id = %(id)s RETURNING {_ROW}")
+_BY_ID = Statement(f"SELECT {_ROW} FROM {{ports}} WHERE id = ANY(%(ids)s::bigint[])")
+
+
+def by_id(executor: Reader, ids: Iterable[int]) -> dict[int, Any]:
+    """Read ports, {id: row}; a port that is gone is missing."""
+    return {row.id: row for row in executor.run(_BY_ID, ids=list(ids))}
+
+
+_SET_DEFAULT = Statement(f"""
+UPDATE {{ports}} SET default_value = %(value)s::json
+FROM (SELECT b.default_value::text AS text FROM {{ports}} b WHERE b.id = %(id)s) before
+WHERE id = %(id)s RETURNING {_ROW}, before.text IS DISTINCT FROM %(value)s::text AS changed""")
 
 
 def set_default(executor: Transaction, port_id: int, value: str | None) -> Any | None:
     """Set the value that a read of the empty port returns; None clears it, the text `null` is a value.
 
-    Returns the port as it now is; None if the port is gone.
+    Returns the port as it now is, and whether its default has `changed`; None if the port is gone.
     """
     return first(executor.run(_SET_DEFAULT, id=port_id, value=value))
 

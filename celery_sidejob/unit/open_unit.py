@@ -347,6 +347,18 @@ class OpenUnit:
             found = self._ahead.next(self.unit, key, many=many)
             return found if found is not None else self._own_packet(key)
 
+    def drain(self, key: PortKey) -> list[Any]:
+        """Read all packets of a port as part of this unit, in two statements at most."""
+        with self._in_progress():
+            self.settle()
+            self._check_done()
+            self._go_on(reading=True)
+            found = self._ahead.drain(self.unit, key)
+            for change in view.writes(self.unit.changes, key):  # what this very unit wrote is then never stored
+                self._replace(change, replace(change, packets=()))
+                found += [view.Written(*packet) for packet in change.packets]
+            return found
+
     def peek(self, key: PortKey, limit: int) -> list[Any]:
         """Return the next packets without reading them."""
         written = [view.Written(*packet) for write in view.writes(self.changes, key) for packet in write.packets]
@@ -367,10 +379,13 @@ class OpenUnit:
         """Read back the oldest packet that this very unit wrote: it is then never stored."""
         for write in view.writes(self.unit.changes, key):
             if write.packets:
-                index = next(n for n, change in enumerate(self.unit.changes) if change is write)
-                self.unit.changes[index] = replace(write, packets=write.packets[1:])
+                self._replace(write, replace(write, packets=write.packets[1:]))
                 return view.Written(*write.packets[0])
         return None
+
+    def _replace(self, old: Change, new: Change) -> None:
+        index = next(n for n, change in enumerate(self.unit.changes) if change is old)
+        self.unit.changes[index] = new
 
 
 _active: ContextVar[OpenUnit | None] = ContextVar("celery_sidejob_open_unit", default=None)

@@ -47,7 +47,7 @@ class ReadAhead:
 
     def next(self, unit: Unit, key: PortKey, *, many: bool) -> Any | None:
         """Read the next stored packet of a port as part of a unit, and return its row; None if there is none."""
-        kept = self._fill(unit, key, many)
+        kept = self._fill(unit, key, READ_AHEAD if many else 1)
         if not kept.ahead:
             return None
         row = kept.ahead.popleft()
@@ -55,9 +55,21 @@ class ReadAhead:
         unit.read.append((row.port_id, row.id))
         return row
 
+    def drain(self, unit: Unit, key: PortKey) -> list[Any]:
+        """Read all stored packets of a port as part of a unit: those at hand, then all behind them."""
+        found: list[Any] = []
+        at_hand = self._buffers.get(key)
+        for _ in range(2 if at_hand is not None and at_hand.ahead else 1):
+            kept = self._fill(unit, key, most=None)
+            found += kept.ahead
+            unit.read += [(row.port_id, row.id) for row in kept.ahead]
+            kept.read += kept.ahead
+            kept.ahead.clear()
+        return found
+
     def has(self, unit: Unit, key: PortKey) -> bool:
         """Tell whether `next` would find a packet."""
-        return bool(self._fill(unit, key, many=False).ahead)
+        return bool(self._fill(unit, key).ahead)
 
     def empty(self, key: PortKey) -> Any | None:
         """Return the stored port, with its default and channels, if this unit has found it without packets."""
@@ -91,8 +103,8 @@ class ReadAhead:
         kept = self._buffers.get(key)
         return kept.seen if kept is not None else []
 
-    def _fill(self, unit: Unit, key: PortKey, many: bool) -> _Buffer:
-        """Fill the buffer of a port if it is empty.
+    def _fill(self, unit: Unit, key: PortKey, most: int | None = 1) -> _Buffer:
+        """Fill the buffer of a port if it is empty, with `most` packets (None: all) or a few more.
 
         A job's own input ports are only looked at, as it is their reader; if somebody else was quicker, the commit is
         refused, and the next run takes. Packets of other ports are taken for this run, exactly as many as will be read.
@@ -103,10 +115,12 @@ class ReadAhead:
         if not kept.ahead:
             own = key[:2] == (self._hold.job_id, "in")
             takes = not own or self._hold.row.takes
+            if own and most is not None:
+                most = READ_AHEAD
             if not takes:
-                rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=READ_AHEAD)
+                rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
             else:
-                rows = self._take(key, kept, READ_AHEAD if many or own else 1)
+                rows = self._take(key, kept, most)
             kept.ahead.extend(row for row in rows if row.id is not None)
             if not kept.ahead:
                 kept.empty = rows[0] if rows else None
@@ -114,7 +128,7 @@ class ReadAhead:
                 unit.took = True
         return kept
 
-    def _take(self, key: PortKey, kept: _Buffer, most: int) -> list[Any]:
+    def _take(self, key: PortKey, kept: _Buffer, most: int | None) -> list[Any]:
         """Take packets for this run, and return what `read_ahead` returns.
 
         Those that a transaction in progress reads are waited for. It may be rolled back, and nobody would ask the job

@@ -98,6 +98,13 @@ def _shut_adder_down(job: RunningJob) -> None:
     enter_once(job, "shutdown", 0)
 
 
+@sidejob.task(name="acceptance.connector", inports=["in"], outports=["x", "y"])
+def connector(job: RunningJob) -> None:
+    """Move what comes in to two outputs."""
+    note("connector", job)
+    job.input("in").connect_to(job.output("x"), job.output("y"))
+
+
 @sidejob.task(name="acceptance.family")
 def family(job: RunningJob, children: int, pairs: int, first: int = 0) -> int:
     """Give children numbers from `first` on to add, collect their sums, have them terminated, return the total."""
