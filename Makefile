@@ -2,7 +2,7 @@ SHELL := bash
 PYTHON := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint test versions matrix model bench chaos soak lock wheel
+.PHONY: help install check lint package test versions matrix model bench chaos soak lock wheel
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-10s%s\n", $$1, $$2 }'
@@ -10,10 +10,14 @@ help: ## this list
 install: ## .venv as requirements.lock says; the others see to it themselves
 	@./run install
 
-check: lint test ## everything CI runs
+check: ## everything CI runs
+	./run check
 
 lint: ## format, lint, types and layers, without the tests
 	./run lint
+
+package: ## the package as the README installs it, and its app imported there
+	./run package
 
 test: ## the tests
 	./run test
