@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -37,3 +37,29 @@ class Message(virtual.Message):
 
     def __init__(self, payload: Any, channel: Any = None, **options: Any) -> None:
         made(partial(super().__init__, payload, channel=channel, **options))
+        made(self._check)
+
+    def _check(self) -> None:
+        """Raise TypeError for what ends a consumer, and in Celery the worker: the next one would get the message."""
+        for name in ("content_type", "content_encoding"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} is no text")
+        for name in ("headers", "properties", "delivery_info"):
+            if not isinstance(getattr(self, name), Mapping | None):
+                raise TypeError(f"{name} is no object")
+        if self.headers and "task" in self.headers:
+            _check_task(self.headers)
+
+
+def _check_task(headers: Mapping[str, Any]) -> None:
+    """Raise TypeError for headers of a task by which a worker would end, not the task fail."""
+    for name in ("task", "id"):
+        if isinstance(headers.get(name), list | dict):
+            raise TypeError(f"the header {name} is no text")
+    limits = headers.get("timelimit")
+    if limits and not (
+        isinstance(limits, list | tuple)
+        and len(limits) == 2
+        and all(isinstance(one, int | float | None) for one in limits)
+    ):
+        raise TypeError("the header timelimit is no pair of numbers")

@@ -16,7 +16,8 @@ def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any
     """Send a task by Celery's `send`, its message as a part of the transaction among its options; return its result.
 
     A worker finds it within a second of the commit, also if we are not told of that. Raises InvalidValueError with
-    another broker, and for a call that brings a producer or a connection of its own.
+    another broker, and for a call that brings a connection of its own. A producer may be Celery's, which has one for
+    all calls of a group, and is not used.
     """
     runtime = app.sidejob.runtime
     if not runtime.connections.is_broker:
@@ -24,12 +25,12 @@ def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any
             f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True or "
             'sidejob_durable_tasks, use broker_url="sidejobpg://", or leave transaction= out.'
         )
-    if any(options.get(given) for given in ("producer", "publisher", "connection")):
-        raise InvalidValueError(f"A call of {name} has a transaction and a way of its own to the broker: give either.")
+    if options.get("connection"):
+        raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")
     from ...transport.postgres.batch import LENT, Lent  # which needs kombu 5.7, as this broker does
 
     borrowed = runtime.connections.borrow(options["transaction"])
-    own = {option: value for option, value in options.items() if option != "transaction"}
+    own = {option: value for option, value in options.items() if option not in ("transaction", "publisher")}
     lent = Lent(borrowed)
     token = LENT.set(lent)
     try:

@@ -74,8 +74,8 @@ def _and_waiting(scheduled: Callable[..., list[Any]]) -> Callable[..., list[Any]
 
 def _shown(row: Any, payload: dict[str, Any], consumer: Any) -> dict[str, Any]:
     """Return a message as Celery's own answer has a request; of arguments that cannot be read what the sender shows."""
-    headers, sent = payload["headers"], payload["properties"].get("delivery_info", {})
     message = consumer.channel.Message(payload, channel=consumer.channel, accept=consumer.accept)
+    headers, sent = payload["headers"], payload["properties"].get("delivery_info") or {}
     args, kwargs = headers.get("argsrepr"), headers.get("kwargsrepr")
     try:
         args, kwargs, _ = message.payload

@@ -104,9 +104,9 @@ def headers_of(text: str) -> Mapping[str, Any]:
 
 
 def task_id_of(text: str) -> str | None:
-    """Return the id of a message's task from the column of its headers."""
-    found: str | None = headers_of(text).get("id")
-    return found
+    """Return the id of a message's task from the column of its headers; None if it has none that is a text."""
+    found = headers_of(text).get("id")
+    return found if isinstance(found, str) else None
 
 
 def _message(row: Any) -> DeadMessage:

@@ -12,6 +12,7 @@ from kombu.log import get_logger
 from ..decoding import NotAMessageError, made
 from . import dead, rows
 from .acknowledgements import Acknowledgements
+from .link import LOST
 
 logger = get_logger(__name__)
 
@@ -83,4 +84,10 @@ class Deliveries:
             return
         if row.task_id is not None:
             self._acknowledgements.note_reference(row.id)
-        callback(payload)
+        try:
+            callback(payload)
+        except (NotAMessageError, *LOST):
+            raise
+        except Exception:  # it ends this worker, and may end each that is given it: so it counts as come back
+            self._acknowledgements.give_back(row.id, begun=True)
+            raise

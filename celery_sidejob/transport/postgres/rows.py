@@ -57,8 +57,11 @@ def returned(payload: dict[str, Any], returns: int) -> dict[str, Any]:
     """Note in a message how often it was delivered before."""
     if returns:
         payload["headers"]["redelivered"] = True
-        payload["properties"].setdefault("delivery_info", {})["redelivered"] = True
-        payload["properties"]["delivery_count"] = returns
+        properties = payload["properties"]
+        about = properties.get("delivery_info") or {}
+        if isinstance(about, Mapping):  # else it is no message, as is found when kombu is to make one of it
+            properties["delivery_info"] = {**about, "redelivered": True}
+        properties["delivery_count"] = returns
     return payload
 
 

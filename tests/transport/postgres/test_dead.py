@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import Connection
+from kombu import Connection, Consumer, Queue
 
 from celery_sidejob import RunningJob
 from celery_sidejob.hooks.broker import broker_check
@@ -118,6 +118,21 @@ def test_what_a_consumer_leaves_or_has_not_begun_is_not_counted(
     leaving.channel.give_back(leaving.messages[0].delivery_tag)
     leaving.drain()
     assert tables.one("SELECT returns FROM broker_messages") == 0
+
+
+def test_a_message_over_which_its_consumer_ends_is_counted(connect: Connect, tables: Tables) -> None:
+    publish(connect(), "queue", 1, 2)
+
+    def fail(message: Any) -> None:
+        raise KeyError(message.payload)
+
+    with connect() as connection:
+        channel = connection.channel()
+        with Consumer(channel, [Queue("queue", routing_key="queue")], on_message=fail), pytest.raises(KeyError):
+            connection.drain_events(timeout=10)
+    counted = "SELECT array_agg(returns ORDER BY id) FROM broker_messages WHERE holder IS NULL"
+    wait_until(lambda: tables.waiting == 2, message="both to be given back")
+    assert tables.one(counted) == [1, 0]
 
 
 def test_a_rejection_is_counted_unless_a_row_counts(connect: Connect, deaths: Deaths, tables: Tables) -> None:
@@ -362,6 +377,12 @@ def test_the_sweeper_settles_what_has_a_row_and_leaves_the_rest(app: Celery, kil
         ("headers", "null"),
         ("properties", "[]"),
         ("properties", '{"body_encoding": "base64", "delivery_tag": "1", "delivery_info": {}}'),
+        ("properties", '{"content-encoding": 5, "delivery_info": {}}'),
+        ("properties", '{"content-type": ["text/plain"], "delivery_info": {}}'),
+        ("properties", '{"delivery_info": "queue"}'),
+        ("headers", '{"task": ["mail"], "id": "one"}'),
+        ("headers", '{"task": "mail", "id": {}}'),
+        ("headers", '{"task": "mail", "id": "one", "timelimit": 5}'),
     ],
 )
 def test_what_is_no_message_is_given_up_and_ends_nobody(

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy
-from celery import Celery
+from celery import Celery, chord, group
 
 from tests.tools.apps import make_app
 from tests.tools.pgbouncer import direct
@@ -81,6 +81,20 @@ def test_what_is_sent_in_a_transaction_is_sent_by_its_commit(
     wait_until(lambda: not tables.one("SELECT count(*) FROM messages"), message="its row to be removed")
 
     assert ran(record) == ["committed"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_group_and_a_chord_are_sent_by_the_commit(shop: Any, tables: Tables, database_url: str, name: str) -> None:
+    shop.conf.result_backend = "cache+memory://"
+    header = [shop.signature(name, (event,), immutable=True) for event in ("one", "two")]
+    for canvas in (group(header, app=shop), chord(header, shop.signature(name, ("last",), immutable=True), app=shop)):
+        before = tables.all
+        with psycopg.connect(direct(database_url)) as transaction:
+            canvas.apply_async(transaction=transaction)
+            transaction.rollback()
+            canvas.clone().apply_async(transaction=transaction)
+            assert tables.all == before
+        assert tables.all == before + 2
 
 
 def test_a_worker_that_waits_is_woken_after_the_commit(
