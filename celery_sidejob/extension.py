@@ -45,7 +45,7 @@ from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, ports, registry
+from .store import job_lists, publications, registry
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
@@ -297,10 +297,10 @@ class SideJob:
         channels.check(channel)
         runtime = self.runtime
         text = values.encode(message, limit=runtime.settings.max_value_bytes, what="message")
-        change = Publish(channel, text, current_context())
-        count = len(ports.subscribers(runtime.connections, channels.ancestors(channel)))
-        submit(runtime, "publish", change, transaction)
-        return count
+        applied = submit(runtime, "publish", Publish(channel, text, current_context()), transaction)
+        if applied is None:
+            return publications.count_subscribers(runtime.connections, channel)
+        return applied.after_commit.published.get(channel, 0)
 
     # -- operations ----------------------------------------------------------------------------------------------
 

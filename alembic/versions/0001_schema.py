@@ -220,10 +220,21 @@ CREATE TABLE {s}.ports (
   CONSTRAINT ports_direction_check CHECK (direction IN ('in', 'out')));
 
 CREATE TABLE {s}.subscriptions (
+  id bigint GENERATED ALWAYS AS IDENTITY,
   channel text NOT NULL,
+  job_id bigint NOT NULL,
   port_id bigint NOT NULL CONSTRAINT subscriptions_port_id_fkey REFERENCES {s}.ports ON DELETE CASCADE,
-  CONSTRAINT subscriptions_pkey PRIMARY KEY (channel, port_id));
+  CONSTRAINT subscriptions_pkey PRIMARY KEY (channel, job_id, port_id));
 CREATE INDEX subscriptions_port_id_idx ON {s}.subscriptions (port_id);
+
+CREATE TABLE {s}.publications (
+  id bigint GENERATED ALWAYS AS IDENTITY,
+  channel text NOT NULL,
+  packets json NOT NULL,
+  newest bigint NOT NULL,
+  reached bigint NOT NULL DEFAULT 0,
+  CONSTRAINT publications_pkey PRIMARY KEY (channel, id)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
 CREATE TABLE {s}.packets (
   id bigint GENERATED ALWAYS AS IDENTITY,

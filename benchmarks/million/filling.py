@@ -38,7 +38,7 @@ INSERT INTO dead (task_id, task, queue, reason, error, traceback, payload, body)
   FROM generate_series(1, {n} / 2) n;
 INSERT INTO ports (job_id, direction, name, channels)
   SELECT n, 'in', 'a', ARRAY['/c/' || n % 1000] FROM generate_series(1, {n}) n;
-INSERT INTO subscriptions SELECT channels[1], id FROM ports;
+INSERT INTO subscriptions (channel, job_id, port_id) SELECT channels[1], job_id, id FROM ports;
 INSERT INTO packets (port_id, value)
   SELECT (SELECT id FROM ports WHERE job_id = {n} LIMIT 1), to_json(n) FROM generate_series(1, {n}) n;
 INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, {n}) n;

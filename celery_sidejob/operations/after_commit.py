@@ -33,8 +33,8 @@ MARK_S = FIRST_CHECK_S / 2
 class AfterCommit:
     """The work that follows a commit, collected while the transaction is open.
 
-    If the process dies before the work is done, only the events are lost. Doorbells, continuations, outcomes and noted
-    asks are rows, which the sweeper finds.
+    If the process dies before the work is done, only the events are lost. Doorbells, continuations, outcomes, noted
+    asks and publications are rows, which the sweeper finds.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -42,6 +42,8 @@ class AfterCommit:
     continuations: list[Continuation] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
+    published: dict[str, int] = field(default_factory=dict)
+    """The channels with messages to be delivered, and how many ports take those of each."""
 
     def created(self, new: NewJob, row: Any) -> None:
         """Note a new job: its event, and its doorbell unless the first run is due later."""

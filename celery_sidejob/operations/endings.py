@@ -18,6 +18,7 @@ from .after_commit import AfterCommit, follow
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
 from .noted_asks import apply_noted_asks
+from .publications import deliver
 from .runs import Unit, consume
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -45,6 +46,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     applied, status = done
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
+    deliver(runtime, applied.after_commit.published)
     return status
 
 

@@ -13,6 +13,7 @@ from ..store.borrowed.borrowed import Borrowed
 from ..store.outbox import doorbells
 from .after_commit import AfterCommit, dispatch
 from .noted_asks import apply_noted_asks
+from .publications import deliver
 from .runtime import Runtime
 
 logger = logging.getLogger("celery_sidejob")
@@ -38,9 +39,10 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
         dispatch(runtime, map(Doorbell.of_row, rows), armed_now=True)
         for job_id in noted:
             apply_noted_asks(runtime, [job_id])
+        deliver(runtime, after_commit.published)
 
     work = partial(do_after_commit, committed)
-    if jobs or noted:
+    if jobs or noted or after_commit.published:
         borrowed.after_commit(work)
     return work
 

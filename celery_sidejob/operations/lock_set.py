@@ -14,7 +14,6 @@ from ..model.changes import (
     Adopt,
     Ask,
     Change,
-    ConfigurePorts,
     Connect,
     Disown,
     NewJob,
@@ -25,7 +24,6 @@ from ..model.changes import (
     Terminate,
     Write,
 )
-from ..model.channel import ancestors
 from ..model.errors import JobNotFoundError
 from ..model.port import WILDCARD
 from ..store import jobs, ports, trees
@@ -35,12 +33,9 @@ from ..store.statement import Transaction
 KeptPorts = dict[int, list[Any]]
 """Rows of ports with the parents of their jobs, by job id, as an earlier transaction has read them."""
 
-FAN_OUT = 64
-"""Above this many subscribers, their jobs are not locked: packets and asks are only noted, and applied afterwards."""
-
 
 class LockSet:
-    """The jobs that changes affect, with their parents, ports and subscribers, as the transaction knows them.
+    """The jobs that changes affect, with their parents and ports, as the transaction knows them.
 
     Rows of ports that are among the `kept` are not read again; those that are read are added. The rows of a job whose
     ports the changes change are removed.
@@ -56,15 +51,13 @@ class LockSet:
         """By job id, as the changes applied so far leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
         self.ports: dict[PortKey, Any] = {}
-        self.subscribers: dict[str, Sequence[Any]] = {}
-        """Rows of the ports that subscribe to a channel or to an ancestor, by the channel's name."""
 
     @classmethod
-    def of_row(cls, executor: Transaction, row: Any) -> LockSet:
-        """Return the set for a single job that was locked already."""
+    def of_rows(cls, executor: Transaction, rows: Mapping[int, Any]) -> LockSet:
+        """Return the set for jobs that were locked already, {id: row}."""
         affected = cls(executor, ())
-        affected.rows = {row.id: row}
-        affected.statuses = {row.id: row.status}
+        affected.rows = dict(rows)
+        affected.statuses = {job_id: row.status for job_id, row in rows.items()}
         return affected
 
     def job(self, job_id: int) -> Any:
@@ -85,9 +78,6 @@ class LockSet:
             jobs.lock_exclusively(self._executor, everything)
         self.rows = jobs.lock(self._executor, everything) if everything else {}
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
-        for name, subscribed in self.subscribers.items():  # a port deleted meanwhile subscribes to nothing
-            if len(subscribed) <= FAN_OUT:
-                self.subscribers[name] = [row for row in subscribed if self.knows(row.job_id)]
         for job_id in named:
             if job_id not in self.rows:
                 raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
@@ -115,14 +105,6 @@ class LockSet:
         self.ports = {key: row for key, row in self.ports.items() if key[0] != job_id}
         self.ports.update({(row.job_id, row.direction, row.name): row for row in rows})
 
-    def channels_of(self, key: PortKey) -> Sequence[str]:
-        """Return the channels to which writes to an output port are published."""
-        port = self.ports.get(key)
-        if port is None and key[0] in self.new:
-            of_new = self.new[key[0]].ports
-            port = next((one for one in of_new if (one.direction, one.name) == key[1:]), None)
-        return port.channels if port is not None else ()
-
     def _find(
         self, also: Iterable[int] = (), parents: Mapping[int, int | None] | None = None
     ) -> tuple[set[int], list[int]]:
@@ -134,7 +116,6 @@ class LockSet:
         named = sorted((affected | upward | known.keys()) - self.new.keys())
         self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()
-        self._read_subscribers()
         self.parents.update({row.job_id: row.parent_id for row in self.ports.values() if row.job_id in upward})
         adopts = any(isinstance(change, Adopt) for change in self._changes)  # the ancestors may move, too
         if adopts or not upward <= self.parents.keys():
@@ -143,7 +124,6 @@ class LockSet:
         below = {row.id for row in trees.subtree(self._executor, downward)} if downward else set()
         everything = set(named) | below
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
-        everything |= {row.job_id for found in self.subscribers.values() if len(found) <= FAN_OUT for row in found}
         return everything - self.new.keys(), named
 
     def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912, PLR0915 - an arm for each kind of change
@@ -221,21 +201,6 @@ class LockSet:
     def _keeps(self, job_id: int, names: set[tuple[str, str]]) -> bool:
         known = {(row.direction, row.name) for row in self._kept.get(job_id, ())}
         return all(name in known or (name[0], WILDCARD) in known for name in names)
-
-    def _read_subscribers(self) -> None:
-        names = {change.channel for change in self._changes if isinstance(change, Publish)}
-        for change in self._changes:
-            match change:
-                case Write(direction="out", job_id=job_id, port=name):
-                    names.update(self.channels_of((job_id, "out", name)))
-                case Connect(targets=targets):
-                    names.update(name for key in targets if key[1] == "out" for name in self.channels_of(key))
-                case SetChannels(direction="out", channels=given):
-                    names.update(given)
-                case ConfigurePorts(ports=given_ports):
-                    names.update(name for port in given_ports if port.direction == "out" for name in port.channels)
-        for name in names:
-            self.subscribers[name] = ports.subscribers(self._executor, ancestors(name))
 
 
 def _ports_used(change: Change) -> Sequence[PortKey]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ..model.changes import (
-    Change,
     ConfigurePorts,
     Connect,
     Direction,
-    NewJob,
     PortChange,
     PortKey,
     PortRow,
@@ -20,13 +18,12 @@ from ..model.changes import (
     SetDefault,
     Write,
 )
-from ..model.channel import ancestors
 from ..model.port import WILDCARD, port_not_found
-from ..store import packets, ports
+from ..store import packets, ports, publications
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
-from .lock_set import FAN_OUT, LockSet
+from .lock_set import LockSet
 from .wakes import Wakes
 
 PacketRow = tuple[int, str, str | None, str | None]
@@ -34,18 +31,16 @@ PacketRow = tuple[int, str, str | None, str | None]
 
 
 class Mailboxes:
-    """The ports that a transaction makes, changes or writes to. `noting`: nothing is locked."""
+    """The ports that a transaction makes, changes or writes to, and the messages that it publishes."""
 
-    def __init__(
-        self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
-    ) -> None:
+    def __init__(self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit) -> None:
         self._executor = executor
         self._lock_set = lock_set
         self._wakes = wakes
         self._after_commit = after_commit
-        self._noting = noting
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
+        self._messages: dict[str, list[publications.Message]] = {}
         self.moved: list[Any] = []
         """The packets that were moved from one port to others."""
 
@@ -67,21 +62,8 @@ class Mailboxes:
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
         self._lock_set.set_ports(change.job_id, kept)
 
-    def subscribe_new_ports(self, changes: Sequence[Change]) -> None:
-        """Have publications of this transaction also reach the ports that the same changes subscribe."""
-        if not self._lock_set.subscribers or not any(
-            isinstance(change, NewJob | SetChannels | ConfigurePorts) for change in changes
-        ):
-            return
-        for name in self._lock_set.subscribers:
-            found = ports.subscribers(self._executor, ancestors(name))
-            locked = len(found) <= FAN_OUT and not self._noting
-            if locked and any(row.job_id not in self._lock_set.statuses for row in found):
-                raise Moved(f"somebody subscribed to {name!r} before the subscribers were locked")
-            self._lock_set.subscribers[name] = found
-
     def write(self, change: Write | Publish | Connect) -> None:
-        """Collect the packets of a change and notify their readers; `flush` stores them."""
+        """Collect the packets and messages of a change and notify their readers; `flush` stores them."""
         match change:
             case Write():
                 if not change.as_default:
@@ -118,18 +100,19 @@ class Mailboxes:
                 self._set_default(key, default, notify=change.notify and not moved)
 
     def flush(self) -> None:
-        """Store the packets, in the order in which they were written.
+        """Store the packets, in the order in which they were written, and keep the messages of channels.
 
-        If a port was deleted, which would lose its packets, or has other channels by now, nobody is notified and the
-        transaction is repeated. A deleted subscriber is skipped.
+        The messages also reach ports that subscribe in this transaction. If a port was deleted, which would lose its
+        packets, or has other channels by now, nobody is notified and the transaction is repeated.
         """
-        if not self._rows:
-            return
-        found = packets.write(self._executor, self._rows)
-        for port in self._written:
-            if port.id not in found or (port.direction == "out" and found[port.id] != port.channels):
-                raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
-        self._rows, self._written = [], []
+        if self._rows:
+            found = packets.write(self._executor, self._rows)
+            for port in self._written:
+                if port.id not in found or (port.direction == "out" and found[port.id] != port.channels):
+                    raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
+            self._rows, self._written = [], []
+        if self._messages:
+            self._after_commit.published = publications.keep(self._executor, self._messages)
 
     def _port(self, key: PortKey) -> Any:
         """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
@@ -161,15 +144,7 @@ class Mailboxes:
 
     def _publish(self, name: str, value: str, context: str | None) -> None:
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
-        found = self._lock_set.subscribers.get(name)
-        if found is None:
-            raise Moved(f"a port was given the channel {name!r} before it was locked")
-        for row in found:
-            if len(found) > FAN_OUT:
-                self._wakes.note(row.job_id)
-            else:
-                self._wakes.wake(row.job_id)
-        self._rows += [(row.port_id, value, with_channel, None) for row in found]
+        self._messages.setdefault(name, []).append((value, with_channel, None))
 
     def _notify(self, job_id: int, direction: Direction) -> None:
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)

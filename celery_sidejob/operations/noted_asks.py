@@ -60,5 +60,5 @@ def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:
     row = jobs.lock_if_free(executor, job_id)
     if row is None:
         return after_commit
-    Wakes(runtime, executor, LockSet.of_row(executor, row), after_commit).apply_due(job_id)
+    Wakes(runtime, executor, LockSet.of_rows(executor, {row.id: row}), after_commit).apply_due(job_id)
     return after_commit

@@ -89,7 +89,7 @@ def _free_locked(
     is_lost = ending.how == RunEnd.LOST
     if is_lost and job.losses + 1 >= (job.max_losses or runtime.settings.max_losses):
         # Asks noted and committed by now came before the end. The lock is held; this only reads their effect.
-        Wakes(runtime, executor, LockSet.of_row(executor, job), after_commit).apply_due(job.id)
+        Wakes(runtime, executor, LockSet.of_rows(executor, {job.id: job}), after_commit).apply_due(job.id)
         hold.row = job = claims.read_claimed(executor, job.id)
         ending = _giving_up(runtime, job)
     if is_lost:

@@ -21,6 +21,7 @@ from .after_commit import follow
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
 from .noted_asks import apply_noted_asks
+from .publications import deliver
 from .retrying import PAUSE_S
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -127,6 +128,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     if applied is not None:
         follow(runtime, applied.after_commit)
         apply_noted_asks(runtime, applied.after_commit.noted)
+        deliver(runtime, applied.after_commit.published)
 
 
 def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:

@@ -1,7 +1,8 @@
 """Applying changes: one lock statement (`lock_set`), all judgements under the lock, one commit.
 
 First come the objects: jobs and their names (`family`), ports. Then come data (`mailboxes`, state), then the asks
-(`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`).
+(`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`). The
+messages of channels are kept, and delivered then (`publications`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .lending import follow_commit_of
 from .lock_set import KeptPorts, LockSet
 from .mailboxes import Mailboxes
 from .noted_asks import apply_noted_asks
+from .publications import deliver
 from .runtime import Runtime
 from .wakes import Wakes
 
@@ -46,9 +48,13 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
         applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
         follow_commit_of(runtime, borrowed, applied.after_commit)
         return applied
-    applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
+    single = len(changes) == 1 and isinstance(changes[0], Publish)  # nothing is locked: it is one statement
+    applied = runtime.connections.transact(
+        name, lambda executor: Applied(runtime, executor, changes).done(), single=single
+    )
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
+    deliver(runtime, applied.after_commit.published)
     return applied
 
 
@@ -70,7 +76,7 @@ class Applied:
         self.lock_set = LockSet(executor, changes, kept)
         self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
         self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
-        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit, noting=noting)
+        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit)
 
     @property
     def moved(self) -> Sequence[Any]:
@@ -95,7 +101,6 @@ class Applied:
         self._family.create()
         for change in self._changes:
             self._apply_object(change)
-        self._mailboxes.subscribe_new_ports(self._changes)
         self._write_state()
         for change in self._changes:
             match change:

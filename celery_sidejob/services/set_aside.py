@@ -16,26 +16,26 @@ SET_ASIDE_S = 5.0
 
 
 class SetAside:
-    """The jobs that are set aside just now, and the work that failed for each."""
+    """The jobs and channels that are set aside just now, and the work that failed for each."""
 
     def __init__(self) -> None:
-        self._until: dict[tuple[str, int], float] = {}
+        self._until: dict[tuple[str, int | str], float] = {}
 
     @contextmanager
-    def by_itself(self, what: str, job_id: int) -> Iterator[bool]:
+    def by_itself(self, what: str, name: int | str, *, kind: str = "Job") -> Iterator[bool]:
         """Do some work for one job; an error of the job's own is logged, and that work is set aside for a while.
 
         Yields whether the work is to be done now. An unavailable store is not the job's own error: it ends the turn.
         """
         now = time.monotonic()
-        if self._until.get((what, job_id), now) > now:
+        if self._until.get((what, name), now) > now:
             yield False
             return
-        self._until.pop((what, job_id), None)
+        self._until.pop((what, name), None)
         try:
             yield True
         except StoreUnavailableError:
             raise
         except Exception:
-            self._until[what, job_id] = now + SET_ASIDE_S
-            log_row_error(logger, job_id, "Job %d is set aside for %g s, its %s failed", job_id, SET_ASIDE_S, what)
+            self._until[what, name] = now + SET_ASIDE_S
+            log_row_error(logger, name, f"{kind} %s is set aside for %g s, its %s failed", name, SET_ASIDE_S, what)

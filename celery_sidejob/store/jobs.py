@@ -136,6 +136,24 @@ def lock_if_free(executor: Transaction, job_id: int) -> Any | None:
     return first(executor.run(_LOCK_FREE, id=job_id))
 
 
+_LOCK_ALL_FREE = Statement(
+    _LOCKED + "id = ANY(%(ids)s::bigint[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED", frequent=True
+)
+
+
+def lock_all_free(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
+    """Lock jobs as `lock` does, except those that are locked already."""
+    return {row.id: row for row in executor.run(_LOCK_ALL_FREE, ids=list(ids))}
+
+
+_KEEP = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) FOR KEY SHARE SKIP LOCKED")
+
+
+def keep(executor: Transaction, ids: Iterable[int]) -> set[int]:
+    """Keep jobs from being deleted until the commit, and return their ids; one that is being deleted is left out."""
+    return {row.id for row in executor.run(_KEEP, ids=list(ids))}
+
+
 _LOCK_EXCLUSIVELY = Statement("""
 SELECT id, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
 

@@ -16,8 +16,8 @@ _SUBSCRIBED = f"""
 gone AS (
   DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
 s AS (
-  INSERT INTO {{subscriptions}} (channel, port_id)
-  SELECT DISTINCT unnest(channels), id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
+  INSERT INTO {{subscriptions}} (channel, job_id, port_id)
+  SELECT DISTINCT unnest(channels), job_id, id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
 SELECT {_ROW} FROM p"""
 """The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these."""
 
@@ -112,13 +112,3 @@ ON CONFLICT (job_id, direction, name) DO NOTHING RETURNING {_ROW}""")
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:
     """Make a port by the pattern that allows it, and return it; None if it exists already, or the pattern is gone."""
     return first(executor.run(_MAKE, pattern_id=pattern_id, name=name))
-
-
-_SUBSCRIBERS = Statement("""
-SELECT s.port_id, (SELECT p.job_id FROM {ports} p WHERE p.id = s.port_id) AS job_id
-FROM (SELECT DISTINCT port_id FROM {subscriptions} WHERE channel = ANY(%(channels)s::text[])) s ORDER BY job_id""")
-
-
-def subscribers(executor: Reader, channels: Iterable[str]) -> Sequence[Any]:
-    """Read the input ports that subscribe to any of these channels, each once."""
-    return executor.run(_SUBSCRIBERS, channels=list(channels))

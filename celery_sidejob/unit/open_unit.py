@@ -23,7 +23,7 @@ from ..operations import runs
 from ..operations.hold import Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
-from ..operations.unit_of_work import carry_out
+from ..operations.unit_of_work import Applied, carry_out
 from ..store import claims, jobs, ports, state
 from ..store.borrowed.lending import owners
 from ..store.outbox import holds
@@ -407,10 +407,13 @@ def within(unit: OpenUnit | None) -> Iterator[None]:
         _active.reset(token)
 
 
-def submit(runtime: Runtime, name: str, change: Change, transaction: Any = None) -> None:
-    """Have a change applied: by the commit of the run in progress here, else now or in the caller's transaction."""
+def submit(runtime: Runtime, name: str, change: Change, transaction: Any = None) -> Applied | None:
+    """Have a change applied: by the commit of the run in progress here, else now or in the caller's transaction.
+
+    Returns None if it is left to the commit of a run.
+    """
     unit = active()
     if unit is not None and transaction is None:
         unit.add(change)
-    else:
-        carry_out(runtime, name, [change], transaction)
+        return None
+    return carry_out(runtime, name, [change], transaction)

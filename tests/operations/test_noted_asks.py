@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_sidejob.operations import lock_set, mailboxes
+from celery_sidejob.operations.noted_asks import apply_noted_asks
 from tests.tools.in_process import Stage
 
 DENY = """
@@ -12,17 +12,16 @@ CREATE FUNCTION deny() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'denie
 CREATE TRIGGER deny BEFORE DELETE ON timers FOR EACH ROW EXECUTE FUNCTION deny()"""
 
 
-def test_an_ask_that_cannot_be_applied_is_left_to_the_sweeper(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_ask_that_cannot_be_applied_is_left_to_the_sweeper(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     subscriber = stage.job(inports={"i": {"channels": ["/c"]}})
     stage.drain()
-    for module in (lock_set, mailboxes):  # so that one subscriber is too many to be locked
-        monkeypatch.setattr(module, "FAN_OUT", 0)
+    with stage.connect() as other, other.transaction():
+        other.execute("SELECT FROM jobs WHERE id = %s FOR NO KEY UPDATE", [subscriber.id])
+        assert stage.sidejob.publish("/c", 1) == 1
 
     stage.sql(DENY)
     try:
-        assert stage.sidejob.publish("/c", 1) == 1
+        apply_noted_asks(stage.runtime, [subscriber.id])
     finally:
         stage.sql("DROP FUNCTION deny CASCADE")
     assert f"The ask of job {subscriber.id} is noted, and the sweeper applies it: denied" in caplog.text

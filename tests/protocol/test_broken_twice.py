@@ -15,13 +15,11 @@ from celery.exceptions import SoftTimeLimitExceeded
 
 from celery_sidejob import RunningJob, Status
 from celery_sidejob.model.errors import IllegalMoveError, StoreUnavailableError
-from celery_sidejob.operations import lock_set
 from celery_sidejob.services.sweep import unsent_results
 from celery_sidejob.services.sweep.prune import Prune
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.services.sweep.unsent_results import UnsentResults
-from celery_sidejob.store import ports
 from celery_sidejob.store.connection import own_executor
 from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
@@ -218,39 +216,6 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
     service.run_once()
     service.run_once()
     assert stage.sql("SELECT job_id FROM askings WHERE stored_at IS NOT NULL") == [(other.id,)]
-
-
-# -- others that go away -----------------------------------------------------------------------------------------------
-
-
-def test_a_subscriber_deleted_while_a_unit_publishes_to_many_fails_nobody(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    many = stage.sidejob.enqueue_many(
-        [{"task": stage.idle, "inports": {"i": {"channels": ["/c"]}}} for _ in range(lock_set.FAN_OUT + 2)]
-    )
-    stage.drain()
-    many[-1].terminate()
-    stage.drain()
-    real = ports.subscribers
-
-    def subscribers(executor: Any, names: Any) -> Any:
-        found = real(executor, names)
-        if armed and armed.pop():
-            stage.outside(lambda: deleted.append(many[-1].delete()))
-        return found
-
-    armed: list[bool] = []
-    deleted: list[bool] = []
-    monkeypatch.setattr(lock_set.ports, "subscribers", subscribers)
-
-    def body(job: RunningJob) -> None:
-        stage.sidejob.publish("/c", 1)
-        armed.append(True)
-
-    job = stage.job(body)
-    stage.run(job)
-    assert (deleted, job.refresh().status) == ([True], Status.COMPLETED)
 
 
 # -- a time limit that strikes in a commit -----------------------------------------------------------------------------

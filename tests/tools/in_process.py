@@ -263,7 +263,7 @@ RULES = {
 
 EMPTY = """
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
-    DELETE FROM askings; DELETE FROM counters;
+    DELETE FROM askings; DELETE FROM counters; DELETE FROM publications;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
 
 

@@ -10,6 +10,7 @@ from .emptied_broker import EmptiedBroker
 from .held_by_nobody import HeldByNobody
 from .lost_tasks import LostTasks
 from .prune import Prune
+from .publications import Publications
 from .sweep import SweepDuty
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
@@ -20,6 +21,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
     HeldByNobody,
     Timers,
+    Publications,
     EmptiedBroker,
     VanishedQueues,
     Doorbells,

@@ -50,7 +50,8 @@ TABLES = {
         "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"
     ),
     "ports": Table("id job_id direction name default_value channels"),
-    "subscriptions": Table("channel port_id", "SELECT INSERT DELETE"),
+    "subscriptions": Table("id channel job_id port_id", "SELECT INSERT DELETE"),
+    "publications": Table("id channel packets newest reached"),
     "packets": Table("id port_id value context options written_at taken_by taken_run"),
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),

@@ -1,0 +1,84 @@
+"""Delivering what was published: packets for the subscribers of a channel, a page of jobs in each transaction.
+
+The transaction that publishes locks no subscriber and writes none of the packets. So its commit waits for nobody,
+however many there are. No page waits either: a job that somebody has locked gets its packets, and its ask is noted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from ..model.errors import StoreUnavailableError
+from ..store import asks, jobs, publications
+from ..store.errors import FAILURES, RowsLocked
+from ..store.statement import Transaction
+from .after_commit import AfterCommit, follow
+from .lock_set import LockSet
+from .noted_asks import apply_noted_asks
+from .runtime import Runtime
+from .wakes import Wakes
+
+logger = logging.getLogger("celery_sidejob")
+
+PAGE = 1000
+"""Packets that one transaction delivers, unless a single job takes more."""
+
+PAGES = 10
+"""Pages of a channel that a publisher delivers before its call returns; the sweeper delivers the others."""
+
+
+def deliver(runtime: Runtime, channels: Iterable[str]) -> None:
+    """Deliver what waits on channels, right after the commit that published on them.
+
+    The messages are kept, so no error here may make the publisher's call fail. The sweeper delivers what is left by an
+    error, by this process' death, or after `PAGES`. Another publisher of the channel may be delivering: it goes on with
+    our message after its own, because it looks again after each page.
+    """
+    mine = set(channels)
+    try:
+        for _ in range(PAGES):
+            mine = {channel for channel in mine if deliver_page(runtime, channel)}
+            if not mine:
+                return
+            mine = publications.waiting(runtime.connections, mine)
+    except FAILURES as error:
+        logger.warning(
+            "Messages on %s are kept, and the sweeper delivers them: %s", ", ".join(sorted(mine)), error,
+            exc_info=not isinstance(error, StoreUnavailableError),
+        )  # fmt: skip
+
+
+def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> bool:
+    """Deliver the next page of a channel's oldest publication; False if there is none, or somebody else delivers it.
+
+    `noting`: all asks are only noted, so the job that cannot be asked does not keep the packets from the others.
+    """
+
+    def work(executor: Transaction) -> AfterCommit | None:
+        return _deliver(runtime, executor, channel, noting=noting)
+
+    after_commit = runtime.connections.transact("deliver", work)
+    if after_commit is None:
+        return False
+    follow(runtime, after_commit)
+    apply_noted_asks(runtime, after_commit.noted)
+    return True
+
+
+def _deliver(runtime: Runtime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
+    page = publications.lock_next(executor, channel, packets=PAGE)
+    if page is None:
+        return None
+    rows = {} if noting else jobs.lock_all_free(executor, page.job_ids or ())
+    delivered = publications.deliver(executor, channel, page)
+    found = set(delivered.job_ids or ())
+    late = found - rows.keys()
+    if not delivered.complete or (late and late - jobs.keep(executor, late)):
+        raise RowsLocked(f"A job or a port that subscribes to {channel!r} is being removed. Nothing was changed.")
+    after_commit = AfterCommit()
+    Wakes(runtime, executor, LockSet.of_rows(executor, rows), after_commit).ask(sorted(found - late))
+    if late:
+        asks.note(executor, late, "run")
+        after_commit.noted += late
+    return after_commit
