@@ -12,10 +12,13 @@ from typing import Any, TypeVar
 
 from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavailableError
 from .model.finding import Finding, error, warning, well
+from .model.plural import counted
 from .operations.runtime import Runtime
 from .store import depths, health, piles, revisions, served, statistics, workers
+from .store.broker.messages import COUNTED
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
+from .store.outbox import references
 from .store.schema import schema_check, tables
 from .store.statement import Transaction
 
@@ -36,6 +39,8 @@ DEAD_ROWS = 20_000
 """Autovacuum usually leaves fewer dead rows than this, or fewer than live ones."""
 FINISHED = 100_000
 """Finished jobs that nothing will remove: from this number on, a warning."""
+IN_POSTGRES = "postgres "
+"""How the broker of a worker begins whose broker is `sidejobpg://`."""
 CHILDREN = 10_000
 """Children of one job, which stay as long as it does: from this number on, a warning."""
 PINNED_S = (300.0, 3600.0)
@@ -108,7 +113,8 @@ class Diagnosis:
         try:
             yield from self._look(
                 self._rights, self._queues, self._publishing, self._tasks, self._workers, self._sweeping,
-                self._results, self._dead, self._retention, self._vacuum, self._horizon, within_s=self._patience_s,
+                self._results, self._dead, self._retention, self._references, self._vacuum, self._horizon,
+                within_s=self._patience_s,
             )  # fmt: skip
             yield from self._look(
                 lambda executor: self._rules(executor, thorough), within_s=None if thorough else self._patience_s
@@ -418,6 +424,24 @@ class Diagnosis:
             )  # fmt: skip
         if finished < FINISHED and not families:
             yield well("retention", "no finished jobs pile up")
+
+    def _references(self, executor: Transaction) -> Iterator[Finding]:
+        """Tell of references that a change of the broker has left behind; most brokers never had any."""
+        if self._runtime.connections.is_broker or not (left := references.count(executor)):
+            return
+        known = workers.list_all(executor, self._settings)
+        if any((row.broker or "").startswith(IN_POSTGRES) for row in known if row.dead_at is None):
+            return
+        at_least = "at least " if left == COUNTED else ""
+        yield warning(
+            "references", f"{at_least}{counted(left, 'reference', 'references')} of jobs and durable tasks in the "
+            "queues of sidejobpg://, and no worker has that broker",
+            meaning="A change of the broker has left them there, or the workers of sidejobpg:// are down. The work is "
+            "in the store: db reassign has it sent to the new broker, and then these rows only take up space.",
+            remedy="If the broker has changed for good: celery -A <app> sidejob db reassign, unless that was done; "
+            f"then DELETE FROM {schema_check.quoted(self._settings.schema)}.broker_messages WHERE task_id IS NOT NULL. "
+            "Otherwise start workers of sidejobpg://.",
+        )  # fmt: skip
 
     # -- the health of tables ------------------------------------------------------------------------------------
 

@@ -43,6 +43,16 @@ def server(executor: Reader) -> Any:
     return executor.run(_SERVER)[0]
 
 
+_DATABASE = Statement("""
+SELECT pg_postmaster_start_time() AS started_at, d.oid AS database
+FROM pg_database d WHERE d.datname = current_database()""")
+
+
+def database(executor: Reader) -> Any:
+    """Read what tells this database from all others, whatever URL leads there."""
+    return executor.run(_DATABASE)[0]
+
+
 _TABLES = Statement("""
 SELECT relname AS name, n_live_tup AS live, n_dead_tup AS dead, pg_total_relation_size(relid) AS bytes,
   extract(epoch FROM now() - greatest(last_vacuum, last_autovacuum))::double precision AS vacuumed_s

@@ -25,11 +25,13 @@ from celery_sidejob.store import registry, served, workers
 from celery_sidejob.store.schema import migrate
 from tests.cli.test_commands import ask
 from tests.tools.apps import make_app
+from tests.tools.brokers import in_postgres
 from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
 from tests.tools.proxy import TcpProxy
 from tests.tools.roles import a_role
+from tests.tools.versions import KOMBU_5_7
 from tests.tools.waiting import wait_until
 
 
@@ -283,6 +285,24 @@ def test_the_dead_set(locked: Stage) -> None:
     assert "sidejob dead retry" in finding.remedy
 
 
+def test_references_that_a_change_of_the_broker_has_left(locked: Stage) -> None:
+    assert "references" not in findings(locked)
+    locked.sql("INSERT INTO broker_messages (queue, priority, task_id, generation) VALUES ('celery', 0, 'one', 1)")
+
+    (finding,) = findings(locked)["references"]
+    assert (finding.level, finding.found) == (
+        Level.WARNING,
+        "1 reference of jobs and durable tasks in the queues of sidejobpg://, and no worker has that broker",
+    )
+    other = workers.register(locked.runtime.connections, "other", broker="postgres stage sidejob")
+    assert "references" not in findings(locked)
+    workers.leave(locked.runtime.connections, other)
+
+    (remedy,) = re.findall(r"DELETE .* IS NOT NULL", finding.remedy)
+    locked.sql(remedy)
+    assert "references" not in findings(locked)
+
+
 def test_finished_jobs_that_nothing_removes(locked: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("celery_sidejob.diagnosis.FINISHED", 50)
     locked.sql(
@@ -531,6 +551,33 @@ def test_a_broker_that_refuses_or_is_silent(redis_url: str, monkeypatch: pytest.
         began = time.monotonic()
         assert broker_findings(proxy.url_for(redis_url)) == [("broker", "error")]
         assert time.monotonic() - began < 10
+
+
+@KOMBU_5_7
+def test_a_broker_that_is_the_store_by_another_url(stage: Stage) -> None:
+    url = direct(stage.database_url)
+
+    def about_the_broker(**urls: str) -> Finding:
+        with make_app("stage", broker=in_postgres(url), sidejob_schema=SCHEMA, **urls) as app:
+            return [finding for finding in broker_check.findings(app) if finding.check == "broker"][-1]
+
+    with TcpProxy.to(url) as proxy, TcpProxy.to(url) as elsewhere:
+        past_a_proxy = proxy.url_for(url)
+        found = about_the_broker(sidejob_database_url=past_a_proxy)
+        assert (found.level, "leads to the store's own database" in found.found) == (Level.WARNING, True)
+        assert found.remedy.startswith("Set broker_url to sidejobpg:// alone")
+        for known in ({"sidejob_database_url": url}, {"sidejob_database_url": past_a_proxy, "sidejob_direct_url": url}):
+            assert about_the_broker(**known).level == Level.OK
+        elsewhere.black_hole()
+        assert about_the_broker(sidejob_database_url=elsewhere.url_for(url)).level == Level.OK, "others tell of that"
+
+
+@KOMBU_5_7
+def test_a_broker_in_another_database_is_not_the_store(stage: Stage, empty_database_url: str) -> None:
+    migrate.upgrade(empty_database_url, SCHEMA)
+    settings = {"sidejob_database_url": stage.database_url, "sidejob_schema": SCHEMA}
+    with make_app("stage", broker=in_postgres(direct(empty_database_url)), **settings) as app:
+        assert [str(finding.level) for finding in broker_check.findings(app)] == ["ok", "ok"]
 
 
 def test_a_rabbitmq(amqp_url: str) -> None:

@@ -9,8 +9,11 @@ from typing import Any
 
 from celery import Celery
 
+from ...model.errors import SettingsError, StoreUnavailableError
 from ...model.finding import Finding, error, warning, well
 from ...model.plural import counted
+from ...store import health
+from ...transport.postgres.link import Link
 from ...transport.postgres.overview import overview_of
 from ..configuration import broker_is_store
 from . import dead_list
@@ -38,12 +41,37 @@ def findings(app: Celery) -> Iterator[Finding]:
                     yield from _queues(app, made)
                 elif transport.driver_type == "postgres":
                     yield _transport("sidejobpg://", overview_of(transport.link))
+                    yield from _by_another_way(app, transport.link)
         except Exception as failure:  # whatever a transport raises
             yield error(
                 "broker", f"{shown}: {type(failure).__name__}: {failure}", meaning="No run begins but those that are "
                 "under way go on. Nothing is lost: what is asked is kept in the store and goes out later.",
                 remedy="Start the broker, or correct broker_url.",
             )  # fmt: skip
+
+
+def _by_another_way(app: Celery, link: Link) -> Iterator[Finding]:
+    """Tell if the broker is the store, and its URL is another one: `broker_is_store` asks no server."""
+    sidejob = getattr(app, "sidejob", None)
+    if sidejob is None or broker_is_store(app):
+        return
+    settings, connections = sidejob.settings, sidejob.runtime.connections
+    if settings.database_url is None or settings.failover_urls or settings.schema != link.schema:
+        return
+    try:
+        with health.looking(connections):
+            store = connections.read(health.database, within_s=ATTEMPT_S)
+    except (StoreUnavailableError, SettingsError):  # of which the checks of the store tell
+        return
+    if link.run("read", health.database) == store:
+        yield warning(
+            "broker", "broker_url leads to the store's own database and schema, by another host or port than "
+            "sidejob_database_url and sidejob_direct_url",
+            meaning="This app takes its broker for a database of its own. Workers with these URLs leave the jobs and "
+            "durable tasks to others that clients with equal URLs send: where all workers are so, they never run.",
+            remedy="Set broker_url to sidejobpg:// alone, which means the store, in all clients and workers. If the "
+            "store's URL leads through a proxy, set sidejob_direct_url as well.",
+        )  # fmt: skip
 
 
 def _redis(channel: Any) -> Iterator[Finding]:

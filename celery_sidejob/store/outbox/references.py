@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ...model.durable import Message
+from ..broker.messages import COUNTED
 from ..statement import Reader, Statement, Transaction
 from .kinds import JOBS, free, parameters
 
@@ -104,3 +105,14 @@ SELECT DISTINCT b.task_id FROM {broker_messages} b WHERE b.task_id = ANY(%(task_
 def waiting(executor: Reader, task_ids: Sequence[str]) -> set[str]:
     """Read which of these rows have a reference in a queue, fetched or not."""
     return {row.task_id for row in executor.run(_WAITING, task_ids=list(task_ids))}
+
+
+_COUNT = Statement("""
+SELECT count(*) AS rows FROM (
+  SELECT FROM {broker_messages} b WHERE b.task_id IS NOT NULL LIMIT %(counted)s) AS few""")
+
+
+def count(executor: Reader) -> int:
+    """Count references, fetched or not, up to `COUNTED`."""
+    found: int = executor.run(_COUNT, counted=COUNTED)[0].rows
+    return found
