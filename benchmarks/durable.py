@@ -120,9 +120,11 @@ class Side(Stamped):
 
     def __init__(
         self, broker_url: str, number: int, database_url: str | None, directory: Path, *, schema: str = SCHEMA,
-        transport_options: dict[str, Any] | None = None,
+        transport_options: dict[str, Any] | None = None, prefetch: int | None = None,
     ) -> None:  # fmt: skip
+        """`prefetch`: the worker's `worker_prefetch_multiplier`; None for Celery's default."""
         super().__init__(directory / f"stamps{number}")
+        self._flags = ["--loglevel=WARNING", *([] if prefetch is None else [f"--prefetch-multiplier={prefetch}"])]
         self.schema = None if database_url is None else schema
         self.broker_url = self._url_of(broker_url, number)
         self.database_url = database_url
@@ -149,8 +151,7 @@ class Side(Stamped):
         """Start a worker, and wait until it runs what it is given."""
         env = self.env | ({"ONE_CLIENT": "1"} if one_client else {})
         self.worker = processes.start_worker(
-            "benchmarks.stamps", env=env, pool=pool, concurrency=concurrency, extra=["--loglevel=WARNING"],
-            ready_timeout=None,
+            "benchmarks.stamps", env=env, pool=pool, concurrency=concurrency, extra=self._flags, ready_timeout=None
         )  # fmt: skip
         self.forget_stamps()
         self.stamp.delay()

@@ -1,6 +1,7 @@
 """The transports `sidejob://` and `sidejobpg://` against kombu's `redis://`, in turns: publishing, running and waiting.
 
     python -m benchmarks transport [--rounds 30] [--tasks 600] [--only publish,solo] [--sides stock,sidejob]
+        [--prefetch 16]
 
 Plain Celery on `redis://`, in clients and workers that import nothing of this package; plain Celery on `sidejob://`;
 durable tasks on `sidejob://`, as they come and with `locks_late`; jobs there; and, if they are named in `--sides`,
@@ -12,7 +13,8 @@ Postgres is durable.
 
 Each figure is the median over rounds, with the interval in which it lies with 95 % certainty; a ratio is that inside a
 round, and a bound is met if the interval's better end reaches it. A drain begins with a worker's first look and
-ends with the last body; each must have run exactly once, and then nothing may be left.
+ends with the last body; each must have run exactly once, and then nothing may be left. `--prefetch` is the
+`worker_prefetch_multiplier` of all sides but the first, plain Celery on `redis://`, which keeps Celery's default.
 """
 
 from __future__ import annotations
@@ -95,6 +97,12 @@ BOUNDS = {
     ("pg_late", "drain, prefork -c 2"): Bound(1.4),
     ("pg_jobs", "drain, prefork -c 2"): Bound(0.9),
 }
+WIDE = 16
+"""The `worker_prefetch_multiplier` at which `WIDE_BOUNDS` hold."""
+WIDE_BOUNDS = {
+    ("postgres", "drain, prefork -c 2"): Bound(2.5),
+    ("pg_late", "drain, prefork -c 2"): Bound(2.5),
+}
 SECTIONS = ("publish", "threads", "together", "prefork", "solo", "latency")
 
 
@@ -107,11 +115,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--sides", default=",".join(side for side in SIDES if side not in IN_POSTGRES), help=f"of {', '.join(SIDES)}"
     )
+    parser.add_argument("--prefetch", type=int, help="worker_prefetch_multiplier of all sides but the first")
     given = parser.parse_args(arguments)
     wanted, sides = given.only.split(","), given.sides.split(",")
     if unknown := (set(wanted) - set(SECTIONS)) | (set(sides) - set(SIDES)):
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    with Bench.opened(["stock", *(side for side in SIDES if side in sides and side != "stock")]) as bench:
+    names = ["stock", *(side for side in SIDES if side in sides and side != "stock")]
+    bounds = BOUNDS | (WIDE_BOUNDS if given.prefetch == WIDE else {})
+    with Bench.opened(names, bounds=bounds, prefetch=given.prefetch) as bench:
         if "publish" in wanted:
             bench.publish(given.rounds)
         if "threads" in wanted:
@@ -132,9 +143,13 @@ class InPostgres(Side):
     """A side whose broker is a Postgres."""
 
     def __init__(
-        self, broker_url: str, number: int, store: str | None, directory: Path, options: dict[str, str]
-    ) -> None:
-        super().__init__(broker_url, number, store, directory, schema=options["schema"], transport_options=options)
+        self, broker_url: str, number: int, store: str | None, directory: Path, options: dict[str, str],
+        prefetch: int | None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            broker_url, number, store, directory, schema=options["schema"], transport_options=options,
+            prefetch=prefetch,
+        )  # fmt: skip
         self._messages = f"{options['schema']}.broker_messages"
         self.looking = psycopg.connect(broker_url.replace("sidejobpg:", "postgresql:", 1), autocommit=True)
 
@@ -210,9 +225,12 @@ class Bench:
     @contextmanager
     def opened(
         cls, names: list[str], *, peers: Mapping[str, Callable[[str, Path], Stamped]] = {},
-        bounds: Mapping[tuple[str, str], Bound] = BOUNDS,
+        bounds: Mapping[tuple[str, str], Bound] = BOUNDS, prefetch: int | None = None,
     ) -> Iterator[Bench]:  # fmt: skip
-        """Start servers and clients; everything ends with the block. Peers are made from the Postgres' URL."""
+        """Start servers and clients; everything ends with the block. Peers are made from the Postgres' URL.
+
+        `prefetch` holds for the workers of all sides but the stock one.
+        """
         with ExitStack() as stack:
             postgres, broker_url = stack.enter_context(servers(appendonly=False))
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -230,14 +248,15 @@ class Bench:
             clients = {}
             for number, name in enumerate(names):
                 _, scheme, schema = SIDES[name]
+                wanted = None if name == "stock" else prefetch
                 if scheme == "sidejobpg":
                     url = f"{scheme}:{in_broker.partition(':')[2]}"
                     store = None if schema is None else in_broker
-                    sides[name] = InPostgres(url, number, store, directory, IN_POSTGRES[name])
+                    sides[name] = InPostgres(url, number, store, directory, IN_POSTGRES[name], wanted)
                 else:
                     url = f"{scheme}:{broker_url.partition(':')[2]}"
                     store = None if schema is None else postgres.url
-                    sides[name] = Side(url, number, store, directory, schema=schema or SCHEMA)
+                    sides[name] = Side(url, number, store, directory, schema=schema or SCHEMA, prefetch=wanted)
                 stack.callback(sides[name].close)
                 clients[name] = Client(sides[name], guard, plain=name == "stock")
                 stack.callback(clients[name].close)
