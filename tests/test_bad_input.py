@@ -118,6 +118,8 @@ CALLS: dict[str, Call] = {
     "port.write()": lambda g, odd: g.port.write(odd),
     "port.write(transaction=)": lambda g, odd: g.port.write(1, transaction=odd),
     "port.write_many()": lambda g, odd: g.port.write_many(odd),
+    "port.read_many()": lambda g, odd: g.port.read_many(odd),
+    "port.read_many(transaction=)": lambda g, odd: g.port.read_many(1, transaction=odd),
     "port.peek()": lambda g, odd: g.port.peek(odd),
     "port.default": assign("default"),
     "port.channels": assign("channels"),

@@ -402,9 +402,16 @@ class Job:
         return self._ports("out")
 
     def configure_ports(self, inports: Any = None, outports: Any = None) -> None:
-        """Replace the job's ports by its task's own and the given ones; others go, with their packets."""
-        own = self._runtime.tasks.ports(self.task)
-        self._do("ports", ConfigurePorts(self.id, port_rows(own, inports, outports)))
+        """Replace the job's ports by its task's own and the given ones; others go, with their packets.
+
+        If only one of the two is given, the ports of the other direction stay as they are. Without either, the job has
+        its task's own ports alone.
+        """
+        given: dict[Direction, Any] = {"in": inports, "out": outports}
+        directions = tuple(name for name, ports in given.items() if ports is not None) or tuple(given)
+        rows = port_rows(self._runtime.tasks.ports(self.task), inports, outports)
+        chosen = tuple(row for row in rows if row.direction in directions)
+        self._do("ports", ConfigurePorts(self.id, chosen, directions))
 
     # -- state ---------------------------------------------------------------------------------------------------
 

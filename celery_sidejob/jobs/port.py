@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
-from ..model.checks import check_number
-from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError
+from ..model.checks import check_number, shown
+from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
 from ..operations.unit_of_work import carry_out
 from ..store import packets, ports
@@ -61,15 +61,25 @@ class Port:
 
     def write(self, value: Any, *, transaction: Any = None) -> None:
         """Append one value and ask the reader to run: the job of an input port, the parent of an output port's job."""
-        self.write_many([value], transaction=transaction)
+        self._write([values.encode(value, limit=self._runtime.settings.max_value_bytes)], transaction)
 
     def write_many(self, values_: Iterable[Any], *, transaction: Any = None) -> None:
-        """Append values, in order, in one transaction."""
+        """Append values, in order, in one transaction. A value that is refused is named by its place: ``values[3]``."""
+        if isinstance(values_, (str, bytes, bytearray, Mapping)) or not isinstance(values_, Iterable):
+            raise InvalidValueError(
+                f"write_many() takes a list of values, or another iterable, not {shown(values_)}; for one value there "
+                "is write()."
+            )
         limit = self._runtime.settings.max_value_bytes
+        self._write(
+            [values.encode(value, limit=limit, what=f"values[{n}]") for n, value in enumerate(values_)], transaction
+        )
+
+    def _write(self, texts: Sequence[str], transaction: Any) -> None:
         context = current_context()
         scope = current_port_scope()
         options = None if scope.log else '{"log": false}'
-        written = tuple((values.encode(value, limit=limit), context, options) for value in values_)
+        written = tuple((text, context, options) for text in texts)
         if not written:
             return
         self._do(
@@ -95,8 +105,33 @@ class Port:
         found, _ = self._next(transaction)
         return None if found is None else _packet(found)
 
+    def read_many(self, limit: int, *, transaction: Any = None) -> list[Any]:
+        """Read the oldest values, at most `limit`, in one transaction and one statement; never the default.
+
+        What is read is consumed together: a client that dies before it gets the answer may have lost all of it, and
+        with `transaction=` all of it is consumed if that is committed.
+        """
+        check_number("limit", limit, least=1, of="packets")
+        unit, connections = active(), self._runtime.connections
+
+        def pop(executor: Any) -> Sequence[Any]:
+            return packets.pop_many(executor, self._key, limit=limit)
+
+        if transaction is not None:
+            self._refuse_to_read_in(transaction)
+            borrowed = connections.borrow(transaction)
+            with borrowed.atomic():
+                found = pop(borrowed)
+                if not found:
+                    self._row(borrowed)
+        else:
+            found = connections.transact("read", pop) if unit is None else unit.drain(self._key, limit)
+            if not found:
+                self._row()
+        return [values.decode(row.value) for row in found if row.value is not None]
+
     def __iter__(self) -> Iterator[Any]:
-        """Read values until the port is empty; never the default."""
+        """Read values until the port is empty, each in a transaction of its own; never the default."""
         while (found := self._next(many=True)[0]) is not None:
             yield values.decode(found.value)
 

@@ -178,8 +178,8 @@ class _Turns:
         defaults = [port.default for port in self._ports]
         if any(value is NO_DATA for value in defaults):
             return
-        names = ",".join(port.name for port in self._ports)
-        now = [values.encode(value) for value in defaults]
+        by_name = sorted((port.name, values.encode(value)) for port, value in zip(self._ports, defaults, strict=True))
+        names, now = ",".join(name for name, _ in by_name), [text for _, text in by_name]
         memo = self._unit.inputs_memo()
         if memo.get(names) == now:
             return

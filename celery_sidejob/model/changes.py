@@ -139,10 +139,11 @@ class SetChannels:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurePorts:
-    """All ports that the job shall have; its other ports are removed, with their packets."""
+    """All ports of these directions that the job shall have; its others of them are removed, with their packets."""
 
     job_id: int
     ports: tuple[PortRow, ...]
+    directions: tuple[Direction, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ their ids. Two units therefore never deadlock, whatever jobs they write to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import (
@@ -99,10 +99,10 @@ class LockSet:
         self._kept.pop(row.job_id, None)
         self.ports[row.job_id, row.direction, row.name] = row
 
-    def set_ports(self, job_id: int, rows: Iterable[Any]) -> None:
-        """Record that the changes leave a job these ports and no others."""
+    def set_ports(self, job_id: int, rows: Iterable[Any], *, directions: Container[str]) -> None:
+        """Record that the changes leave a job these ports and no others of these directions."""
         self._kept.pop(job_id, None)
-        self.ports = {key: row for key, row in self.ports.items() if key[0] != job_id}
+        self.ports = {key: row for key, row in self.ports.items() if key[0] != job_id or key[1] not in directions}
         self.ports.update({(row.job_id, row.direction, row.name): row for row in rows})
 
     def _find(

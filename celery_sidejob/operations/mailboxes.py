@@ -57,10 +57,10 @@ class Mailboxes:
                 self._changed(ports.set_default(self._executor, self._port(_key(change)).id, change.packets[-1][0]))
 
     def _configure(self, change: ConfigurePorts) -> None:
-        """Replace a job's ports; the ports that stay keep their packets."""
+        """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
-        ports.keep_only(self._executor, change.job_id, [row.id for row in kept])
-        self._lock_set.set_ports(change.job_id, kept)
+        ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
+        self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
 
     def write(self, change: Write | Publish | Connect) -> None:
         """Collect the packets and messages of a change and notify their readers; `flush` stores them."""

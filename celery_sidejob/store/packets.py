@@ -141,15 +141,19 @@ def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
     return {row.reader for row in executor.run(_RELEASE, job_id=job_id, run_no=run_no)} - {None, job_id}
 
 
-_POP = Statement(f"""
+_POP = f"""
 WITH o AS (SELECT o.id, o.default_value, o.channels FROM {{ports}} o WHERE {_PORT}),
 free AS (
   SELECT p.port_id, p.id FROM {{packets}} p WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
-  ORDER BY p.id LIMIT 1 FOR UPDATE OF p SKIP LOCKED),
+  ORDER BY p.id LIMIT %s FOR UPDATE OF p SKIP LOCKED),
 gone AS (
   DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id
   RETURNING q.{_COLUMNS.format("q")})
-SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true""")
+SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true"""
+
+_POP_ONE = Statement(_POP.replace("%s", "1"))
+
+_POP_MANY = Statement(_POP.replace("%s", "%(limit)s") + " ORDER BY gone.id")
 
 
 def pop(executor: Transaction, port: PortKey) -> Any | None:
@@ -157,7 +161,12 @@ def pop(executor: Transaction, port: PortKey) -> Any | None:
 
     For an empty port returns a row without a packet (`_IF_EMPTY`); None means that there is no such port.
     """
-    return first(executor.run(_POP, **_named(port)))
+    return first(executor.run(_POP_ONE, **_named(port)))
+
+
+def pop_many(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
+    """Read and remove free packets, oldest first, in one statement; for the rest it is as `pop`."""
+    return executor.run(_POP_MANY, **_named(port), limit=limit)
 
 
 _MOVE = Statement(f"""

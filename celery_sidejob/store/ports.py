@@ -60,12 +60,13 @@ def of_job(executor: Reader, job_id: int) -> dict[tuple[str, str], Any]:
 
 
 _KEEP_ONLY = Statement("""
-DELETE FROM {ports} WHERE job_id = %(job_id)s AND NOT id = ANY(%(ids)s::bigint[])""")
+DELETE FROM {ports}
+WHERE job_id = %(job_id)s AND direction = ANY(%(directions)s::text[]) AND NOT id = ANY(%(ids)s::bigint[])""")
 
 
-def keep_only(executor: Transaction, job_id: int, ids: Iterable[int]) -> None:
-    """Remove the job's other ports with their packets."""
-    executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids))
+def keep_only(executor: Transaction, job_id: int, ids: Iterable[int], *, directions: Iterable[str]) -> None:
+    """Remove the job's other ports of these directions, with their packets."""
+    executor.run(_KEEP_ONLY, job_id=job_id, ids=list(ids), directions=list(directions))
 
 
 _BY_ID = Statement(f"SELECT {_ROW} FROM {{ports}} WHERE id = ANY(%(ids)s::bigint[])")

@@ -347,16 +347,17 @@ class OpenUnit:
             found = self._ahead.next(self.unit, key, many=many)
             return found if found is not None else self._own_packet(key)
 
-    def drain(self, key: PortKey) -> list[Any]:
-        """Read all packets of a port as part of this unit, in two statements at most."""
+    def drain(self, key: PortKey, most: int | None = None) -> list[Any]:
+        """Read all packets of a port as part of this unit, or `most`, in two statements at most."""
         with self._in_progress():
             self.settle()
             self._check_done()
             self._go_on(reading=True)
-            found = self._ahead.drain(self.unit, key)
+            found = self._ahead.drain(self.unit, key, most)
             for change in view.writes(self.unit.changes, key):  # what this very unit wrote is then never stored
-                self._replace(change, replace(change, packets=()))
-                found += [view.Written(*packet) for packet in change.packets]
+                left = len(change.packets) if most is None else most - len(found)
+                self._replace(change, replace(change, packets=change.packets[left:]))
+                found += [view.Written(*packet) for packet in change.packets[:left]]
             return found
 
     def peek(self, key: PortKey, limit: int) -> list[Any]:

@@ -55,16 +55,19 @@ class ReadAhead:
         unit.read.append((row.port_id, row.id))
         return row
 
-    def drain(self, unit: Unit, key: PortKey) -> list[Any]:
-        """Read all stored packets of a port as part of a unit: those at hand, then all behind them."""
+    def drain(self, unit: Unit, key: PortKey, most: int | None = None) -> list[Any]:
+        """Read all stored packets of a port as part of a unit, or `most`: those at hand, then those behind them."""
         found: list[Any] = []
         at_hand = self._buffers.get(key)
         for _ in range(2 if at_hand is not None and at_hand.ahead else 1):
-            kept = self._fill(unit, key, most=None)
-            found += kept.ahead
-            unit.read += [(row.port_id, row.id) for row in kept.ahead]
-            kept.read += kept.ahead
-            kept.ahead.clear()
+            left = None if most is None else most - len(found)
+            if left == 0:
+                break
+            kept = self._fill(unit, key, left)
+            rows = [kept.ahead.popleft() for _ in range(min(len(kept.ahead), left or len(kept.ahead)))]
+            found += rows
+            unit.read += [(row.port_id, row.id) for row in rows]
+            kept.read += rows
         return found
 
     def has(self, unit: Unit, key: PortKey) -> bool:
@@ -116,7 +119,7 @@ class ReadAhead:
             own = key[:2] == (self._hold.job_id, "in")
             takes = not own or self._hold.row.takes
             if own and most is not None:
-                most = READ_AHEAD
+                most = max(most, READ_AHEAD)
             if not takes:
                 rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
             else:

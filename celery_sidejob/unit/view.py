@@ -111,7 +111,8 @@ def ports(changes: Sequence[Change], job_id: int, stored: Mapping[tuple[str, str
     for change in changes:
         match change:
             case ConfigurePorts() if change.job_id == job_id:
-                known = ports_made(change.ports)
+                others = {key: row for key, row in known.items() if key[0] not in change.directions}
+                known = {**others, **ports_made(change.ports)}
             case SetDefault() if change.job_id == job_id:
                 _amend(known, change, default_value=change.value)
             case SetChannels() if change.job_id == job_id:
@@ -128,8 +129,9 @@ def keeps_stored(changes: Sequence[Change], key: PortKey) -> bool:
         match change:
             case NewJob() if change.id == job_id:
                 return False
-            case ConfigurePorts() if change.job_id == job_id and (direction, name) not in ports_made(change.ports):
-                return False
+            case ConfigurePorts() if change.job_id == job_id and direction in change.directions:
+                if (direction, name) not in ports_made(change.ports):
+                    return False
     return True
 
 

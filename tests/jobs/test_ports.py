@@ -154,7 +154,7 @@ def test_ports_are_the_tasks_own_and_the_jobs(stage: Stage) -> None:
     job.input("b").write(1)
     job.configure_ports(inports=["z"])
     assert [port.name for port in job.inports] == ["a", "b", "z"]
-    assert [port.name for port in job.outports] == ["c"]
+    assert [port.name for port in job.outports] == ["c", "e"]
     assert (job.input("a").default, len(job.input("b"))) == (1, 1)
 
 
