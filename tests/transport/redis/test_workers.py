@@ -46,6 +46,15 @@ def holders(server: redis.Redis) -> set[str]:
     return {name.decode() for name in server.zrange("_sidejob.consumers", 0, -1)}
 
 
+def waiting(server: redis.Redis) -> list[str]:
+    """The tasks that a worker holds and has not begun, as of its last beat."""
+    found = []
+    for key in server.scan_iter("_sidejob.held.*"):
+        unbegun = server.smembers(key.replace(b".held.", b".waiting."))
+        found += [entry for token, entry in server.hgetall(key).items() if token in unbegun]
+    return sorted(name for entry in found for name in ("last", "note") if f'"task": "{name}"'.encode() in entry)
+
+
 @pytest.mark.parametrize("pool", ["solo", "gevent"])
 def test_a_task_that_keeps_its_worker_busy_is_not_begun_twice(
     processes: Processes, broker_url: str, record: Record, send: Any, server: redis.Redis, connect: Connect, pool: str
@@ -113,6 +122,8 @@ def test_what_a_killed_worker_had_is_run_by_the_next(
         send("last" if number == 0 else "note", (60,) if number == 0 else (f"task{number}",))
     record.wait_for("begun")
     wait_until(lambda: server.llen("celery") == 0, message="it to hold all of them")
+    # What Redis knows of it is as old as the last beat, which may have been before it had begun the first.
+    wait_until(lambda: waiting(server) == ["note"] * 3, message="a beat to tell that it has begun the first")
     killed.kill_group()
     start(processes, broker_url, record, "prefork", concurrency=1)
     record.wait_for("begun", count=2)
