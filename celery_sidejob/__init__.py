@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import transport  # noqa: F401  # makes the broker URLs sidejob:// and sidejobs:// known
 
 if TYPE_CHECKING:
+    from .announcements.subscription import Announcement, Subscription
     from .deadset import DeadEntry, DeadSet
     from .extension import SideJob
     from .hooks.jobs.decorators import sidejob_task
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from .services.sweep.sweeper import PollReport
 
 _MODULES = {
+    ".announcements.subscription": ("Announcement", "Subscription"),
     ".deadset": ("DeadEntry", "DeadSet"),
     ".extension": ("SideJob",),
     ".hooks.jobs.decorators": ("sidejob_task",),
@@ -71,6 +73,7 @@ __all__ = [
     "FINISHED",
     "NO_DATA",
     "AliasTakenError",
+    "Announcement",
     "ChildNameTakenError",
     "CommitInDoubtError",
     "CycleError",
@@ -101,6 +104,7 @@ __all__ = [
     "SideJobTask",
     "Status",
     "StoreUnavailableError",
+    "Subscription",
     "Suspend",
     "TaskRevokedError",
     "UnitNotCommittedError",

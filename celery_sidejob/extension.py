@@ -13,8 +13,10 @@ from typing import Any, Concatenate, overload
 from celery import Celery, signals
 from celery.canvas import Signature
 
+from .announcements.announcer import Announcer
+from .announcements.subscription import Subscription
 from .deadset import DeadSet
-from .hooks import apps, beat, configuration, control, logs
+from .hooks import announcing, apps, beat, configuration, control, logs
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
 from .hooks.broker.view import CeleryBroker
@@ -32,20 +34,23 @@ from .hooks.worker import pool_process, recording
 from .inspection import Inspection
 from .jobs import job as jobs_of
 from .jobs.job import Job
+from .jobs.log_entries import log_entry
 from .jobs.running import RunningJob
 from .jobs.scopes import context, current_context, port_options
-from .model import channel as channels
+from .model import channel as channel_names
 from .model import values
 from .model.changes import Publish
-from .model.checks import MOST, check_number, check_texts, is_number, shown
-from .model.errors import InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
+from .model.checks import MOST, check_number, check_texts, is_number, is_seconds, shown
+from .model.errors import InvalidChannelError, InvalidValueError, JobNotFoundError, SettingsError, StoreUnavailableError
 from .model.settings import Settings
 from .model.status import statuses_of
+from .operations import registering
+from .operations.audience import Audience
 from .operations.runtime import Runtime
 from .operations.stores import Store, Stores
 from .services.heartbeat.heartbeat import Heartbeat
 from .services.sweep.sweeper import PollReport, Sweeper
-from .store import job_lists, publications, registry
+from .store import job_lists, publications
 from .store.connection.connections import Connections
 from .store.connection.parameters import connection_parameters
 from .store.measured import MeasuredConnections
@@ -77,6 +82,8 @@ class SideJob:
         self._lock = threading.Lock()
         self._runtime: Runtime | None = None
         self._globs: tuple[str, ...] | None = None
+        self.announcer: Announcer | None = None
+        """This process's announcer, once the runtime was made."""
         self.heartbeats: Sequence[Heartbeat] = ()
         """In the parent process of a worker its heartbeats, one in each store, the primary first."""
         if app is not None:
@@ -114,6 +121,7 @@ class SideJob:
         chord_apply.install(calling)
         app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
         recording.install()
+        announcing.install()
         logs.install(self)
         jobs_of.use_apps(apps.runtime_of, apps.origin_of)
 
@@ -160,14 +168,18 @@ class SideJob:
         )  # fmt: skip
         to_broker = BrokerConnection(app)
         primary = Store(settings, connections)
+        audience = Audience(connections)
+        self.announcer = Announcer(partial(announcing.way_of, app, connections, audience))
         return Runtime(
             store=primary,
             stores=Stores([primary, *_further_stores(settings, pause_s)]),
             publisher=CeleryPublisher(app, to_broker, partial(run_here, self)),
             broker=CeleryBroker(app, to_broker, connections, lease_s=settings.lease),
             results=CeleryResults(app),
-            observer=SignalObserver(connections.measures),
+            observer=announcing.AnnouncingObserver(SignalObserver(connections.measures), lambda: self.runtime),
             tasks=CeleryTasks(app, connections),
+            announcer=self.announcer,
+            audience=audience,
         )
 
     # -- tasks ---------------------------------------------------------------------------------------------------
@@ -294,13 +306,36 @@ class SideJob:
 
         Inside a run it is part of the unit, and the number is that of the subscribers there are now.
         """
-        channels.check(channel)
+        channel_names.check(channel)
         runtime = self.runtime
         text = values.encode(message, limit=runtime.settings.max_value_bytes, what="message")
         applied = submit(runtime, "publish", Publish(channel, text, current_context()), transaction)
         if applied is None:
             return publications.count_subscribers(runtime.connections, channel)
         return applied.after_commit.published.get(channel, 0)
+
+    def subscribe(self, *channels: str, timeout: float | None = None) -> Subscription:
+        """Listen to what is announced on channels: iterate over the result, in threads or by ``async for``.
+
+        Returns once it hears everything that is announced from then on, which takes a bit more than a second. A channel
+        is heard by exactly its name. With `timeout` the iteration raises TimeoutError if nothing comes for so many
+        seconds. Raises StoreUnavailableError if Redis, or the store where there is none, does not answer.
+        """
+        if not channels:
+            raise InvalidChannelError("subscribe() takes the names of channels, at least one.")
+        for name in channels:
+            channel_names.check(name)
+        if timeout is not None and not is_seconds(timeout):
+            raise InvalidValueError(f"timeout= takes seconds, not {shown(timeout)}.")
+        return Subscription(lambda names: self.runtime.announcer.listen(names), channels, timeout=timeout)
+
+    def log(self, entry: Any) -> None:
+        """Make an entry of the log: a mapping, a string (its `message`), an exception (its `error` and `backtrace`).
+
+        It has the context and a timestamp too, and goes to the ports that subscribe to ``/sidejob/log``, and to those
+        who listen there. In a run it belongs to the unit.
+        """
+        log_entry(self.runtime, entry, current_context())
 
     # -- operations ----------------------------------------------------------------------------------------------
 
@@ -367,6 +402,7 @@ class SideJob:
         For tests that drop their database; otherwise idle connections to the store close after five seconds.
         """
         if self._runtime is not None:
+            self._runtime.announcer.close()
             for store in self._runtime.stores:
                 store.connections.write_behind_now()
                 store.connections.close()
@@ -376,7 +412,7 @@ class SideJob:
         """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""
         served = self.runtime.tasks.served()
         if served:
-            self.runtime.connections.transact("register", lambda executor: registry.serve(executor, served))
+            registering.register(self.runtime, served)
 
     def _add_beat_entry(self, **_: Any) -> None:
         """Put the poll into the beat schedule, unless the user has an entry of that name."""

@@ -25,11 +25,12 @@ FORMS: Mapping[str, Form] = {
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
     "locks_late": _FLAG,
+    "publish_status": _FLAG,
     "retention": ("a timedelta or a number of seconds", lambda value: is_seconds(in_seconds(value))),
 }
 """The values that each option may have; ports are parsed instead."""
 
-LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "publish_status", "capacity"})
+LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "capacity"})
 """Refused as long as nothing acts on them."""
 
 OF_OTHERS = frozenset({"durable", "locks_late"})

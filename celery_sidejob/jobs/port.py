@@ -18,6 +18,7 @@ from ..store import packets, ports
 from ..store.statement import Reader
 from ..unit.open_unit import active, submit
 from ..unit.read_ahead import READ_AHEAD
+from .log_entries import are_received, is_unlogged, note, options_for
 from .scopes import current_context, current_port_scope
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Port:
     def _write(self, texts: Sequence[str], transaction: Any) -> None:
         context = current_context()
         scope = current_port_scope()
-        options = None if scope.log else '{"log": false}'
+        options = options_for(scope.log)
         written = tuple((text, context, options) for text in texts)
         if not written:
             return
@@ -87,6 +88,8 @@ class Port:
             Write(self.job.id, self.direction, self.name, written, notify=scope.notify, as_default=scope.set_default),
             transaction,
         )
+        if scope.log and are_received(self._runtime, transaction):
+            note(self._runtime, [("write", self._key)], texts, current_context, transaction)
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -97,6 +100,8 @@ class Port:
         other clients read the packets behind it, and a run of a job that comes to it waits.
         """
         found, default = self._next(transaction)
+        if found is None and default is not None:
+            self._note_read(default, None, transaction)
         text = found.value if found is not None else default
         return NO_DATA if text is None else values.decode(text)
 
@@ -128,7 +133,9 @@ class Port:
             found = connections.transact("read", pop) if unit is None else unit.drain(self._key, limit)
             if not found:
                 self._row()
-        return [values.decode(row.value) for row in found if row.value is not None]
+        read = [row for row in found if row.value is not None]
+        self._note_packets(read, (), transaction)
+        return [values.decode(row.value) for row in read]
 
     def __iter__(self) -> Iterator[Any]:
         """Read values until the port is empty, each in a transaction of its own; never the default."""
@@ -179,6 +186,7 @@ class Port:
         if unit is None or transaction is not None:
             self._refuse_to_read_in(transaction)
             applied = carry_out(self._runtime, "connect", [Connect(self._key, keys, notify=notify)], transaction)
+            self._note_packets(applied.moved, keys, transaction)
             return [values.decode(row.value) for row in applied.moved]
         for port in targets:
             if not unit.knows_port(port._key):
@@ -191,7 +199,15 @@ class Port:
                 unit.add(Write(*key, written, notify=notify))
             if default is not None:
                 unit.add(SetDefault(*key, default, notify=notify))
+        self._note_packets(found, keys, None)
         return [values.decode(row.value) for row in found]
+
+    def _note_packets(self, read: Sequence[Any], targets: Sequence[PortKey], transaction: Any) -> None:
+        """Have one entry of the log tell what was read, and moved to other ports, but for packets that make none."""
+        texts = [row.value for row in read if not is_unlogged(row.options)]
+        if texts and current_port_scope().log and are_received(self._runtime, transaction):
+            uses: list[Any] = [("read", self._key), *(("write", target) for target in targets)]
+            note(self._runtime, uses, texts, current_context, transaction)
 
     def _check_targets(self, targets: tuple[Port, ...]) -> None:
         if not targets:
@@ -258,6 +274,17 @@ class Port:
 
     def _next(self, transaction: Any = None, *, many: bool = False) -> tuple[Any | None, str | None]:
         """Read the oldest packet; where there is none, return None and the default."""
+        found, default = self._taken(transaction, many)
+        if found is not None:
+            self._note_read(found.value, found.options, transaction)
+        return found, default
+
+    def _note_read(self, text: str, options: str | None, transaction: Any) -> None:
+        """Have the log tell what was read, unless the packet or the block around says otherwise."""
+        if not is_unlogged(options) and current_port_scope().log and are_received(self._runtime, transaction):
+            note(self._runtime, [("read", self._key)], [text], current_context, transaction)
+
+    def _taken(self, transaction: Any, many: bool) -> tuple[Any | None, str | None]:
         unit, connections = active(), self._runtime.connections
         if transaction is not None:
             self._refuse_to_read_in(transaction)

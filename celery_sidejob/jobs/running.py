@@ -17,8 +17,9 @@ from ..operations import durable_locks, durable_runs
 from ..unit.open_unit import OpenUnit, active
 from .creation import when
 from .job import Job
+from .log_entries import one_entry
 from .port import Port
-from .scopes import port_options
+from .scopes import current_context, port_options
 
 
 class Suspend(BaseException):
@@ -140,9 +141,12 @@ class _Turns:
     def __iter__(self) -> Iterator[Any]:
         unit = self._unit
         turns, since = 0, time.monotonic()
-        while (values := self._next()) is not None:
-            with self._turn():
-                yield self._shape(values)
+        while True:
+            with one_entry(current_context):
+                if (values := self._next()) is None:
+                    break
+                with self._turn():
+                    yield self._shape(values)
             if unit.in_block:  # which commits the turns in it
                 continue
             turns += 1

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..model import values
+from .log_entries import one_entry
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -54,12 +55,14 @@ def port_options(
 ) -> Iterator[None]:
     """Change how ports behave in the block: `notify=False` asks nobody to run, `set_default=True` writes defaults.
 
-    What is not given is inherited from the block around.
+    What is read and written in the outermost block is one entry of the log; with `log=False` it is none, and what is
+    written then makes none when it is read. What is not given is inherited from the block around.
     """
     given = {"log": log, "notify": notify, "set_default": set_default}
     changed = {name: value for name, value in given.items() if value is not None}
     token = _port_scope.set(replace(_port_scope.get(), **changed))
     try:
-        yield
+        with one_entry(current_context):
+            yield
     finally:
         _port_scope.reset(token)

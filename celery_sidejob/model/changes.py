@@ -93,11 +93,23 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """A message for a channel: for every input port that subscribes to it or to an ancestor."""
+    """A message for a channel: for every input port that subscribes to it or to an ancestor.
+
+    `options` are those of its packets, as JSON text.
+    """
 
     channel: str
     value: str
     context: str | None = None
+    options: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """A message that is only announced, after the commit: no port receives it."""
+
+    channel: str
+    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,5 +204,15 @@ FamilyChange = AddAlias | RemoveAlias | Adopt | Disown
 PortChange = Write | SetDefault | SetChannels | ConfigurePorts
 
 Change = (
-    NewJob | Ask | Terminate | Publish | Connect | SetState | UnsetState | RememberInputs | FamilyChange | PortChange
+    NewJob
+    | Ask
+    | Terminate
+    | Publish
+    | Announce
+    | Connect
+    | SetState
+    | UnsetState
+    | RememberInputs
+    | FamilyChange
+    | PortChange
 )

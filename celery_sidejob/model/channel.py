@@ -8,6 +8,9 @@ from .names import why_not_storable
 ROOT = "/"
 """The ancestor of every channel."""
 
+LOG = "/sidejob/log"
+"""The channel of the log's entries."""
+
 MAX_LENGTH = 512
 """Characters in a name. Names are indexed, and Postgres refuses index entries above 2,700 bytes."""
 
@@ -34,6 +37,11 @@ def ancestors(name: str) -> list[str]:
 def job(job_id: int) -> str:
     """Return the channel of one job: its changes of status, and its own publications."""
     return f"/sidejob/job/{job_id}"
+
+
+def workers(queue: str) -> str:
+    """Return the channel of a queue's registry: the tasks that workers serve there."""
+    return f"/sidejob/workers/{queue}"
 
 
 def _problem(name: str) -> str | None:

@@ -81,6 +81,23 @@ class RunRescued(RunEvent):
     meaning = "Lost runs that were queued again."
 
 
+@dataclass(frozen=True, slots=True)
+class RunFailed(RunEvent):
+    """A run failed: it raised, its asking was ended from outside, or it was lost once too often."""
+
+    total = None
+
+    error: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobDeleted(JobEvent):
+    """A job was deleted."""
+
+    total = None
+
+
 class LeaseLost(RunEvent):
     """A run was refused, because it is no longer its job's current run."""
 

@@ -170,8 +170,32 @@ class Observer(Protocol):
         ...
 
 
+class Announcer(Protocol):
+    """Tells those who listen at the moment what has been committed. Nothing is kept for anybody else."""
+
+    def may_be_heard(self, channel: str) -> bool:
+        """Tell whether somebody may be listening to a channel. Never raises, and never waits for a network."""
+        ...
+
+    def announce(self, channel: str, text: str) -> None:
+        """Announce a message, as JSON text, to those who listen to exactly this channel; never raises, never waits."""
+        ...
+
+    def listen(self, channels: Sequence[str]) -> Any:
+        """Subscribe to channels over a connection of the caller's own; StoreUnavailableError without an answer."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, within a bounded time, and close the connection; the next use opens another."""
+        ...
+
+
 class Tasks(Protocol):
     """Knows the app's tasks."""
+
+    def publishes_status(self, task: str) -> bool:
+        """Tell whether the status changes of a task's jobs are announced: its option `publish_status`."""
+        ...
 
     def call(
         self,

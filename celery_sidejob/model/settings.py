@@ -191,7 +191,9 @@ class Settings:
         1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
     )
     redis_url: str | None = _setting(
-        None, _or_none(_REDIS_URL), "does nothing yet: for live announcements and capacity counters"
+        None,
+        _or_none(_REDIS_URL),
+        "the Redis for announcements; None is the broker, if that is a Redis, or else the store",
     )
     redact: Callable[[Any], Any] | None = _setting(  # noqa: RUF009 - the default is None, shared by all harmlessly
         None, _or_none(_CALLABLE), "applied to arguments, state and tracebacks wherever they are shown or logged"

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..model.changes import NewJob
+from ..model.channel import LOG, ancestors
 from ..model.errors import StoreUnavailableError
 from ..model.events import Event, JobMoved
 from ..model.messages import Continuation, Doorbell, Outcome
@@ -29,6 +30,9 @@ MARK_S = FIRST_CHECK_S / 2
 """Seconds for which the mark of a published message may wait: the sweeper checks a fresh row only later than that."""
 
 
+LOG_AND_ABOVE = frozenset(ancestors(LOG))
+
+
 @dataclass(slots=True)
 class AfterCommit:
     """The work that follows a commit, collected while the transaction is open.
@@ -44,12 +48,20 @@ class AfterCommit:
     noted: list[int] = field(default_factory=list)
     published: dict[str, int] = field(default_factory=dict)
     """The channels with messages to be delivered, and how many ports take those of each."""
+    announcements: list[tuple[str, str]] = field(default_factory=list)
+    """Published messages: (channel, JSON text)."""
+    log_kept: bool = False
+    """Whether a port was made that subscribes to the log."""
 
     def created(self, new: NewJob, row: Any) -> None:
         """Note a new job: its event, and its doorbell unless the first run is due later."""
         self.events.append(JobMoved(new.id, new.task, None, Status.QUEUED))
         if row.for_run is not None:
             self.doorbells.append(Doorbell.of(new.id, new, row, new.options))
+
+    def ports_changed(self, ports: Iterable[Any]) -> None:
+        """Note whether one of these ports keeps the log: this process then asks anew who listens."""
+        self.log_kept = self.log_kept or any(not LOG_AND_ABOVE.isdisjoint(port.channels) for port in ports)
 
     def moved(self, job: Any, before: str, after: str, run_no: int | None = None, task_id: str | None = None) -> None:
         """Note the event of a job's move, if it moved."""
@@ -68,6 +80,7 @@ def follow(runtime: Runtime, after_commit: AfterCommit) -> None:
         # Moves come first: a receiver hears of the failure before it hears of the burial.
         for event in sorted(after_commit.events, key=lambda event: not isinstance(event, JobMoved)):
             runtime.observer.tell(event)
+        announce(runtime, after_commit)
         dispatch(
             runtime, after_commit.doorbells, after_commit.continuations, armed_now=True,
             marks_later=runtime.connections.may_write_behind,
@@ -81,6 +94,14 @@ def tell(runtime: Runtime, *events: Event) -> None:
     """Tell committed events where nothing else follows the commit."""
     if events:
         follow(runtime, AfterCommit(events=list(events)))
+
+
+def announce(runtime: Runtime, after_commit: AfterCommit) -> None:
+    """Announce the messages that were published, to those who listen now."""
+    if after_commit.log_kept:
+        runtime.audience.has_changed()
+    for channel, text in after_commit.announcements:
+        runtime.announcer.announce(channel, text)
 
 
 def dispatch(

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
+from operator import attrgetter
 from typing import Any
 
 from ..model.errors import JobNotFoundError
+from ..model.events import JobDeleted
 from ..model.status import Status
 from ..store import jobs, trees
 from ..store.errors import Moved
 from ..store.outbox import doorbells
 from ..store.statement import Transaction
+from .after_commit import tell
 from .runtime import Runtime
 
 TOGETHER = 5000
@@ -32,7 +35,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     row.
     """
 
-    def work(executor: Transaction) -> bool:
+    def work(executor: Transaction) -> Sequence[JobDeleted] | None:
         before = {row.id for row in trees.subtree(executor, [job_id])}
         if not before:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
@@ -40,11 +43,13 @@ def delete(runtime: Runtime, job_id: int) -> bool:
         if {row.id for row in trees.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
         if any(row.status != Status.TERMINATED for row in locked.values()) or doorbells.pending(executor, before):
-            return False
+            return None
         jobs.delete(executor, before)
-        return True
+        return _deleted(locked.values())
 
-    return runtime.connections.transact("delete", work)
+    deleted = runtime.connections.transact("delete", work)
+    tell(runtime, *deleted or ())
+    return deleted is not None
 
 
 def delete_finished(
@@ -57,7 +62,7 @@ def delete_finished(
     Returns None, and changes nothing, if the trees have more than `most` jobs.
     """
 
-    def work(executor: Transaction) -> int | None:
+    def work(executor: Transaction) -> tuple[int, Sequence[JobDeleted]] | None:
         found = _trees(executor, job_ids)
         everything = [job_id for tree in found.values() for job_id in tree]
         if most is not None and len(everything) > most:
@@ -68,9 +73,20 @@ def delete_finished(
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
         jobs.delete(executor, [job_id for root in gone for job_id in found[root]])
-        return len(gone)
+        return len(gone), _deleted(locked[job_id] for root in gone for job_id in found[root])
 
-    return runtime.connections.transact("delete", work) if job_ids else 0
+    if not job_ids:
+        return 0
+    done = runtime.connections.transact("delete", work)
+    if done is None:
+        return None
+    tell(runtime, *done[1])
+    return done[0]
+
+
+def _deleted(rows: Iterable[Any]) -> Sequence[JobDeleted]:
+    """Return the events of deleted jobs: those of children, which have the higher ids, before those of parents."""
+    return [JobDeleted(row.id, row.task) for row in sorted(rows, key=attrgetter("id"), reverse=True)]
 
 
 def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int]]:
@@ -103,15 +119,17 @@ class LargeTree:
         """Delete the next part; False if nothing more can or need be deleted."""
         part = self._left[-PART:].tolist()
 
-        def work(executor: Transaction) -> bool:
+        def work(executor: Transaction) -> Sequence[JobDeleted] | None:
             locked = jobs.lock_free_exclusively(executor, {self._root, *part})
             if not self._are_free(executor, locked, part):
-                return False
+                return None
             jobs.delete(executor, part)
-            return True
+            return _deleted(locked[job_id] for job_id in part)
 
-        if not part or not self._runtime.connections.transact("delete", work):
+        deleted = self._runtime.connections.transact("delete", work) if part else None
+        if deleted is None:
             return False
+        tell(self._runtime, *deleted)
         del self._left[-PART:]
         return bool(self._left)
 

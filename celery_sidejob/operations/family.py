@@ -43,7 +43,9 @@ class Family:
             self._after_commit.created(self._lock_set.new[row.job_id], row)
         rows = [port_row(job.id, port) for job in new for port in job.ports]
         if rows:
-            for row in ports.put(executor, rows):
+            made = ports.put(executor, rows)
+            self._after_commit.ports_changed(made)
+            for row in made:
                 self._lock_set.ports[row.job_id, row.direction, row.name] = row
         named = [(alias, job.id) for job in new for alias in job.aliases]
         if named:

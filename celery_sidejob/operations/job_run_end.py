@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.changes import Change
-from ..model.events import JobBuried
+from ..model.events import JobBuried, RunFailed
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
 from ..model.status import Status
@@ -81,6 +81,12 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
         _arm_next_run(runtime, executor, hold, row, ending, after_commit)
     if row.status == Status.TERMINATED:
         asks.drop_runs(executor, hold.job_id)
+    if ending.error and ending.how != RunEnd.RETRIED:
+        shown = json.loads(ending.error)
+        error = shown["message"] or shown["type"]
+        after_commit.events.append(
+            RunFailed(hold.job_id, hold.row.task, hold.run_no, error, ending.traceback or shown.get("traceback"))
+        )
     if row.status in (Status.FAILED, ending.gives_up):
         _bury(executor, hold, row, ending, after_commit)
     return row

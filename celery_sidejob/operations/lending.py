@@ -11,7 +11,7 @@ from ..model.events import JobMoved
 from ..model.messages import Doorbell
 from ..store.borrowed.borrowed import Borrowed
 from ..store.outbox import doorbells
-from .after_commit import AfterCommit, dispatch
+from .after_commit import AfterCommit, announce, dispatch
 from .noted_asks import apply_noted_asks
 from .publications import deliver
 from .runtime import Runtime
@@ -36,13 +36,14 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
         for event in after_commit.events:
             if isinstance(event, JobMoved) and event.job_id in there:
                 runtime.observer.tell(event)
+        announce(runtime, after_commit)
         dispatch(runtime, map(Doorbell.of_row, rows), armed_now=True)
         for job_id in noted:
             apply_noted_asks(runtime, [job_id])
         deliver(runtime, after_commit.published)
 
     work = partial(do_after_commit, committed)
-    if jobs or noted or after_commit.published:
+    if jobs or noted or after_commit.published or after_commit.announcements:
         borrowed.after_commit(work)
     return work
 

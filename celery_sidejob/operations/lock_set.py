@@ -12,6 +12,7 @@ from typing import Any
 
 from ..model.changes import (
     Adopt,
+    Announce,
     Ask,
     Change,
     Connect,
@@ -143,7 +144,7 @@ class LockSet:
                     affected.add(parent_id)
                     if isinstance(child, int):
                         affected.add(child)
-                case Publish():
+                case Publish() | Announce():
                     pass
                 case Connect(source=source, targets=targets):
                     affected.update(job_id for job_id, _, _ in (source, *targets))

@@ -61,6 +61,7 @@ class Mailboxes:
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
+        self._after_commit.ports_changed(kept)
 
     def write(self, change: Write | Publish | Connect) -> None:
         """Collect the packets and messages of a change and notify their readers; `flush` stores them."""
@@ -77,7 +78,7 @@ class Mailboxes:
             case Connect():
                 self._connect(change)
             case Publish():
-                self._publish(change.channel, change.value, change.context)
+                self._publish(change.channel, change.value, change.context, change.options)
 
     def _connect(self, change: Connect) -> None:
         """Move what is on a port to others; their jobs are locked, so nobody writes to them or changes them meanwhile.
@@ -130,6 +131,7 @@ class Mailboxes:
         if row is None:
             raise Moved("a port was made or taken away before its job was locked")
         self._lock_set.set_port(row)
+        self._after_commit.ports_changed([row])
         return row
 
     def _set_default(self, key: PortKey, value: str | None, *, notify: bool) -> None:
@@ -142,9 +144,10 @@ class Mailboxes:
             for value, context, _ in written:
                 self._publish(name, value, context)
 
-    def _publish(self, name: str, value: str, context: str | None) -> None:
+    def _publish(self, name: str, value: str, context: str | None, options: str | None = None) -> None:
+        self._after_commit.announcements.append((name, value))
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
-        self._messages.setdefault(name, []).append((value, with_channel, None))
+        self._messages.setdefault(name, []).append((value, with_channel, options))
 
     def _notify(self, job_id: int, direction: Direction) -> None:
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)

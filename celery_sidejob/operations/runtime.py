@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ..model.durable import Message
-from ..model.protocols import Broker, Observer, Publisher, Results, Tasks
+from ..model.protocols import Announcer, Broker, Observer, Publisher, Results, Tasks
 from ..model.settings import Settings
 from ..store.connection.connections import Connections
+from .audience import Audience
 from .stores import Store, Stores
 
 
@@ -28,6 +29,8 @@ class Runtime:
     results: Results
     observer: Observer
     tasks: Tasks
+    announcer: Announcer
+    audience: Audience
     after_commit: Callable[[Callable[[], None]], None] = _at_once
     """Does the work after a commit: at once, or in another thread if this one may use only the store."""
 

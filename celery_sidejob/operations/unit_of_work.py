@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import (
+    Announce,
     Ask,
     Change,
     Connect,
@@ -108,6 +109,8 @@ class Applied:
                     self._mailboxes.write(change)
                 case Ask() | Terminate():
                     self.wakes.add(change)
+                case Announce():
+                    self.after_commit.announcements.append((change.channel, change.value))
         self._mailboxes.flush()
         self.wakes.apply()
 

@@ -155,7 +155,7 @@ def keep(executor: Transaction, ids: Iterable[int]) -> set[int]:
 
 
 _LOCK_EXCLUSIVELY = Statement("""
-SELECT id, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
+SELECT id, task, status, parent_id, name FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE""")
 
 
 def lock_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:
@@ -164,7 +164,7 @@ def lock_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any
 
 
 _LOCK_FREE_EXCLUSIVELY = Statement("""
-SELECT id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
+SELECT id, task, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
 
 
 def lock_free_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any]:

@@ -9,15 +9,26 @@ from typing import Any
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 _SERVE = Statement("""
-INSERT INTO {registry} (task, queue, options)
-SELECT r.task, r.queue, r.options::json
-FROM json_to_recordset(%(rows)s::json) AS r(task text, queue text, options text) ORDER BY r.task, r.queue
-ON CONFLICT (task, queue) DO UPDATE SET options = excluded.options, seen_at = now()""")
+WITH r AS (SELECT * FROM json_to_recordset(%(rows)s::json) AS r(task text, queue text, options text)),
+served AS (
+  INSERT INTO {registry} (task, queue, options)
+  SELECT r.task, r.queue, r.options::json FROM r ORDER BY r.task, r.queue
+  ON CONFLICT (task, queue) DO UPDATE SET options = excluded.options, seen_at = now())
+SELECT DISTINCT r.queue FROM r LEFT JOIN {registry} before ON before.task = r.task AND before.queue = r.queue
+WHERE before.options::text IS DISTINCT FROM r.options ORDER BY r.queue""")
 
 
-def serve(executor: Transaction, tasks: Iterable[dict[str, Any]]) -> None:
-    """Record which sidejob tasks this worker serves: {task, queue, options as JSON text}."""
-    executor.run(_SERVE, rows=json.dumps(list(tasks)))
+def serve(executor: Transaction, tasks: Iterable[dict[str, Any]]) -> list[str]:
+    """Record which sidejob tasks this worker serves: {task, queue, options as JSON text}; return the changed queues."""
+    return [row.queue for row in executor.run(_SERVE, rows=json.dumps(list(tasks)))]
+
+
+_OF_QUEUE = Statement("SELECT task, options::text AS options FROM {registry} WHERE queue = %(queue)s ORDER BY task")
+
+
+def of_queue(executor: Reader, queue: str) -> dict[str, str]:
+    """Read the registry of a queue, {task: options as JSON text}."""
+    return {row.task: row.options for row in executor.run(_OF_QUEUE, queue=queue)}
 
 
 _SERVED = Statement("""

@@ -55,6 +55,8 @@ class OpenUnit:
         """Whether the body is in a block of `job.unit()`, which commits what is done there."""
         self.in_turn = False
         """Whether the body is in a turn of `for_inputs`."""
+        self.of_log = False
+        """Whether the run has read an entry of the log: then it makes none, which it would receive again."""
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._interrupted = False

@@ -201,7 +201,8 @@ def test_it_takes_as_many_statements_for_many_packets_as_for_one(
     sent, counts, real = list[str](), list[int](), OwnExecutor.run
 
     def noting(self: OwnExecutor, statement: Statement, /, **parameters: Any) -> Any:
-        sent.append(statement.text)
+        if "keeps_log" not in statement.text:  # which is asked once a second, whatever is done
+            sent.append(statement.text)
         return real(self, statement, **parameters)
 
     monkeypatch.setattr(OwnExecutor, "run", noting)

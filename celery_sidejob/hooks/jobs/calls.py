@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -52,6 +53,8 @@ PASSED_OVER = frozenset(
 ADDRESS = frozenset({"exchange", "routing_key"})
 """Options in place of `queue`; one of the app's queues must be bound so."""
 
+REGISTERED_S = 60.0
+"""Seconds for which it is remembered what a worker has registered of a task whose code is not here."""
 
 Ports = tuple[Mapping[str, PortOptions], Mapping[str, PortOptions]]
 
@@ -62,6 +65,7 @@ class CeleryTasks:
     def __init__(self, app: Celery, connections: Connections) -> None:
         self._app = app
         self._connections = connections
+        self._publishing: dict[str, tuple[float, bool]] = {}
 
     def call(
         self,
@@ -212,6 +216,19 @@ class CeleryTasks:
             return known.parsed_inports, known.parsed_outports
         return _parsed_ports(self._registered(task)[1])
 
+    def publishes_status(self, task: str) -> bool:
+        """Tell whether a task's `publish_status` is on, here or where a worker served it last."""
+        known = self._app.tasks.get(task)
+        if known is not None:
+            return bool(getattr(known, "publish_status", True))
+        now = time.monotonic()
+        until, found = self._publishing.get(task, (now, True))
+        if now >= until:
+            row = registry.served(self._connections, task)
+            found = row is None or bool(values.decode(row.options).get("publish_status", True))
+            self._publishing[task] = now + REGISTERED_S, found
+        return found
+
     def served(self) -> list[dict[str, str]]:
         """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them."""
         return [
@@ -271,6 +288,7 @@ def _shown(task: Any) -> str:
             "inports": options_of(task.parsed_inports),
             "outports": options_of(task.parsed_outports),
             **task.job_columns,
+            **({} if task.publish_status else {"publish_status": False}),
         }
     )
 

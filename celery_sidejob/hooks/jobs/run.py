@@ -29,7 +29,7 @@ from ...model.events import JobMoved, LeaseLost
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
-from ...operations import endings, recovery, runs
+from ...operations import endings, log, recovery, runs
 from ...operations.endings import error_json, storable
 from ...operations.hold import Hold
 from ...operations.job_run_end import Ending
@@ -278,17 +278,26 @@ def _shut_down(task: TaskBody, unit: OpenUnit, job: RunningJob) -> NoReturn:
             raise _lost_store(error) from error
         logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
         unit.discard()
+        _log_shutdown_error(unit, error)
     try:
         ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
     except NO_END:
         raise
-    except Exception:
+    except Exception as error:
         logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
         unit.discard()
+        _log_shutdown_error(unit, error)
         ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
     if ended == Status.TERMINATED:
         raise Terminated(f"job {job.id} is terminated")
     raise Ignore(f"job {job.id} was terminated, and asked again")
+
+
+def _log_shutdown_error(unit: OpenUnit, error: BaseException) -> None:
+    """Have the log tell of an error that does not end the run as failed."""
+    context = {"job": unit.hold.job_id, "run": unit.hold.run_no}
+    with within(None):
+        log.log_error(unit.runtime, context, storable(str(error) or type(error).__name__), _trace(error))
 
 
 def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:

@@ -45,6 +45,7 @@ class SideJobTask(TaskBody):
     retention: float | timedelta | None = None
     lease_renewal = "auto"
     lease: float | None = None
+    publish_status = True
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

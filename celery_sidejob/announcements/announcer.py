@@ -1,0 +1,189 @@
+"""Tells those who listen what was committed: one small thread for each process, which nobody waits for."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..model.errors import SettingsError
+from ..services.loop import Turn
+from ..store.connection import fork
+from .way import Ear, Message, Nowhere, Way
+
+logger = logging.getLogger("celery_sidejob")
+
+MOST = 10_000
+MOST_BYTES = 16_000_000
+"""Announcements that wait for their turn, at most; more are dropped."""
+AT_ONCE = 500
+AT_ONCE_BYTES = 1_000_000
+"""Announcements that are sent together."""
+IDLE_S = 5.0
+"""Seconds after which the connection is closed, if nothing was announced."""
+LAST_S = 0.5
+"""Seconds that a process which ends gives its last announcements."""
+WARN_S = 60.0
+
+
+class Announcer:
+    """The queue of announcements, and the thread that sends them.
+
+    `make_way` finds the way at the first use. Whatever the way does, nobody but the thread waits for it: what does not
+    fit into the queue is dropped and counted.
+    """
+
+    def __init__(self, make_way: Callable[[], Way]) -> None:
+        self._make_way = make_way
+        self._way: Way | None = None
+        self._turn = Turn()
+        self._warned_at = float("-inf")
+        self.dropped = 0
+        """Announcements of this process that were dropped, since it began."""
+        self._begin()
+        fork.register(self)
+        _announcers.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may announce too
+        self._queue: deque[Message] = deque()
+        self._bytes = 0
+        self._thread: threading.Thread | None = None
+        self._rung = threading.Event()
+        self._done = threading.Event()
+        self._done.set()
+
+    # -- for everybody -------------------------------------------------------------------------------------------
+
+    def may_be_heard(self, channel: str) -> bool:
+        """Tell whether somebody may be listening to a channel."""
+        return self.way.hears(channel)
+
+    def announce(self, channel: str, text: str) -> None:
+        """Have a message announced soon, if somebody may be listening."""
+        if not self.way.hears(channel):
+            return
+        with self._lock:
+            if len(self._queue) >= MOST or self._bytes + len(text) > MOST_BYTES:
+                self.dropped += 1
+                return
+            self._queue.append((channel, text))
+            self._bytes += len(text)
+            self._done.clear()
+            starting = self._thread is None
+            if starting:
+                self._thread = threading.Thread(target=self._run, name="sidejob-announcements", daemon=True)
+        if starting and self._thread is not None:
+            self._start(self._thread)
+        self._rung.set()
+
+    @property
+    def way(self) -> Way:
+        """The way on which this process announces and listens."""
+        if self._way is None:
+            try:
+                self._way = self._make_way()
+            except SettingsError as error:
+                logger.warning("Nothing is announced: %s", error)
+                self._way = Nowhere(error)
+        return self._way
+
+    def listen(self, channels: Sequence[str]) -> Ear:
+        """Subscribe to channels, by exactly these names."""
+        return self.way.listen(channels)
+
+    def flush(self, within_s: float = LAST_S) -> bool:
+        """Wait until what was announced is sent, for at most this many seconds; tell whether it is."""
+        return self._done.wait(within_s)
+
+    def close(self) -> None:
+        """Send what is left, within `LAST_S`, and close the connection; the next announcement opens another."""
+        self.flush()
+        if self._way is not None and self._done.is_set():
+            with self._turn:
+                self._way.close()
+
+    def forget(self) -> None:
+        """After a fork: thread, queue and connection are the parent's."""
+        _inherited.append(self._way)
+        self._way = None
+        self.dropped = 0
+        self._begin()
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending
+            with self._lock:
+                self._queue.clear()
+                self._bytes = 0
+            self._done.set()
+
+    def _run(self) -> None:
+        queue = self._queue
+        while queue is self._queue:
+            if not self._rung.wait(IDLE_S):
+                with self._turn:
+                    self.way.close()
+                self._rung.wait()
+            self._rung.clear()
+            while batch := self._taken():
+                self._send(batch)
+            self._rest()
+
+    def _taken(self) -> list[Message]:
+        """Take the next announcements out of the queue."""
+        batch: list[Message] = []
+        size = 0
+        with self._lock:
+            while self._queue and len(batch) < AT_ONCE and (not batch or size + len(self._queue[0][1]) < AT_ONCE_BYTES):
+                batch.append(self._queue.popleft())
+                size += len(batch[-1][1])
+            self._bytes -= size
+        return batch
+
+    def _rest(self) -> None:
+        with self._lock:
+            if not self._queue:
+                self._done.set()
+
+    def _send(self, batch: Sequence[Message]) -> None:
+        way = self.way
+        try:
+            with self._turn:
+                way.open()
+            way.learn()
+            heard = [message for message in batch if way.hears(message[0])]
+            if heard:
+                way.send(heard)
+        except Exception as error:
+            self.dropped += len(batch)
+            with self._turn:
+                way.fail()
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._warned_at >= WARN_S:
+            self._warned_at = now
+            logger.warning("Announcements are dropped (%s: %s)", type(error).__name__, error)
+
+
+def flush_all() -> None:
+    """Have everything sent that was announced here: the process is about to end."""
+    for announcer in list(_announcers):
+        announcer.flush()
+
+
+_announcers: weakref.WeakSet[Announcer] = weakref.WeakSet()
+atexit.register(flush_all)
+
+_inherited: list[Any] = []
+"""The ways of a parent: not even their destructors may speak on its sockets."""

@@ -1,0 +1,141 @@
+"""Announcements over Postgres' NOTIFY, where there is no Redis: each batch is a commit of its own.
+
+A channel's name may be longer than NOTIFY allows, so it is hashed, with the schema's. A payload has less than 8,000
+bytes, so a longer message is sent in parts, all in one commit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+import select
+from collections.abc import Callable, Iterator, Sequence
+
+from ..model.errors import SettingsError
+from ..operations.audience import Audience
+from ..store import audience
+from ..store.connection.connections import Connections
+from ..store.connection.own_executor import OwnExecutor
+from .way import Message
+
+PIECE = 7000
+"""Bytes of a message in one payload."""
+COMMIT_S = 5.0
+"""Seconds after which a commit that notifies is given up."""
+MOST_PARTIAL = 64
+"""Messages of which some parts have come, at most: the rest of one may never come."""
+
+Open = Callable[[], OwnExecutor]
+
+
+class PostgresWay:
+    """The store: `open_session` opens a connection past a proxy, where there is one."""
+
+    def __init__(self, connections: Connections, known: Audience, open_session: Open) -> None:
+        self._connections = connections
+        self._audience = known
+        self._open_session = open_session
+        self._sender = secrets.token_hex(4)
+        self._numbers = itertools.count()
+
+    def hears(self, channel: str) -> bool:
+        """Tell whether anybody listens to any channel, over the connection of the commit before this."""
+        return self._audience.listens()
+
+    def open(self) -> None:
+        """Do nothing: the store's connections are the process's own."""
+
+    def learn(self) -> None:
+        """Do nothing: whoever announces has asked, in `hears`."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Notify those who listen, in one commit."""
+        schema = self._connections.schema
+        payloads = [
+            (name_of(schema, channel), payload)
+            for channel, text in messages for payload in parts_of(f"{self._sender}{next(self._numbers):x}", text)
+        ]  # fmt: skip
+        self._connections.transact(
+            "announce", lambda executor: audience.notify(executor, payloads), single=True, within_s=COMMIT_S
+        )
+
+    def fail(self) -> None:
+        """Do nothing: the store is tried again with the next announcement."""
+
+    def close(self) -> None:
+        """Do nothing: an idle connection closes by itself."""
+
+    def listen(self, channels: Sequence[str]) -> PostgresEar:
+        """Listen over a session of its own."""
+        executor = self._open_session()
+        try:
+            if executor.pooled:
+                raise SettingsError(
+                    "subscribe() needs a session of its own, and sidejob_database_url leads through a proxy that pools "
+                    "transactions: set sidejob_direct_url, or sidejob_redis_url for announcements over Redis."
+                )
+            return PostgresEar(executor, self._connections.schema, channels)
+        except BaseException:
+            executor.close()
+            raise
+
+
+class PostgresEar:
+    """A session that listens."""
+
+    def __init__(self, executor: OwnExecutor, schema: str, channels: Sequence[str]) -> None:
+        self._executor = executor
+        self._channels = {name_of(schema, channel): channel for channel in channels}
+        self._partial: dict[str, list[str]] = {}
+        audience.listen(executor, schema, list(self._channels))
+        self._poll = select.poll()  # under gevent its own, which lets others go on
+        self._poll.register(executor.connection.fileno(), select.POLLIN)
+
+    def hear(self, timeout_s: float) -> Sequence[Message]:
+        """Return what has come."""
+        if not self._poll.poll(timeout_s * 1000):
+            return ()
+        found = audience.heard(self._executor)
+        return [message for name, payload in found if (message := self._joined(name, payload)) is not None]
+
+    def close(self) -> None:
+        """Close the session."""
+        self._executor.close()
+
+    def _joined(self, name: str, payload: str) -> Message | None:
+        """Return the message whose last part has come, if this is one."""
+        head, _, piece = payload.partition(" ")
+        key, number, count = head.split(".")
+        pieces = self._partial.setdefault(key, [])
+        if len(pieces) != int(number):  # its beginning was missed
+            del self._partial[key]
+            return None
+        pieces.append(piece)
+        if len(pieces) == int(count):
+            return self._channels[name], "".join(self._partial.pop(key))
+        if len(self._partial) > MOST_PARTIAL:
+            self._partial.pop(next(iter(self._partial)))
+        return None
+
+
+def name_of(schema: str, channel: str) -> str:
+    """Return the name by which a channel is notified."""
+    return "sidejob:" + hashlib.sha256(f"{schema} {channel}".encode()).hexdigest()[:48]
+
+
+def parts_of(key: str, text: str) -> Iterator[str]:
+    """Yield the payloads that carry a message. No two are alike, of which Postgres would pass on only one."""
+    pieces = list(_pieces(text.encode()))
+    for number, piece in enumerate(pieces):
+        yield f"{key}.{number}.{len(pieces)} {piece}"
+
+
+def _pieces(data: bytes) -> Iterator[str]:
+    start = 0
+    while start < len(data):
+        end = min(start + PIECE, len(data))
+        while end < len(data) and data[end] & 0xC0 == 0x80:  # not in the middle of a character
+            end -= 1
+        yield data[start:end].decode()
+        start = end

@@ -1,0 +1,137 @@
+"""Announcements over Redis' pub/sub: a message is published on exactly the name of its channel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+from typing import Any
+
+from ..model.errors import StoreUnavailableError
+from ..operations.audience import KNOWN_S
+from .way import Message
+
+ANSWER_S = 1.0
+"""Seconds that Redis is given to answer."""
+OF_US = "/*"
+"""The pattern of our channels' names. Others that it matches are passed over."""
+
+
+class Client:
+    """A client of redis-py, and how everything behind it is closed."""
+
+    def __init__(self, redis: Any, close: Callable[[], None]) -> None:
+        self.redis = redis
+        self.close = close
+
+
+class RedisWay:
+    """Redis, which tells who listens: `connect` opens a client whose answers are waited for `ANSWER_S`."""
+
+    def __init__(self, connect: Callable[[float], Client]) -> None:
+        self._connect = connect
+        self._client: Client | None = None
+        self._heard: frozenset[str] = frozenset()
+        self._until = float("-inf")
+
+    def hears(self, channel: str) -> bool:
+        """Tell whether somebody may listen: while that is not known, somebody may."""
+        return monotonic() >= self._until or channel in self._heard
+
+    def open(self) -> None:
+        """Connect."""
+        if self._client is None:
+            self._client = self._connect(ANSWER_S)
+
+    def learn(self) -> None:
+        """Ask for the channels that have listeners. Redis looks at the names of all its channels for that."""
+        began = monotonic()
+        if began < self._until or self._client is None:
+            return
+        names = self._client.redis.execute_command("PUBSUB", "CHANNELS", OF_US)
+        self._heard = frozenset(map(_text, names))
+        self._until = began + KNOWN_S
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Publish messages, in one round trip."""
+        assert self._client is not None
+        with self._client.redis.pipeline(transaction=False) as pipe:
+            for channel, text in messages:
+                pipe.execute_command("PUBLISH", channel, text.encode())
+            pipe.execute()
+
+    def fail(self) -> None:
+        """Have nobody listen for a while, and close the connection."""
+        self._heard, self._until = frozenset(), monotonic() + KNOWN_S
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            with suppress(Exception):
+                client.close()
+
+    def listen(self, channels: Sequence[str]) -> RedisEar:
+        """Subscribe over a connection of its own."""
+        try:
+            client = self._connect(ANSWER_S)
+        except Exception as error:
+            raise _no_answer(error) from error
+        try:
+            return RedisEar(client, channels)
+        except BaseException as error:
+            with suppress(Exception):
+                client.close()
+            if isinstance(error, Exception) and not isinstance(error, StoreUnavailableError):
+                raise _no_answer(error) from error
+            raise
+
+
+class RedisEar:
+    """A subscription in Redis; it is there when this is made."""
+
+    def __init__(self, client: Client, channels: Sequence[str]) -> None:
+        self._client = client
+        self._pubsub = client.redis.pubsub()
+        self._pubsub.subscribe(*channels)
+        missing, deadline = set(channels), monotonic() + ANSWER_S
+        self._early: list[Message] = []
+        while missing:
+            left_s = deadline - monotonic()
+            if left_s <= 0:
+                raise StoreUnavailableError("Redis does not answer a subscription in time.")
+            found = self._pubsub.get_message(timeout=left_s)
+            if found is not None and found["type"] == "subscribe":
+                missing.discard(_text(found["channel"]))
+            else:
+                self._early += _message(found)
+
+    def hear(self, timeout_s: float) -> Sequence[Message]:
+        """Return what has come."""
+        early, self._early = self._early, []
+        return early or _message(self._pubsub.get_message(timeout=timeout_s))
+
+    def close(self) -> None:
+        """Unsubscribe, and close the connection."""
+        with suppress(Exception):
+            self._pubsub.close()
+        with suppress(Exception):
+            self._client.close()
+
+
+def _message(found: Any) -> list[Message]:
+    if found is None or found["type"] != "message":
+        return []
+    return [(_text(found["channel"]), _text(found["data"]))]
+
+
+def _text(found: Any) -> str:
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+
+
+def _no_answer(error: BaseException) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"The Redis for announcements does not answer ({type(error).__name__}: {error}). Is it up, and is "
+        "sidejob_redis_url (or broker_url) right?"
+    )

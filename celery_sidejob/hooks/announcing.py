@@ -1,0 +1,81 @@
+"""Announces what observers are told: status changes and deletions of jobs; and has the log tell of runs that failed."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from celery import Celery, signals
+
+from ..announcements.announcer import flush_all
+from ..announcements.over_postgres import PostgresWay
+from ..announcements.over_redis import RedisWay
+from ..announcements.way import Way
+from ..model import channel
+from ..model.errors import StoreUnavailableError
+from ..model.events import Event, JobDeleted, JobMoved, RunFailed
+from ..model.protocols import Observer
+from ..operations import log
+from ..operations.audience import Audience
+from ..operations.runtime import Runtime
+from ..store.connection.connections import Connections
+from ..store.connection.opening import Opener
+from ..unit.open_unit import within
+from . import configuration
+from .broker.announcing_client import client_of
+
+logger = logging.getLogger("celery_sidejob")
+
+
+class AnnouncingObserver:
+    """Tells another observer of each event first; what is announced can be missed, and must not hold up anything."""
+
+    def __init__(self, before: Observer, runtime: Callable[[], Runtime]) -> None:
+        self._before = before
+        self._runtime = runtime
+
+    def tell(self, event: Event) -> None:
+        """Make an event known."""
+        self._before.tell(event)
+        try:
+            self._announce(event)
+        except StoreUnavailableError as error:
+            logger.warning("%s is not announced: %s", event, error)
+
+    def _announce(self, event: Event) -> None:
+        runtime = self._runtime()
+        announcer = runtime.announcer
+        match event:
+            case JobMoved():
+                name = channel.job(event.job_id)
+                if announcer.may_be_heard(name) and runtime.tasks.publishes_status(event.task):
+                    announcer.announce(name, json.dumps({"status": str(event.after)}))
+            case JobDeleted():
+                announcer.announce(channel.job(event.job_id), json.dumps({"deleted": True}))
+            case RunFailed():
+                with within(None):
+                    context = {"job": event.job_id, "run": event.run_no}
+                    log.log_error(runtime, context, event.error, event.traceback)
+
+
+def way_of(app: Celery, connections: Connections, audience: Audience) -> Way:
+    """Return the way of an app's announcements: the Redis of its setting, the broker if that is one, else the store."""
+    settings = configuration.settings_of(app)
+    if settings.redis_url is not None or configuration.broker_family(app) == "redis":
+        return RedisWay(lambda seconds: client_of(app, settings.redis_url, seconds))
+    setting = "sidejob_database_url" if settings.direct_url is None else "sidejob_direct_url"
+    url = settings.direct_url or settings.require_database_url()
+    opener = Opener(url, settings.schema, setting=setting, application="celery_sidejob_listener")
+    return PostgresWay(connections, audience, opener.connect)
+
+
+def install() -> None:
+    """Have the last announcements of a worker's process sent before it ends."""
+    for name in ("worker_process_shutdown", "worker_shutdown"):
+        getattr(signals, name).connect(_flush, weak=False, dispatch_uid=f"celery_sidejob.announcing.{name}")
+
+
+def _flush(**_: Any) -> None:
+    flush_all()

@@ -1,0 +1,172 @@
+"""Entries of the log: those that a user makes, and those for reads and writes of ports.
+
+Without a receiver no entry is made. An entry that is made in a run belongs to its unit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+from ..model import values
+from ..model.changes import Announce, PortKey
+from ..model.channel import LOG
+from ..model.errors import IllegalMoveError, InvalidValueError
+from ..operations import log
+from ..operations.runtime import Runtime
+from ..unit.open_unit import OpenUnit, active, submit
+
+Kind = Literal["read", "write"]
+Context = Callable[[], str | None]
+"""Returns the context around, as JSON text."""
+
+
+def log_entry(runtime: Runtime, entry: Any, context: str | None) -> None:
+    """Make an entry of the user's: a mapping, a string, or an exception; in a run it belongs to its unit."""
+    head = {**_loaded(context), **_run_of(active()), "timestamp": log.timestamp()}
+    limit = runtime.settings.max_value_bytes
+    text = values.encode({**head, **_fields(runtime, entry)}, limit=limit, what="log entry")
+    unit = active()
+    if unit is not None and unit.of_log:
+        submit(runtime, "log", Announce(LOG, text))
+    else:
+        submit(runtime, "log", log.published(text, context))
+
+
+class Group:
+    """The reads and writes of one entry: the values of each port, in the order of their first use.
+
+    Values are kept as JSON texts, as they were then. Those beyond the largest value's size are only counted.
+    """
+
+    def __init__(self) -> None:
+        self._runtime: Runtime | None = None
+        self._unit = active()
+        self._values: dict[Kind, dict[PortKey, list[str]]] = {"read": {}, "write": {}}
+        self._omitted: dict[tuple[Kind, PortKey], int] = {}
+        self._size = 0
+
+    def add(self, runtime: Runtime, kind: Kind, port: PortKey, texts: Sequence[str]) -> None:
+        """Add values that were read from a port, or written to it."""
+        self._runtime = runtime
+        found = self._values[kind].setdefault(port, [])
+        for text in texts:
+            if self._size + len(text) > runtime.settings.max_value_bytes:
+                self._omitted[kind, port] = self._omitted.get((kind, port), 0) + 1
+            else:
+                self._size += len(text)
+                found.append(text)
+
+    def make_entry(self, context: str | None, transaction: Any = None) -> None:
+        """Make the entry, if anything was read or written: also if the block around has raised."""
+        unit = active()
+        if self._runtime is None or unit is not self._unit:  # a generator of an earlier run is closed late
+            return
+        runtime = self._runtime
+        head = {**_loaded(context), **_run_of(unit), "timestamp": log.timestamp()}
+        fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
+        fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
+        change = log.change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=transaction is None)
+        try:
+            submit(runtime, "log", change, transaction)
+        except IllegalMoveError:  # the run is over: what it did last is not committed either
+            return
+
+    def _ports(self, kind: Kind) -> Iterator[str]:
+        for port, texts in self._values[kind].items():
+            job_id, direction, name = port
+            omitted = self._omitted.get((kind, port))
+            rest = f', "omitted": {omitted}' if omitted else ""
+            yield f'{{"job": {job_id}, "{direction}port": {json.dumps(name)}, "data": [{", ".join(texts)}]{rest}}}'
+
+
+KINDS: tuple[Kind, ...] = ("read", "write")
+
+_group: ContextVar[Group | None] = ContextVar("celery_sidejob_log_group", default=None)
+
+
+@contextmanager
+def one_entry(context: Context) -> Iterator[None]:
+    """Have one entry for everything that is read and written in the block; of nested blocks the outermost makes it."""
+    if _group.get() is not None:
+        yield
+        return
+    group = Group()
+    _group.set(group)
+    try:
+        yield
+    finally:
+        _group.set(None)  # by no token: the block may be a generator's, which another context goes on with
+        group.make_entry(context())
+
+
+def are_received(runtime: Runtime, transaction: Any = None) -> bool:
+    """Tell whether anybody would receive an entry for a read or a write that is made here.
+
+    While the caller's transaction is open, the store is not asked who listens: with a pool of connections that could
+    wait for the caller.
+    """
+    unit = active()
+    if unit is not None and unit.of_log:
+        return False
+    return log.is_heard(runtime, ask=transaction is None and (unit is None or not unit.in_block))
+
+
+def note(
+    runtime: Runtime, uses: Sequence[tuple[Kind, PortKey]], texts: Sequence[str], context: Context,
+    transaction: Any = None,
+) -> None:  # fmt: skip
+    """Note that values were read from ports and written to ports: for the block's entry, or for one of their own."""
+    around = _group.get() if transaction is None else None
+    group = Group() if around is None else around
+    for kind, port in uses:
+        group.add(runtime, kind, port, texts)
+    if around is None:
+        group.make_entry(context(), transaction)
+
+
+def is_unlogged(options: str | None) -> bool:
+    """Tell whether a packet with these options makes no entry when it is read; of an entry of the log, its run knows.
+
+    A run that has read an entry makes none itself: it would receive that too, and so without end.
+    """
+    if options is None or options == "{}":
+        return False
+    found = json.loads(options)
+    unit = active()
+    if found.get("of_log") and unit is not None:
+        unit.of_log = True
+    return found.get("log") is False
+
+
+def options_for(logged: bool) -> str | None:
+    """Return the options of a packet that is written now."""
+    unit = active()
+    if unit is not None and unit.of_log:
+        return log.OF_LOG
+    return None if logged else log.UNLOGGED
+
+
+def _loaded(context: str | None) -> dict[str, Any]:
+    loaded: dict[str, Any] = values.decode(context) if context else {}
+    return loaded
+
+
+def _run_of(unit: OpenUnit | None) -> dict[str, Any]:
+    return {} if unit is None else {"job": unit.hold.job_id, "run": unit.hold.run_no}
+
+
+def _fields(runtime: Runtime, entry: Any) -> Mapping[str, Any]:
+    if isinstance(entry, str):
+        return {"message": entry}
+    if isinstance(entry, BaseException):
+        return log.error_fields(runtime, entry)
+    if isinstance(entry, Mapping):
+        return entry
+    raise InvalidValueError(
+        f"log() takes a mapping, a string or an exception, not a {type(entry).__name__}: put it into a mapping, such "
+        "as {'value': ...}."
+    )

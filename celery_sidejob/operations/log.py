@@ -1,0 +1,70 @@
+"""The log: its entries are messages on the channel `/sidejob/log`, kept by the ports that subscribe to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from ..model import values
+from ..model.changes import Announce, Publish
+from ..model.channel import LOG
+from .runtime import Runtime
+from .unit_of_work import carry_out
+
+logger = logging.getLogger("celery_sidejob")
+
+UNLOGGED = '{"log": false}'
+"""The options of a packet that makes no entry when it is read."""
+OF_LOG = '{"log": false, "of_log": true}'
+"""The options of packets that carry entries of the log: a run that has read one makes no entries itself."""
+
+
+def is_heard(runtime: Runtime, *, ask: bool = True) -> bool:
+    """Tell whether anybody would receive an entry; without `ask` the store is not asked."""
+    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG)
+
+
+def change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = True) -> Publish | Announce:
+    """Return the change that makes an entry: without a port that keeps it, it is only announced."""
+    return published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG, text)
+
+
+def published(text: str, context: str | None) -> Publish:
+    """Return the change that makes an entry for the ports that keep the log and for those who listen."""
+    return Publish(LOG, text, context, OF_LOG)
+
+
+def timestamp() -> str:
+    """Return the time of an entry that is made now."""
+    return datetime.now(UTC).isoformat()
+
+
+def error_fields(runtime: Runtime, error: BaseException) -> dict[str, Any]:
+    """Return the fields of an entry for an exception."""
+    return _error_fields(runtime, str(error) or type(error).__name__, "".join(traceback.format_exception(error)))
+
+
+def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None) -> None:
+    """Make an entry for the error of a run, outside of any unit, if anybody would receive it; never raises.
+
+    The run is over, and its unit discarded: what it tells must not depend on either.
+    """
+    try:
+        if is_heard(runtime):
+            entry = {**context, "timestamp": timestamp(), **_error_fields(runtime, error, backtrace)}
+            change = change_for(runtime, values.encode(entry), json.dumps(dict(context)))
+            carry_out(runtime, "log", [change])
+    except Exception as failure:
+        logger.warning("An error of job %s is not in the log: %s", context.get("job"), failure)
+
+
+def _error_fields(runtime: Runtime, error: str, backtrace: str | None) -> dict[str, Any]:
+    """Return the fields of an entry for an error; `sidejob_redact` is applied to them."""
+    fields = {"error": runtime.settings.redacted(error)}
+    if backtrace is not None:
+        fields["backtrace"] = runtime.settings.redacted(backtrace)
+    return fields

@@ -1,0 +1,34 @@
+"""Registering the tasks that a worker serves, for clients that do not have their code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..model import channel
+from ..model.changes import Change, Publish
+from ..model.errors import InvalidChannelError
+from ..store import registry
+from .log import UNLOGGED
+from .runtime import Runtime
+from .unit_of_work import carry_out
+
+
+def register(runtime: Runtime, served: Sequence[Mapping[str, str]]) -> None:
+    """Record the tasks, and publish the registry of each queue that this has changed.
+
+    If the process dies before that, the change is not published.
+    """
+    connections = runtime.connections
+    changed = connections.transact("register", lambda executor: registry.serve(executor, map(dict, served)))
+    published: list[Change] = []
+    for queue in changed:
+        tasks: dict[str, Any] = {task: json.loads(text) for task, text in registry.of_queue(connections, queue).items()}
+        try:
+            name = channel.check(channel.workers(queue))
+        except InvalidChannelError:  # a queue's name may be what no channel's may
+            continue
+        published.append(Publish(name, json.dumps(tasks), options=UNLOGGED))
+    if published:
+        carry_out(runtime, "register", published)

@@ -1,0 +1,73 @@
+"""Who listens: ports that subscribe to the log, and clients that hear announcements by NOTIFY.
+
+A client that listens holds an advisory lock, shared with all others, for the life of its session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from psycopg import sql
+
+from ..model.channel import LOG, ancestors
+from .connection.own_executor import OwnExecutor
+from .statement import Statement, Transaction
+
+LOCK_CLASS = 0x53_4A_41_55 - 0x40_00_00_00
+"""The first half of our advisory locks' keys ("SJAU", made to fit a signed 32-bit integer)."""
+
+_LOCK = "%(lock_class)s, hashtext(%(schema)s)"
+
+# Two that ask at the same moment see each other's lock, and take it for a listener: one announcement too many.
+_ASK = Statement(f"""
+SELECT EXISTS (SELECT FROM {{subscriptions}} s WHERE s.channel = ANY(%(channels)s::text[])) AS keeps_log,
+  NOT pg_try_advisory_xact_lock({_LOCK}) AS listens""")
+
+
+def ask(executor: Transaction, schema: str) -> Any:
+    """Tell whether a port subscribes to the log, or to an ancestor of it, and whether a client listens: one row."""
+    return executor.run(_ASK, channels=ancestors(LOG), lock_class=LOCK_CLASS, schema=schema)[0]
+
+
+_LISTEN = Statement(f"SELECT pg_advisory_lock_shared({_LOCK})")
+
+# A client that stands still takes nothing more off its socket, and would hold up what all others are notified of: the
+# server ends its session. Over a Unix socket there is no such limit; `notify` then stops before others are hurt.
+_UNREAD = "SET tcp_user_timeout = {}"
+UNREAD_S = 10
+
+
+def listen(executor: OwnExecutor, schema: str, names: Sequence[str]) -> None:
+    """Have this session, which must be no proxy's, hear what is notified by these names from now on."""
+    executor.connection.execute(_UNREAD.format(UNREAD_S * 1000))
+    for name in names:
+        executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
+    executor.run(_LISTEN, lock_class=LOCK_CLASS, schema=schema)
+
+
+def heard(executor: OwnExecutor) -> Iterator[tuple[str, str]]:
+    """Yield what has been notified since, (name, payload); raises the connection's error if the server has hung up."""
+    pgconn = executor.connection.pgconn
+    pgconn.consume_input()
+    while (notify := pgconn.notifies()) is not None:
+        yield notify.relname.decode(), notify.extra.decode()
+
+
+_NOTIFY = Statement("""
+SELECT count(pg_notify(r.name, r.payload)) AS sent
+FROM (SELECT * FROM json_to_recordset(%(rows)s::json) AS r(n int, name text, payload text) ORDER BY r.n) r
+WHERE (SELECT pg_notification_queue_usage()) < %(most)s::double precision""")
+
+FULLEST = 0.1
+"""The part of the server's queue of notifications above which nothing is announced: the queue is everybody's."""
+
+
+def notify(executor: Transaction, payloads: Sequence[tuple[str, str]]) -> bool:
+    """Notify those who listen, (name, payload), in this order; False if the server's queue is too full for that.
+
+    To be a transaction of its own: one that notifies commits under a lock of the whole server.
+    """
+    rows = [{"n": n, "name": name, "payload": payload} for n, (name, payload) in enumerate(payloads)]
+    return bool(executor.run(_NOTIFY, rows=json.dumps(rows), most=FULLEST)[0].sent)

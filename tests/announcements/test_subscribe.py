@@ -1,0 +1,234 @@
+"""`sidejob.subscribe`: what is announced, over Redis and over Postgres, and who waits for whom."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+
+from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
+from celery_sidejob.announcements.announcer import MOST
+from celery_sidejob.announcements.over_postgres import PIECE, parts_of
+from celery_sidejob.announcements.subscription import Subscription
+from tests.tools.in_process import EMPTY, Stage
+from tests.tools.waiting import wait_until
+
+WAYS = ("postgres", "redis")
+
+
+@pytest.fixture(params=WAYS)
+def told(request: pytest.FixtureRequest, stage_database_url: str, store_url: Callable[[str], str]) -> Iterator[Stage]:
+    """An app whose announcements go over Postgres, which has no Redis, or over Redis."""
+    broker = request.getfixturevalue("redis_url") if request.param == "redis" else "memory://"
+    made = Stage(store_url(stage_database_url), broker=broker)
+    try:
+        yield made
+        assert made.broken_rules() == []
+    finally:
+        made.sql(EMPTY)
+        made.close()
+
+
+def heard(subscription: Subscription, count: int) -> list[tuple[str, Any]]:
+    """The next announcements, as plain pairs."""
+    return [tuple(next(subscription)) for _ in range(count)]
+
+
+def test_a_message_is_heard_on_exactly_its_channel(told: Stage) -> None:
+    sidejob = told.sidejob
+    with sidejob.subscribe("/a", "/a/b", timeout=10) as subscription:
+        sidejob.publish("/a/b/c", "not heard")
+        sidejob.publish("/a/b", {"n": [1, None]})
+        sidejob.publish("/a", 2)
+        found = next(subscription)
+        assert (found.channel, found.message) == ("/a/b", {"n": [1, None]})
+        assert next(iter(subscription)) == ("/a", 2)
+    assert list(subscription) == []
+
+
+def test_jobs_announce_their_status_and_their_deletion(told: Stage) -> None:
+    sidejob = told.sidejob
+    job = told.job()
+    told.runtime.announcer.flush(10)
+    with sidejob.subscribe(f"/sidejob/job/{job.id}", timeout=10) as subscription:
+        told.run(job)
+        job.publish("hello")
+        job.run()
+        told.run(job)
+        job.terminate()
+        told.drain()
+        job.refresh().delete()
+        said = [message for _, message in heard(subscription, 9)]
+    assert [one.get("status", one) if isinstance(one, dict) else one for one in said] == [
+        "running", "completed", "hello", "queued", "running", "completed", "terminating", "terminated",
+        {"deleted": True},
+    ]  # fmt: skip
+
+
+def test_a_task_may_keep_its_status_to_itself(told: Stage) -> None:
+    quiet = told.task(nothing, name="quiet", publish_status=False)
+    loud = told.task(nothing, name="loud")
+    first, second = quiet.enqueue(), loud.enqueue()
+    told.runtime.announcer.flush(10)
+    with told.sidejob.subscribe(*(f"/sidejob/job/{job.id}" for job in (first, second)), timeout=10) as subscription:
+        told.run(first)
+        told.run(second)
+        assert heard(subscription, 1) == [(f"/sidejob/job/{second.id}", {"status": "running"})]
+
+
+def test_what_a_unit_publishes_is_announced_with_its_commit(told: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        told.sidejob.publish("/a", 1)
+        job.output("o").write(2)
+        told.outside(lambda: told.sidejob.publish("/a", 0))
+        job.checkpoint()
+        told.sidejob.publish("/a", "discarded")
+        raise ValueError("no")
+
+    job = told.job(body, outports={"o": {"channels": ["/a"]}})
+    with told.sidejob.subscribe("/a", timeout=10) as subscription:
+        with pytest.raises(ValueError, match="no"):
+            told.run(job)
+        told.sidejob.publish("/a", "last")
+        assert [message for _, message in heard(subscription, 4)] == [0, 1, 2, "last"]
+
+
+def test_a_message_in_the_caller_s_transaction_is_announced_after_its_commit(told: Stage) -> None:
+    import sqlalchemy
+
+    url = told.database_url.replace("postgresql://", "postgresql+psycopg://", 1)
+    engine = sqlalchemy.create_engine(url)
+    try:
+        with told.sidejob.subscribe("/a", timeout=10) as subscription:
+            with engine.connect() as connection:
+                told.sidejob.publish("/a", "rolled back", transaction=connection)
+                connection.rollback()
+                told.sidejob.publish("/a", "committed", transaction=connection)
+                connection.commit()
+            assert heard(subscription, 1) == [("/a", "committed")]
+    finally:
+        engine.dispose()
+
+
+def test_large_and_strange_messages_arrive_whole(told: Stage) -> None:
+    messages = ["x" * 100_000, "é€😀\0" * 5000, {"__type__": "datetime"}, "same", "same", ""]
+    with told.sidejob.subscribe("/a", timeout=10) as subscription:
+        for message in messages:
+            told.sidejob.publish("/a", message)
+        assert [message for _, message in heard(subscription, len(messages))] == messages
+
+
+@pytest.mark.parametrize("text", ["", "a", "a" * PIECE, "a" * (PIECE + 1), "€" * PIECE, "😀" * PIECE])
+def test_no_part_is_too_long_for_a_notification(text: str) -> None:
+    parts = list(parts_of("k", text))
+    assert all(len(part.encode()) < 8000 for part in parts)
+    assert "".join(part.partition(" ")[2] for part in parts) == text
+    assert len(set(parts)) == len(parts)
+
+
+def test_nothing_comes_in_time(told: Stage) -> None:
+    with told.sidejob.subscribe("/a", timeout=0.05) as subscription, pytest.raises(TimeoutError, match="/a within"):
+        next(subscription)
+
+
+def test_closing_ends_those_who_wait(told: Stage) -> None:
+    subscription = told.sidejob.subscribe("/a")
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(subscription))
+    reader.start()
+    told.sidejob.publish("/a", 1)
+    wait_until(lambda: found)
+    subscription.close()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert found == [("/a", 1)]
+    told.sidejob.publish("/a", 2)
+    assert list(subscription) == []
+
+
+def test_in_asyncio(told: Stage) -> None:
+    async def listen() -> list[Any]:
+        found = []
+        async with await asyncio.to_thread(told.sidejob.subscribe, "/a", timeout=10) as subscription:
+            for number in range(3):
+                await asyncio.to_thread(told.sidejob.publish, "/a", number)
+            async for channel, message in subscription:
+                found.append((channel, message))
+                if len(found) == 3:
+                    break
+            waiting = asyncio.ensure_future(anext(subscription))
+            await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.to_thread(told.sidejob.publish, "/a", "after")
+            found.append(tuple(await anext(subscription)))
+        assert [one async for one in subscription] == []
+        return found
+
+    assert asyncio.run(listen()) == [("/a", 0), ("/a", 1), ("/a", 2), ("/a", "after")]
+
+
+def test_bad_arguments_are_refused(stage: Stage) -> None:
+    with pytest.raises(InvalidChannelError, match="at least one"):
+        stage.sidejob.subscribe()
+    with pytest.raises(InvalidChannelError, match="must begin"):
+        stage.sidejob.subscribe("sums")
+    with pytest.raises(InvalidValueError, match="timeout="):
+        stage.sidejob.subscribe("/a", timeout="1")
+
+
+def test_a_plain_client_of_redis_hears_the_plain_message(stage_database_url: str, redis_url: str) -> None:
+    stage = Stage(stage_database_url, broker=redis_url)
+    try:
+        with redis.Redis.from_url(redis_url) as client, closing(client.pubsub()) as listener:
+            listener.subscribe("/sums")
+            assert listener.get_message(timeout=5)["type"] == "subscribe"
+            stage.sidejob.publish("/sums", {"a": 1})
+            assert wait_until(lambda: listener.get_message(timeout=1))["data"] == b'{"a":1}'
+    finally:
+        stage.close()
+
+
+def test_a_subscriber_that_does_not_read_loses_the_oldest(told: Stage) -> None:
+    with told.sidejob.subscribe("/a", timeout=10) as subscription:
+        announcer = told.runtime.announcer
+        for number in range(MOST + 10):
+            announcer.announce("/a", str(number))
+            if number % 1000 == 0:
+                assert announcer.flush(10)
+        wait_until(lambda: subscription.dropped == 10 - announcer.dropped)
+        assert announcer.dropped == 0
+        assert next(subscription).message == 10
+
+
+def test_several_subscriptions_and_the_end_of_one(told: Stage) -> None:
+    first = told.sidejob.subscribe("/a", timeout=10)
+    with told.sidejob.subscribe("/a", timeout=10) as second:
+        told.sidejob.publish("/a", 1)
+        assert heard(first, 1) == heard(second, 1) == [("/a", 1)]
+        first.close()
+        told.sidejob.publish("/a", 2)
+        assert heard(second, 1) == [("/a", 2)]
+
+
+def test_the_registry_of_a_queue_is_published_when_it_changes(told: Stage) -> None:
+    collected = told.job(inports={"registry": {"channels": ["/sidejob/workers"]}}).input("registry")
+    told.task(nothing, name="one", queue="q")
+    with told.sidejob.subscribe("/sidejob/workers/q", timeout=10) as subscription:
+        told.sidejob.register_tasks()
+        told.sidejob.register_tasks()
+        told.task(nothing, name="two", queue="q", inports=["a"])
+        told.sidejob.register_tasks()
+        (_, first), (_, second) = heard(subscription, 2)
+    assert list(first) == ["one"]
+    assert list(second) == ["one", "two"]
+    assert second["two"]["inports"] == {"a": {"channels": []}}
+    assert [set(message) for message in collected if "one" in message] == [{"one"}, {"one", "two"}]
+
+
+def nothing(job: RunningJob) -> None:
+    pass
