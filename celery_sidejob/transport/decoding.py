@@ -48,10 +48,10 @@ class Message(virtual.Message):
             if not isinstance(getattr(self, name), Mapping | None):
                 raise TypeError(f"{name} is no object")
         if self.headers and "task" in self.headers:
-            _check_task(self.headers)
+            check_task(self.headers)
 
 
-def _check_task(headers: Mapping[str, Any]) -> None:
+def check_task(headers: Mapping[str, Any]) -> None:
     """Raise TypeError for headers of a task by which a worker would end, not the task fail."""
     for name in ("task", "id"):
         if isinstance(headers.get(name), list | dict):

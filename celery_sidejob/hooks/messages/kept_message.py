@@ -24,6 +24,7 @@ from kombu.utils.json import loads as kombu_loads
 
 from ...model.durable import CALL, DEATHS, HEADER, KEPT_FORMAT, REPUBLISHED, Content, Message, digest_of, header_of
 from ...model.errors import InvalidValueError
+from ...transport.decoding import check_task
 from .carried import NewerFormatError
 
 logger = logging.getLogger("celery_sidejob")
@@ -240,6 +241,8 @@ def _about(message: Message) -> dict[str, Any]:
             raise TypeError("headers and properties are objects")
         if not all(isinstance(about.get(name), str | None) for name in ("content_type", "content_encoding")):
             raise TypeError("content_type and content_encoding are texts")
+        if not missing:
+            check_task(about["headers"])
     except NewerFormatError:
         raise
     except Exception as error:  # of whatever decodes a type in them

@@ -23,7 +23,8 @@ def send_in(app: Celery, send: Callable[..., Any], name: str, args: Sequence[Any
     if not runtime.connections.is_broker:
         raise InvalidValueError(
             f"{name} is not durable, so its message cannot be part of a transaction: make it so with durable=True or "
-            'sidejob_durable_tasks, use broker_url="sidejobpg://", or leave transaction= out.'
+            'sidejob_durable_tasks, use broker_url="sidejobpg://" without sidejob_failover_urls, or leave transaction= '
+            "out."
         )
     if options.get("connection"):
         raise InvalidValueError(f"A call of {name} has a transaction and a connection to the broker: give either.")

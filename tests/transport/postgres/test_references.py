@@ -195,6 +195,8 @@ def test_a_reference_to_an_earlier_generation_leads_to_nothing(
         {"properties": [1]},
         {"content_encoding": 5},
         {"headers": {"amount": {"__type__": "decimal", "__value__": "x"}}},
+        {"headers": {"task": ["once"], "id": "forged"}},
+        {"headers": {"task": "once", "id": "forged", "timelimit": 5}},
     ],
 )
 def test_a_row_that_nobody_can_read_ends_no_worker_and_no_sweeper(
@@ -212,6 +214,7 @@ def test_a_row_that_nobody_can_read_ends_no_worker_and_no_sweeper(
     assert "message forged cannot be read" in worker.log()
     tables.run("UPDATE messages SET next_check_at = now(), published_at = NULL")
     shop.sidejob.poll()
+    assert [entry.task_id for entry in shop.sidejob.dead] == ["forged"]
     assert ran(record) == ["good"]
 
 
