@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..statement import Reader, Statement, Transaction
 
 KEPT_S = 60.0
 """How long a broadcast is kept for those who have not read it yet."""
+
+
+class Broadcast(NamedTuple):
+    """A message to everybody who listens to its exchange."""
+
+    exchange: str
+    routing_key: str
+    headers: str
+    properties: str
+    body: str
+
 
 _SEND = Statement(
     """
@@ -18,9 +29,9 @@ VALUES (%(exchange)s, %(routing_key)s, %(headers)s, %(properties)s, %(body)s)"""
 )
 
 
-def send(executor: Transaction, exchange: str, routing_key: str, headers: str, properties: str, body: str) -> None:
-    """Send a message to everybody who listens to an exchange."""
-    executor.run(_SEND, exchange=exchange, routing_key=routing_key, headers=headers, properties=properties, body=body)
+def send(executor: Transaction, broadcast: Broadcast) -> None:
+    """Send a broadcast."""
+    executor.run(_SEND, **broadcast._asdict())
 
 
 _LAST = Statement("SELECT coalesce(max(b.id), 0)::bigint AS id FROM {broker_broadcasts} b")

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..connection.own_executor import OwnExecutor
 from ..statement import Statement, Transaction
+from .broadcasts import Broadcast
 
 LOCK_CLASS = 0x53_4A_42_43 - 0x40_00_00_00
 """The first half of our advisory locks' keys ("SJBC", made to fit a signed 32-bit integer)."""
@@ -44,11 +46,12 @@ class Beaten:
     is_alive: bool
     dead: Sequence[str]
     """Consumers that this beat found dead, and removed."""
+    heard: Sequence[Any] = ()
+    """The broadcasts that this beat has read, as `broadcasts.since` returns them."""
 
 
 # A consumer that was silent itself does not judge others: perhaps the server stood still, and all were silent.
-_BEAT = Statement(
-    """
+_BEATEN = """
 WITH me AS MATERIALIZED (
   SELECT c.id, c.beat_at > now() - make_interval(secs => c.silence_s * 0.6::double precision) AS judges
   FROM {broker_consumers} c, (SELECT set_config('synchronous_commit', 'off', true)) AS soon
@@ -60,16 +63,41 @@ dead AS (
       AND (c.beat_at < now() - make_interval(secs => c.silence_s)
         OR c.locked AND pg_try_advisory_xact_lock(%(lock_class)s, (hashtext(%(schema)s) # c.id::int)))
     FOR UPDATE SKIP LOCKED) AS f
-  WHERE d.id = f.id RETURNING d.ident)
-SELECT EXISTS (SELECT FROM me) AS is_alive, ARRAY(SELECT d.ident FROM dead d) AS dead""",
-    frequent=True,
-)
+  WHERE d.id = f.id RETURNING d.ident)"""
+_FOUND = "SELECT EXISTS (SELECT FROM me) AS is_alive, ARRAY(SELECT d.ident FROM dead d) AS dead"
+_BEAT = Statement(f"{_BEATEN}\n{_FOUND}", frequent=True)
 
 
 def beat(executor: Transaction, consumer: int, schema: str) -> Beaten:
     """Report a consumer alive, and remove those that are dead."""
     row = executor.run(_BEAT, id=consumer, lock_class=LOCK_CLASS, schema=schema)[0]
     return Beaten(row.is_alive, row.dead)
+
+
+_TALK = Statement(
+    f"""{_BEATEN},
+said AS (
+  INSERT INTO {{broker_broadcasts}} (exchange, routing_key, headers, properties, body)
+  SELECT s.exchange, s.routing_key, s.headers, s.properties, s.body
+  FROM unnest(%(exchange)s::text[], %(routing_key)s::text[], %(headers)s::text[], %(properties)s::text[],
+    %(body)s::text[]) WITH ORDINALITY AS s(exchange, routing_key, headers, properties, body, place)
+  ORDER BY s.place)
+SELECT f.is_alive, f.dead, b.id, b.exchange, b.routing_key, b.headers, b.properties, b.body FROM ({_FOUND}) AS f
+LEFT JOIN {{broker_broadcasts}} b ON b.id > %(since)s AND b.exchange = ANY(%(exchanges)s::text[]) ORDER BY b.id""",
+    frequent=True,
+)
+
+
+def beat_and_talk(
+    executor: Transaction, consumer: int, schema: str, *, said: Sequence[Broadcast], since: int,
+    exchanges: Sequence[str],
+) -> Beaten:  # fmt: skip
+    """Do the same, send broadcasts, and read those of some exchanges since an id."""
+    columns = {name: [getattr(one, name) for one in said] for name in Broadcast._fields}
+    found = executor.run(
+        _TALK, id=consumer, lock_class=LOCK_CLASS, schema=schema, since=since, exchanges=list(exchanges), **columns
+    )
+    return Beaten(found[0].is_alive, found[0].dead, found if found[0].id is not None else ())
 
 
 _LEAVE = Statement("DELETE FROM {broker_consumers} WHERE id = %(id)s")

@@ -14,18 +14,16 @@ from time import monotonic
 from .link import Link
 
 APART_S = 0.005
-EVENTS_S = 1.0
-"""How long who listens to events waits between two looks; senders ring twice in that time, at most."""
 MOST = 10_000
 """How many queues' rings are remembered."""
 
 _rung: dict[tuple[str, str], float] = {}
 
 
-def ring(link: Link, payload: str, *, apart_s: float = APART_S) -> None:
+def ring(link: Link, payload: str) -> None:
     """Ring, unless this process has just done so."""
     key, now = (link.channel, payload), monotonic()
-    if now - _rung.get(key, 0.0) < apart_s:
+    if now - _rung.get(key, 0.0) < APART_S:
         return
     if len(_rung) > MOST:
         _rung.clear()
@@ -48,19 +46,9 @@ def of_exchange(exchange: str) -> str:
     return f"x:{exchange}"
 
 
-def of_events(exchange: str) -> str:
-    """Return what is rung for broadcasts to those who listen to a topic exchange."""
-    return f"t:{exchange}"
-
-
-def is_of_events(ring: str) -> bool:
-    """Tell whether a ring is of a topic exchange."""
-    return ring.startswith("t:")
-
-
 def is_of_broadcast(ring: str) -> bool:
     """Tell whether a ring is of an exchange, and not of a queue."""
-    return ring.startswith(("x:", "t:"))
+    return ring.startswith("x:")
 
 
 BINDINGS = "bound"

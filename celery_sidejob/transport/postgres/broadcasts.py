@@ -1,14 +1,13 @@
 """Broadcasts: a message that every queue gets that listens to an exchange just now; nobody acknowledges it.
 
 Fanout exchanges carry remote control, and their senders ring for each message. Topic exchanges carry events to
-transient queues. Their senders ring now and then, and events are read at most once in `EVENTS_S`.
+transient queues. Nobody rings for them: the heart of who listens reads them with each of its beats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from math import inf
 from time import monotonic
 from typing import Any
 
@@ -41,8 +40,6 @@ class Broadcasts:
         self._delivered_at: dict[int, float] = {}
         """When those behind it were delivered."""
         self._read_at = 0.0
-        self.next_at = inf
-        """When events are to be read that were rung for, or may follow those of the last look."""
 
     def listen(self, queue: str, exchange: str, pattern: Any) -> None:
         """Have a queue get the broadcasts of an exchange whose routing keys match."""
@@ -66,48 +63,52 @@ class Broadcasts:
         return bool(listened) and all(pattern is None for _, pattern in listened)
 
     def rings(self, queues: Collection[str]) -> Sequence[str]:
-        """Return the rings for what these queues get."""
+        """Return the rings for what these queues get from fanout exchanges."""
         return [
-            bell.of_exchange(exchange) if pattern is None else bell.of_events(exchange)
+            bell.of_exchange(exchange)
             for queue in queues
             for exchange, pattern in self._listening.get(queue, ())
+            if pattern is None
         ]
+
+    def of_events(self, queues: Collection[str]) -> tuple[int, Sequence[str]]:
+        """Return the topic exchanges to which these queues listen, and the id behind which there may be news."""
+        listened = [one for queue in queues for one in self._listening.get(queue, ())]
+        return self._since or 0, sorted({exchange for exchange, pattern in listened if pattern is not None})
 
     def start(self, queues: Collection[str]) -> None:
         """Deliver what is sent from now on, if one of these queues listens."""
         if self._since is None and any(map(self.is_listening, queues)):
             self._since = self._link().run("read", broadcasts.last)
 
-    def deliver_due(self, rings: Collection[str], queues: Collection[str], *, unrung: bool, hears: bool) -> bool:
-        """Deliver to these queues what was rung for, events a while after the last look; tell whether there was any.
+    def deliver_due(
+        self, rings: Collection[str], queues: Collection[str], heard: Sequence[Any], *, unrung: bool, hears: bool
+    ) -> bool:
+        """Deliver to these queues what a beat has `heard`, and what was rung for; tell whether there was any.
 
-        Senders of events do not ring for each: after a ring, and after a look that has found some, there is another
-        look. With `unrung` it is time to look for what nobody has rung for: at once where no rings are heard.
+        With `unrung` it is time to look for what nobody has rung for: at once where no rings are heard.
         """
         if self._since is None:
             return False
-        now = monotonic()
-        of_events = any(map(bell.is_of_events, rings))
-        if of_events:
-            self.next_at = min(self.next_at, max(now, self._read_at + bell.EVENTS_S))
-        is_fanout = any(bell.is_of_broadcast(ring) and not bell.is_of_events(ring) for ring in rings)
-        is_time = unrung and (not hears or now >= self._read_at + UNRUNG_S)
-        if not (is_time or is_fanout or now >= self.next_at):
-            return False
-        delivered, more = self._deliver(queues), of_events or now < self.next_at < inf
-        self._read_at = now
-        self.next_at = now + bell.EVENTS_S if delivered or more else inf
-        return delivered
-
-    def _deliver(self, queues: Collection[str]) -> bool:
         consumed = {queue: listened for queue, listened in self._listening.items() if queue in queues}
+        is_time = unrung and (not hears or monotonic() >= self._read_at + UNRUNG_S)
+        if is_time or any(map(bell.is_of_broadcast, rings)):
+            self._read_at = monotonic()
+            heard = self._read(consumed)
+        return self._deliver(heard, consumed)
+
+    def _read(self, consumed: Mapping[str, Sequence[tuple[str, Any]]]) -> Sequence[Any]:
         exchanges = sorted({exchange for listened in consumed.values() for exchange, _ in listened})
         if not exchanges:
-            return False
+            return ()
+        since = self._since or 0
+        return self._link().run("read", lambda executor: broadcasts.since(executor, since, exchanges))
+
+    def _deliver(self, found: Sequence[Any], consumed: Mapping[str, Sequence[tuple[str, Any]]]) -> bool:
         since, now = self._since or 0, monotonic()
         delivered = False
-        for row in self._link().run("read", lambda executor: broadcasts.since(executor, since, exchanges)):
-            if row.id in self._delivered_at:
+        for row in found:
+            if row.id <= since or row.id in self._delivered_at:
                 continue
             self._delivered_at[row.id] = now
             listening = [

@@ -13,7 +13,7 @@ import select
 import socket
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from kombu.log import get_logger
 
@@ -21,10 +21,12 @@ from ...model import native
 from ...store.broker import consumers, queues, sessions
 from ...store.connection.own_executor import OwnExecutor
 from ..pulse import Pulse
-from . import bell, bindings
+from . import bell, bindings, events
 from .expiry import remove_expired
 from .link import LOST, Link, Run
 from .pipe import Pipe
+
+T = TypeVar("T")
 
 logger = get_logger(__name__)
 
@@ -49,6 +51,10 @@ class Consumes(Protocol):
 
     def end_late(self, run: Run) -> bool:
         """Carry out ends of messages that were reported more than `LATE_S` ago; tell whether to go on looking."""
+        ...
+
+    def listens_to(self) -> tuple[int, Sequence[str]]:
+        """Return the exchanges whose events are delivered, and the id up to which that is done."""
         ...
 
     def expiring_queues(self) -> Sequence[str]:
@@ -85,6 +91,7 @@ class Heart:
         """What has ended it: the connection must be given up."""
         self.wanted: frozenset[str] = frozenset()
         """Which rings are heard."""
+        self._heard: Sequence[Any] = ()
 
     def start(self) -> None:
         """Register a consumer, and beat for it."""
@@ -101,6 +108,7 @@ class Heart:
             executor.close()
             raise
         self._executor = executor
+        events.begin(self._link, self)
         native.Thread(self._run, name="sidejobpg-heart").start()
 
     @property
@@ -116,14 +124,20 @@ class Heart:
             rings, self._rings = self._rings, set()
         return rings
 
+    def take_heard(self) -> Sequence[Any]:
+        """Return the events that the last beat has read, once."""
+        heard, self._heard = self._heard, ()
+        return heard
+
     def wake(self) -> None:
         """Have it see whether there is something to be carried out."""
         if not self._is_watching:
             self._wakes.write()
 
     def stop(self) -> None:
-        """End it; the consumer is removed by whoever stops it."""
+        """End it; the consumer is removed, and the events are sent that are left, by whoever stops it."""
         self._stopping = True
+        events.end(self._link, self)
         if self.is_ours:
             self._wakes.write()
 
@@ -141,6 +155,7 @@ class Heart:
                 self.error = error
                 self._consumes.wake()
         finally:
+            events.end(self._link, self)
             if self.listens:
                 bindings.hear_no_more(self._link.channel)
             self._executor.close()
@@ -166,7 +181,7 @@ class Heart:
                 plan[duty] = now + every_s[duty]
                 duty()
 
-    def _transact(self, name: str, work: Callable[[OwnExecutor], Any]) -> Any:
+    def _transact(self, name: str, work: Callable[[OwnExecutor], T]) -> T:
         return self._executor.in_transaction(name, work, single=True)
 
     def _hear(self, payload: str) -> None:
@@ -183,9 +198,12 @@ class Heart:
         if self._pulse.stands_still():
             return
         began = monotonic()
-        found = self._transact("beat", lambda executor: consumers.beat(executor, self.consumer, self._link.schema))
+        found = self._talk()
         if found.is_alive:
             self.beaten_at = began
+        if found.heard:
+            self._heard = found.heard
+            self._consumes.wake()
         if not found.is_alive:
             raise DeclaredDead(
                 f"consumer {self.consumer} was silent for more than {self._silence_s:g} s, and others have its messages"
@@ -194,6 +212,23 @@ class Heart:
             logger.warning("Dead consumers, whose messages others get: %s", ", ".join(found.dead))
             self._transact("ring", lambda executor: consumers.notify(executor, self._link.channel, bell.DEATH))
             self._hear(bell.DEATH)
+
+    def _talk(self) -> consumers.Beaten:
+        """Beat, and with the same statement send the events of this process and read those that it listens to."""
+        consumer, schema = self.consumer, self._link.schema
+        said, (since, exchanges) = events.take(self._link), self._consumes.listens_to()
+        if not said and not exchanges:
+            return self._transact("beat", lambda executor: consumers.beat(executor, consumer, schema))
+        try:
+            return self._transact(
+                "beat",
+                lambda executor: consumers.beat_and_talk(
+                    executor, consumer, schema, said=said, since=since, exchanges=exchanges
+                ),
+            )
+        except BaseException:
+            events.put_back(self._link, said)
+            raise
 
     def _use(self) -> None:
         names = self._consumes.expiring_queues()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from kombu.transport.virtual import exchange as exchanges
 
 from ...store.broker import broadcasts, messages
-from . import bell, rows
+from . import bell, events, rows
 from .link import Link
 
 TRANSIENT = 1
@@ -23,15 +24,34 @@ def put(link: Link, row: messages.Row) -> None:
 
 def broadcast(link: Link, exchange: str, message: Any, routing_key: str) -> None:
     """Send a message to everybody who listens to an exchange; nobody is rung for."""
+    _send(link, _broadcast(exchange, message, routing_key))
+
+
+def _broadcast(exchange: str, message: Any, routing_key: str) -> broadcasts.Broadcast:
     headers, properties = rows.as_json(message["headers"]), rows.stored(message, message["properties"])
-    link.run(
-        "broadcast",
-        lambda executor: broadcasts.send(executor, exchange, routing_key or "", headers, properties, message["body"]),
-    )
+    return broadcasts.Broadcast(exchange, routing_key or "", headers, properties, message["body"])
+
+
+def _send(link: Link, one: broadcasts.Broadcast) -> None:
+    link.run("broadcast", lambda executor: broadcasts.send(executor, one))
+
+
+def send_left(link: Link) -> None:
+    """Send the events that no heart of this process will send any more."""
+    left = deque(events.left(link))
+    try:
+        while left:
+            _send(link, left[0])
+            left.popleft()
+    finally:
+        events.put_back(link, left)
 
 
 class TopicExchange(exchanges.TopicExchange):
-    """A topic exchange that reaches all its transient queues by one broadcast, however many they are."""
+    """A topic exchange that reaches all its transient queues by one broadcast, however many they are.
+
+    Whoever listens reads it with a beat, so nobody is rung for.
+    """
 
     def deliver(self, message: Any, exchange: str, routing_key: str, **options: Any) -> None:
         """Replaces one message for each queue."""
@@ -42,5 +62,6 @@ class TopicExchange(exchanges.TopicExchange):
         for queue in dict.fromkeys(one.queue for one in found if not one.transient):
             channel._put(queue, message, **options)
         if any(one.transient for one in found):
-            broadcast(channel.link, exchange, message, routing_key)
-            bell.ring(channel.link, bell.of_events(exchange), apart_s=bell.EVENTS_S / 2)
+            event = _broadcast(exchange, message, routing_key)
+            if not events.keep(channel.link, event):
+                _send(channel.link, event)

@@ -26,7 +26,7 @@ from ...model.errors import SettingsError
 from ...store.broker import consumers, messages, queues
 from ..options import SHARED, check_options
 from ..pulse import Pulse
-from . import bell, dead
+from . import bell, dead, sending
 from .address import SCHEME, database_url, hide_password, is_alone, without_password
 from .broadcasts import Broadcasts
 from .broker_channel import Channel as BrokerChannel
@@ -148,6 +148,7 @@ class Transport(virtual.Transport):
             heart.stop()
             if heart.is_ours:
                 with suppress(*LOST):
+                    sending.send_left(self.link)
                     self.link.run("leave", lambda executor: consumers.leave(executor, heart.consumer))
         self.link.close()
         if self._pipe is not None:
@@ -216,6 +217,10 @@ class Transport(virtual.Transport):
         for channel in channels:
             channel.end_late(LATE_S, run)
         return any(channel.is_busy for channel in channels)
+
+    def listens_to(self) -> tuple[int, Sequence[str]]:
+        """Return the exchanges whose events are delivered, and the id up to which that is done."""
+        return self.broadcasts.of_events(self._consumed_queues())
 
     def expiring_queues(self) -> Sequence[str]:
         """Return the consumed queues that would expire, and whose use was not noted lately.
@@ -286,7 +291,9 @@ class Transport(virtual.Transport):
         is_time = now >= self._poll_at
         if self._due_at <= now:
             self._promote()
-        had_broadcasts = self.broadcasts.deliver_due(rings, self._consumed_queues(), unrung=is_time, hears=hears)
+        had_broadcasts = self.broadcasts.deliver_due(
+            rings, self._consumed_queues(), self._take_heard(), unrung=is_time, hears=hears
+        )
         delivered = False
         for channel in list(self.channels):
             if is_time:
@@ -315,6 +322,9 @@ class Transport(virtual.Transport):
             raise psycopg.OperationalError(f"this consumer {what}: {error}") from error
         return self._heart.take_rings()
 
+    def _take_heard(self) -> Sequence[Any]:
+        return () if self._heart is None else self._heart.take_heard()
+
     def _pass_on(self, rings: set[str], channel: Any) -> None:
         for queue in channel.fetched_queues:
             if bell.of_queue(queue) in rings:
@@ -337,5 +347,5 @@ class Transport(virtual.Transport):
     def _next_at(self) -> float:
         """Return when the next poll is due, if nothing wakes us before."""
         channels = (channel.next_at for channel in self.channels)
-        at: float = min([self._poll_at, self._due_at, self.broadcasts.next_at, *channels])
+        at: float = min([self._poll_at, self._due_at, *channels])
         return at

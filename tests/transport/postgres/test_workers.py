@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -206,6 +207,27 @@ def test_a_worker_knows_at_once_that_somebody_listens(app: Celery, start: Any, p
 
             wait_until(succeeded, message="it to be announced")
     assert {"task-received", "task-started"} <= {event["type"] for event in seen}
+
+
+def test_workers_with_gossip_hear_of_each_other(
+    processes: Processes, broker_url: str, backend_url: str, tables: Tables
+) -> None:
+    """Their events go with the beats of both; that of the end of one is sent although it beats no more."""
+    env = {"BROKER_URL": broker_url, "RESULT_BACKEND": backend_url}
+    celery = [sys.executable, "-m", "celery", "-A", "tests.transport.postgres.canvas_app", "worker", "--pool=solo"]
+    workers = {
+        name: processes.start([*celery, "--loglevel=DEBUG", "-n", f"{name}@test"], env=env, name=name)
+        for name in ("one", "other")
+    }
+    workers["one"].wait_for_log("other@test joined the party", 60)
+    workers["other"].wait_for_log("one@test joined the party", 60)
+    wait_until(
+        lambda: tables.one("SELECT count(*) FROM broker_broadcasts WHERE routing_key = 'worker.heartbeat'") >= 4,
+        timeout=30, message="both to tell of themselves again and again",
+    )  # fmt: skip
+    workers["other"].terminate()
+    assert workers["other"].wait(STOPS_S) == 0
+    workers["one"].wait_for_log("other@test left", 30)
 
 
 def test_priorities_are_exact(app: Celery, start: Any, record: Record) -> None:
