@@ -144,7 +144,7 @@ def test_the_broker_being_down_does_not_fail_the_call(site: Site) -> None:
     assert [len(site.ran(result)) for result in results] == [1] * 3
 
 
-@pytest.mark.brokers("redis", only=APART, reason="is the store: its messages lead to rows, and nobody has a copy")
+@pytest.mark.brokers("redis", only=APART, reason="is the store: tests/transport/postgres makes copies of references")
 def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     result = site.call("noted", 1)
     put = site.broker.take("durable")
@@ -159,7 +159,7 @@ def test_a_copy_of_what_was_finished_does_not_run(site: Site) -> None:
     assert worker.alive
 
 
-@pytest.mark.brokers("redis", only=APART, reason="is the store: its messages lead to rows, and nobody has a copy")
+@pytest.mark.brokers("redis", only=APART, reason="is the store: tests/transport/postgres makes copies of references")
 @SEVERAL
 def test_a_copy_of_what_runs_does_not_run(site: Site) -> None:
     result = site.call("holder", 1)

@@ -188,6 +188,26 @@ def test_a_reference_to_an_earlier_generation_leads_to_nothing(
     assert worker.log().count("received") == 1
 
 
+def test_copies_of_references_run_nothing_twice(
+    processes: Processes, shop: Any, env: Mapping[str, str], record: Record, tables: Tables
+) -> None:
+    for _ in range(2):
+        processes.start_worker(APP, env=env, concurrency=2)
+    wait_until(lambda: tables.one("SELECT count(*) FROM registry"), message="the job's task to be known")
+    names = [f"{name} {number}" for name in ("once", "repeatable", "job") for number in range(10)]
+    for name in names:
+        ask(shop, name.split()[0], name, queue="aside")
+    tables.run(
+        "INSERT INTO broker_messages (queue, priority, task_id, generation, again) "
+        "SELECT 'celery', 0, task_id, generation, true FROM broker_messages, generate_series(1, 3) "
+        "WHERE queue = 'aside'"
+    )
+    tables.run("DELETE FROM broker_messages WHERE queue = 'aside'")
+    wait_until(lambda: tables.all == 0, message="all to be gone")
+    wait_until(lambda: not tables.one("SELECT count(*) FROM messages"), message="their rows to be removed")
+    assert sorted(ran(record)) == sorted(names)
+
+
 @pytest.mark.parametrize(
     "forged",
     [
