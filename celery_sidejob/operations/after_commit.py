@@ -47,7 +47,9 @@ class AfterCommit:
     outcomes: list[Outcome] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
     published: dict[str, int] = field(default_factory=dict)
-    """The channels with messages to be delivered, and how many ports take those of each."""
+    """How many ports take the messages of each channel."""
+    undelivered: set[str] = field(default_factory=set)
+    """The channels whose messages are kept, and delivered next."""
     announcements: list[tuple[str, str]] = field(default_factory=list)
     """Published messages: (channel, JSON text)."""
     log_kept: bool = False

@@ -46,7 +46,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     applied, status = done
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
-    deliver(runtime, applied.after_commit.published)
+    deliver(runtime, applied.after_commit.undelivered)
     return status
 
 

@@ -40,10 +40,10 @@ def follow_commit_of(runtime: Runtime, borrowed: Borrowed, after_commit: AfterCo
         dispatch(runtime, map(Doorbell.of_row, rows), armed_now=True)
         for job_id in noted:
             apply_noted_asks(runtime, [job_id])
-        deliver(runtime, after_commit.published)
+        deliver(runtime, after_commit.undelivered)
 
     work = partial(do_after_commit, committed)
-    if jobs or noted or after_commit.published or after_commit.announcements:
+    if jobs or noted or after_commit.undelivered or after_commit.announcements:
         borrowed.after_commit(work)
     return work
 

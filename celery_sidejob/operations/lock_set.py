@@ -61,6 +61,13 @@ class LockSet:
         affected.statuses = {job_id: row.status for job_id, row in rows.items()}
         return affected
 
+    def add(self, rows: Mapping[int, Any]) -> None:
+        """Add jobs that were locked without waiting for them, {id: row}; those that it knows stay as they are."""
+        for job_id, row in rows.items():
+            if not self.knows(job_id):
+                self.rows[job_id] = row
+                self.statuses[job_id] = row.status
+
     def job(self, job_id: int) -> Any:
         """Return the row of an affected job; for a new job, the values it is made of."""
         return self.rows.get(job_id) or self.new[job_id]

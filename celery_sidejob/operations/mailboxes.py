@@ -23,21 +23,31 @@ from ..store import packets, ports, publications
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
+from .fan_out import deliver_to
 from .lock_set import LockSet
 from .wakes import Wakes
+
+FEW = 100
+"""Up to this many ports, the transaction that publishes delivers the messages of a channel itself."""
 
 PacketRow = tuple[int, str, str | None, str | None]
 """(port id, value, context, options), each text JSON."""
 
 
 class Mailboxes:
-    """The ports that a transaction makes, changes or writes to, and the messages that it publishes."""
+    """The ports that a transaction makes, changes or writes to, and the messages that it publishes.
 
-    def __init__(self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit) -> None:
+    `noting`: nothing is locked.
+    """
+
+    def __init__(
+        self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
+    ) -> None:
         self._executor = executor
         self._lock_set = lock_set
         self._wakes = wakes
         self._after_commit = after_commit
+        self._noting = noting
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
         self._messages: dict[str, list[publications.Message]] = {}
@@ -113,7 +123,7 @@ class Mailboxes:
                     raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
             self._rows, self._written = [], []
         if self._messages:
-            self._after_commit.published = publications.keep(self._executor, self._messages)
+            self._keep_messages()
 
     def _port(self, key: PortKey) -> Any:
         """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
@@ -148,6 +158,15 @@ class Mailboxes:
         self._after_commit.announcements.append((name, value))
         with_channel = json.dumps({**(json.loads(context) if context else {}), "channel": name})
         self._messages.setdefault(name, []).append((value, with_channel, options))
+
+    def _keep_messages(self) -> None:
+        """Keep messages for the subscribers of their channels; deliver them to a few subscribers at once."""
+        for kept in publications.keep(self._executor, self._messages, few=FEW):
+            self._after_commit.published[kept.channel] = kept.ports
+            if kept.page is None or not deliver_to(
+                self._executor, kept.channel, kept.page, self._lock_set, self._wakes, noting=self._noting
+            ):
+                self._after_commit.undelivered.add(kept.channel)
 
     def _notify(self, job_id: int, direction: Direction) -> None:
         reader = job_id if direction == "in" else self._lock_set.parents.get(job_id)

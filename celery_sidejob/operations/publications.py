@@ -1,8 +1,4 @@
-"""Delivering what was published: packets for the subscribers of a channel, a page of jobs in each transaction.
-
-The transaction that publishes locks no subscriber and writes none of the packets. So its commit waits for nobody,
-however many there are. No page waits either: a job that somebody has locked gets its packets, and its ask is noted.
-"""
+"""Delivering after its commit what was published to many: a page of jobs in each transaction."""
 
 from __future__ import annotations
 
@@ -10,10 +6,11 @@ import logging
 from collections.abc import Iterable
 
 from ..model.errors import StoreUnavailableError
-from ..store import asks, jobs, publications
-from ..store.errors import FAILURES, RowsLocked
+from ..store import publications
+from ..store.errors import FAILURES
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
+from .fan_out import deliver_to
 from .lock_set import LockSet
 from .noted_asks import apply_noted_asks
 from .runtime import Runtime
@@ -50,7 +47,7 @@ def deliver(runtime: Runtime, channels: Iterable[str]) -> None:
 
 
 def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> bool:
-    """Deliver the next page of a channel's oldest publication; False if there is none, or somebody else delivers it.
+    """Deliver the next page of a channel's oldest publication; False if there is none, or somebody is in the way.
 
     `noting`: all asks are only noted, so the job that cannot be asked does not keep the packets from the others.
     """
@@ -68,17 +65,9 @@ def deliver_page(runtime: Runtime, channel: str, *, noting: bool = False) -> boo
 
 def _deliver(runtime: Runtime, executor: Transaction, channel: str, *, noting: bool) -> AfterCommit | None:
     page = publications.lock_next(executor, channel, packets=PAGE)
-    if page is None:
+    lock_set, after_commit = LockSet(executor, ()), AfterCommit()
+    wakes = Wakes(runtime, executor, lock_set, after_commit)
+    if page is None or not deliver_to(executor, channel, page, lock_set, wakes, noting=noting):
         return None
-    rows = {} if noting else jobs.lock_all_free(executor, page.job_ids or ())
-    delivered = publications.deliver(executor, channel, page)
-    found = set(delivered.job_ids or ())
-    late = found - rows.keys()
-    if not delivered.complete or (late and late - jobs.keep(executor, late)):
-        raise RowsLocked(f"A job or a port that subscribes to {channel!r} is being removed. Nothing was changed.")
-    after_commit = AfterCommit()
-    Wakes(runtime, executor, LockSet.of_rows(executor, rows), after_commit).ask(sorted(found - late))
-    if late:
-        asks.note(executor, late, "run")
-        after_commit.noted += late
+    wakes.apply()
     return after_commit

@@ -128,7 +128,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     if applied is not None:
         follow(runtime, applied.after_commit)
         apply_noted_asks(runtime, applied.after_commit.noted)
-        deliver(runtime, applied.after_commit.published)
+        deliver(runtime, applied.after_commit.undelivered)
 
 
 def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:

@@ -2,7 +2,7 @@
 
 First come the objects: jobs and their names (`family`), ports. Then come data (`mailboxes`, state), then the asks
 (`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`). The
-messages of channels are kept, and delivered then (`publications`).
+messages of channels with many subscribers are kept, and delivered then (`publications`).
 """
 
 from __future__ import annotations
@@ -49,13 +49,10 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
         applied = borrowed.apply(lambda: Applied(runtime, borrowed, changes, noting=True).done())
         follow_commit_of(runtime, borrowed, applied.after_commit)
         return applied
-    single = len(changes) == 1 and isinstance(changes[0], Publish)  # nothing is locked: it is one statement
-    applied = runtime.connections.transact(
-        name, lambda executor: Applied(runtime, executor, changes).done(), single=single
-    )
+    applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
-    deliver(runtime, applied.after_commit.published)
+    deliver(runtime, applied.after_commit.undelivered)
     return applied
 
 
@@ -77,7 +74,7 @@ class Applied:
         self.lock_set = LockSet(executor, changes, kept)
         self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
         self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
-        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit)
+        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit, noting=noting)
 
     @property
     def moved(self) -> Sequence[Any]:

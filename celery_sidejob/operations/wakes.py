@@ -56,6 +56,10 @@ class Wakes:
         """Ask a job, in its turn, to run and look at its new data."""
         self._steps.append(("ask", job_id))
 
+    def note(self, job_id: int) -> None:
+        """Note that a job which is not locked is to run."""
+        self._steps.append(("note", job_id))
+
     # -- applying ------------------------------------------------------------------------------------------------
 
     def apply(self) -> None:
@@ -115,9 +119,9 @@ class Wakes:
         if kind == "timer":
             for place in ids:
                 self._set_timer(self._timed[place])
-        elif self._noting:
+        elif kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
-            asks.note(self._executor, late, "run" if kind == "ask" else kind)
+            asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
             self._after_commit.noted += late
         elif kind == "terminate":
             for job_id in ids:  # a plain termination does not cancel a recursive one that was noted

@@ -1,14 +1,16 @@
 """Rows of `publications`: messages for the subscribers of a channel that have not reached all of them yet.
 
-The transaction that publishes keeps one row for each channel, however many ports subscribe to it. After its commit the
-messages are delivered in the order of the jobs' ids, a page in each transaction, which also moves the row's place or
-removes the row. So every port gets them once, whoever delivers, and whoever dies in between.
+The transaction that publishes keeps one row for each channel, however many ports subscribe to it. If they are few, it
+also delivers the messages itself. Otherwise they are delivered after its commit in the order of the jobs' ids, a page
+in each transaction, which also moves the row's place or removes the row. So every port gets them once, whoever
+delivers, and whoever dies in between.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..model.channel import ancestors
@@ -17,31 +19,61 @@ from .statement import Autocommit, Reader, Statement, Transaction, first
 Message = tuple[str, str | None, str | None]
 """(value, context, options), each text JSON."""
 
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Jobs to which the messages of a locked publication are delivered next, in ascending order of their ids."""
+
+    id: int
+    """The publication's number in its channel."""
+    newest: int
+    """The last subscription that counts: later ones were not there when the messages were published."""
+    job_ids: Sequence[int]
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Messages that were kept for a channel: how many ports take them; their one page, if they may be delivered now."""
+
+    channel: str
+    ports: int
+    page: Page | None
+
+
 _KEEP = Statement(
     """
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(n int, channel text, levels text[], packets json)),
 subscribed AS (
-  SELECT r.n, r.channel, r.packets, s.ports, s.newest FROM r CROSS JOIN LATERAL (
+  SELECT r.n, r.channel, r.levels, r.packets, s.ports, s.newest FROM r CROSS JOIN LATERAL (
     SELECT count(DISTINCT port_id) AS ports, max(id) AS newest FROM {subscriptions} WHERE channel = ANY(r.levels)) s
   WHERE s.ports > 0),
 kept AS (
-  INSERT INTO {publications} (channel, packets, newest) SELECT channel, packets, newest FROM subscribed ORDER BY n)
-SELECT channel, ports FROM subscribed""",
+  INSERT INTO {publications} (channel, packets, newest) SELECT channel, packets, newest FROM subscribed ORDER BY n
+  RETURNING channel, id)
+SELECT s.channel, s.ports, s.newest, kept.id,
+  CASE WHEN s.ports <= %(few)s AND NOT EXISTS (SELECT FROM {publications} p WHERE p.channel = s.channel)
+    THEN (SELECT array_agg(DISTINCT o.job_id) FROM {subscriptions} o WHERE o.channel = ANY(s.levels)) END AS job_ids
+FROM subscribed s JOIN kept ON kept.channel = s.channel ORDER BY s.n""",
     frequent=True,
 )
 
 
-def keep(executor: Transaction, messages: Mapping[str, Sequence[Message]]) -> dict[str, int]:
+def keep(executor: Transaction, messages: Mapping[str, Sequence[Message]], *, few: int) -> list[Kept]:
     """Keep messages, {channel: messages in their order}, for the ports that subscribe to a channel or an ancestor.
 
-    Returns {channel: how many ports} for the channels that have subscribers; for the others nothing is kept.
+    Nothing is kept for a channel without subscribers, and nothing returned. A channel with a `few` ports has one page,
+    which may be delivered in this transaction: unless older messages wait, which must come first.
     """
     rows = [
         {"n": n, "channel": channel, "levels": ancestors(channel), "packets": _packets(those)}
         for n, (channel, those) in enumerate(messages.items())
     ]
-    return {row.channel: row.ports for row in executor.run(_KEEP, rows=json.dumps(rows))}
+    return [
+        Kept(row.channel, row.ports, Page(row.id, row.newest, row.job_ids, True) if row.job_ids else None)
+        for row in executor.run(_KEEP, rows=json.dumps(rows), few=few)
+    ]
 
 
 def _packets(messages: Iterable[Message]) -> list[dict[str, Any]]:
@@ -63,11 +95,11 @@ def count_subscribers(executor: Reader, channel: str) -> int:
 _LOCK_NEXT = Statement(
     """
 WITH f AS (
-  SELECT p.id, p.reached, p.newest, greatest(1, %(packets)s / json_array_length(p.packets)) AS jobs
+  SELECT p.id, p.newest, p.reached, greatest(1, %(packets)s / json_array_length(p.packets)) AS jobs
   FROM {publications} p WHERE p.channel = %(channel)s::text
     AND p.id = (SELECT min(o.id) FROM {publications} o WHERE o.channel = %(channel)s::text)
   FOR NO KEY UPDATE SKIP LOCKED)
-SELECT f.id, f.reached, f.newest, page.job_ids, page.ports < f.jobs AS is_last
+SELECT f.id, f.newest, page.job_ids, page.ports < f.jobs AS is_last
 FROM f CROSS JOIN LATERAL (
   SELECT array_agg(DISTINCT few.job_id) AS job_ids, count(*) AS ports FROM (
     SELECT s.job_id FROM unnest(%(levels)s::text[]) AS a(channel) CROSS JOIN LATERAL (
@@ -79,16 +111,14 @@ FROM f CROSS JOIN LATERAL (
 )
 
 
-def lock_next(executor: Transaction, channel: str, *, packets: int) -> Any | None:
-    """Lock the oldest publication of a channel, and return its next page: of jobs, in ascending order of their ids.
+def lock_next(executor: Transaction, channel: str, *, packets: int) -> Page | None:
+    """Lock the oldest publication of a channel, and return its next page, of about so many packets.
 
-    A page has about so many packets. None if there is no publication, or if somebody else is delivering it. A younger
-    one is never taken: messages of one publisher would arrive in another order.
-
-    Returns (id, reached, newest, job_ids, is_last). Only subscriptions up to the id `newest` count: those that were
-    there when the message was published.
+    None if there is no publication, or if somebody else is delivering it. A younger one is never taken: messages of one
+    publisher would arrive in another order.
     """
-    return first(executor.run(_LOCK_NEXT, channel=channel, levels=ancestors(channel), packets=packets))
+    row = first(executor.run(_LOCK_NEXT, channel=channel, levels=ancestors(channel), packets=packets))
+    return None if row is None else Page(row.id, row.newest, row.job_ids or [], row.is_last)
 
 
 _DELIVER = Statement(
@@ -99,37 +129,38 @@ WITH m AS MATERIALIZED (
   WHERE p.channel = %(channel)s::text AND p.id = %(id)s),
 subscribed AS (
   SELECT a.level, s.port_id FROM unnest(%(levels)s::text[]) WITH ORDINALITY AS a(channel, level)
-  JOIN {subscriptions} s ON s.channel = a.channel AND s.job_id > %(reached)s AND s.job_id <= %(up_to)s
-    AND s.id <= %(newest)s),
+  JOIN {subscriptions} s ON s.channel = a.channel AND s.job_id = ANY(%(job_ids)s::bigint[]) AND s.id <= %(newest)s),
 locked AS (
   SELECT p.id, p.job_id FROM {ports} p WHERE p.id IN (SELECT port_id FROM subscribed) FOR KEY SHARE SKIP LOCKED),
+free AS (
+  SELECT (SELECT count(DISTINCT port_id) FROM subscribed) = (SELECT count(*) FROM locked) AS are_all),
 written AS (
   INSERT INTO {packets} (port_id, value, context, options)
   SELECT s.port_id, m.value::json, m.context::json, m.options::json
-  FROM subscribed s JOIN locked ON locked.id = s.port_id CROSS JOIN m ORDER BY s.port_id, m.n, s.level),
+  FROM subscribed s JOIN locked ON locked.id = s.port_id CROSS JOIN m WHERE (SELECT are_all FROM free)
+  ORDER BY s.port_id, m.n, s.level),
 moved AS (
   UPDATE {publications} SET reached = %(up_to)s
-  WHERE channel = %(channel)s::text AND id = %(id)s AND NOT %(is_last)s),
+  WHERE channel = %(channel)s::text AND id = %(id)s AND NOT %(is_last)s AND (SELECT are_all FROM free)),
 done AS (
-  DELETE FROM {publications} WHERE channel = %(channel)s::text AND id = %(id)s AND %(is_last)s)
-SELECT (SELECT count(DISTINCT port_id) FROM subscribed) = (SELECT count(*) FROM locked) AS complete,
-  (SELECT array_agg(DISTINCT job_id) FROM locked) AS job_ids""",
+  DELETE FROM {publications}
+  WHERE channel = %(channel)s::text AND id = %(id)s AND %(is_last)s AND (SELECT are_all FROM free))
+SELECT free.are_all, (SELECT array_agg(DISTINCT job_id) FROM locked) AS job_ids FROM free""",
     frequent=True,
 )
 
 
-def deliver(executor: Transaction, channel: str, page: Any) -> Any:
-    """Write a page's packets, and move the place of its publication, which `lock_next` has locked, or remove it.
+def deliver(executor: Transaction, channel: str, page: Page) -> set[int] | None:
+    """Write a page's packets, and move the place of its publication, or remove it; return the jobs that have packets.
 
-    A port that subscribes at several levels gets the messages once for each. Returns (complete, job_ids): the jobs
-    whose ports have new packets. Not `complete`: an open transaction is about to remove a port, so roll back.
+    The publication is locked, or made by this transaction. A port that subscribes at several levels gets the messages
+    once for each. None, and nothing done, if an open transaction is about to remove one of the ports.
     """
-    up_to = max(page.job_ids or [page.reached])
     found = executor.run(
-        _DELIVER, channel=channel, levels=ancestors(channel), id=page.id, reached=page.reached, newest=page.newest,
-        up_to=up_to, is_last=page.is_last,
-    )  # fmt: skip
-    return found[0]
+        _DELIVER, channel=channel, levels=ancestors(channel), id=page.id, newest=page.newest,
+        job_ids=list(page.job_ids), up_to=max(page.job_ids, default=0), is_last=page.is_last,
+    )[0]  # fmt: skip
+    return set(found.job_ids or ()) if found.are_all else None
 
 
 _WAITING = Statement("""

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import Job, RunningJob, StoreUnavailableError
-from celery_sidejob.operations import publications
+from celery_sidejob.operations import mailboxes, publications
 from celery_sidejob.services.sweep import publications as duty
 from celery_sidejob.services.sweep.publications import Publications
 from celery_sidejob.services.sweep.sweep import Sweep
@@ -33,6 +33,12 @@ MANY = 25
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publications, "PAGE", 10)
+    monkeypatch.setattr(mailboxes, "FEW", 0)
+
+
+@pytest.fixture(params=[100, 0], ids=["in the publisher's commit", "after it"])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailboxes, "FEW", request.param)
 
 
 @pytest.fixture
@@ -115,6 +121,7 @@ def test_a_job_whose_ports_and_levels_are_more_than_a_page_is_woken_once(stage: 
     assert stage.drain() == 2
 
 
+@pytest.mark.usefixtures("few")
 def test_the_messages_of_a_unit_are_one_publication_for_each_channel_and_keep_their_order(stage: Stage) -> None:
     (reader,) = subscribed(stage, 1, "/a", "/b")
     (other,) = subscribed(stage, 1, "/b")
@@ -232,6 +239,7 @@ def test_the_sweeper_and_another_publisher_deliver_beside_each_other(
 # -- others in the way ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("lock", ["FOR NO KEY UPDATE", "FOR KEY SHARE"])
 def test_a_publisher_does_not_wait_for_a_job_that_is_locked(stage: Stage, subscribers: list[Job], lock: str) -> None:
     with stage.connect() as other, other.transaction():
@@ -250,6 +258,7 @@ LOCKS = {
 }
 
 
+@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("statement", LOCKS.values(), ids=LOCKS)
 @pytest.mark.parametrize("ends", [True, False], ids=["committed", "rolled back"])
 def test_nobody_waits_for_a_subscriber_that_may_be_deleted_and_all_others_of_the_turn_are_done(
@@ -270,6 +279,7 @@ def test_nobody_waits_for_a_subscriber_that_may_be_deleted_and_all_others_of_the
     assert sum(arrived(job) == ["x"] for job in subscribers if not removed or job != subscribers[3]) == MANY - removed
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_a_subscriber_deleted_before_the_delivery_fails_nobody(stage: Stage, subscribers: list[Job], at: Arm) -> None:
     gone = subscribers[-1]
     gone.terminate()
@@ -294,6 +304,7 @@ def test_a_job_that_cannot_be_asked_keeps_no_packet_from_the_others(stage: Stage
     assert stage.sidejob.count_jobs() == {"queued": MANY - 1, "completed": 1}
 
 
+@pytest.mark.usefixtures("small_pages")
 def test_a_channel_that_cannot_be_delivered_is_set_aside(
     stage: Stage, subscribers: list[Job], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -310,7 +321,7 @@ def test_a_channel_that_cannot_be_delivered_is_set_aside(
     finally:
         stage.sql("DROP FUNCTION deny CASCADE")
     assert arrived(elsewhere) == [2]
-    assert sweep(stage) == 1
+    assert sweep(stage) == 3
     assert arrived(subscribers[0]) == [1]
 
 
@@ -329,16 +340,23 @@ def test_a_store_that_is_away_ends_the_duty(
 # -- in whose transaction ------------------------------------------------------------------------------------------
 
 
-def test_a_publication_in_the_callers_transaction_is_the_sweepers_where_nobody_tells_of_the_commit(
-    stage: Stage, subscribers: list[Job]
+@pytest.mark.parametrize("few", [100, 0])
+def test_a_publication_in_the_callers_transaction_shares_its_fate(
+    stage: Stage, subscribers: list[Job], monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
+    """psycopg tells nobody of the commit: the sweeper does what follows it."""
+    monkeypatch.setattr(mailboxes, "FEW", few)
     with psycopg.connect(stage.database_url) as connection:
         assert stage.sidejob.publish(CHANNEL, 1, transaction=connection) == MANY
         connection.rollback()
         assert stage.sidejob.publish(CHANNEL, 2, transaction=connection) == MANY
-    assert arrived(subscribers[0]) == []
-    assert sweep(stage) == 1
+        assert arrived(subscribers[0]) == []
+        stage.sidejob.poll()
+    assert arrived(subscribers[0]) == ([2] if few else [])
+    assert sweep(stage) == (0 if few else 1)
+    stage.sidejob.poll()
     assert [arrived(job) for job in subscribers] == [[2]] * MANY
+    assert stage.drain() == MANY
 
 
 def test_nothing_is_kept_for_a_channel_that_nobody_subscribes(stage: Stage) -> None:
@@ -348,6 +366,7 @@ def test_nothing_is_kept_for_a_channel_that_nobody_subscribes(stage: Stage) -> N
     assert stage.sql(newest) == before
 
 
+@pytest.mark.usefixtures("few")
 def test_two_units_that_publish_to_each_others_ports_do_not_deadlock(
     stage: Stage, aside: Callable[..., Future[Any]]
 ) -> None:

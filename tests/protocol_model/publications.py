@@ -1,9 +1,10 @@
 """Every interleaving of two messages that one publisher publishes on a channel with their delivery to two subscribers.
 
-The publisher commits a row for each message, then delivers, one page (here: one subscriber) in each transaction. It may
-die at any time; two more deliver too, as the sweeper and another publisher of the channel do. Meanwhile each subscriber
-is locked by its claim or its unit, and takes what it then sees. Rules are those of `store/publications.py` and
-`operations/publications.py`; each of `MISTAKES` is what one is tempted to do instead.
+The publisher commits a row for each message, then delivers, one page (here: one subscriber) in each transaction; or, if
+no older message waits, it delivers to all in the transaction that publishes. It may die at any time; two more deliver
+too, as the sweeper and another publisher of the channel do. Meanwhile each subscriber is locked by its claim or its
+unit, and takes what it then sees. Rules are those of `store/publications.py`, `operations/publications.py` and
+`operations/fan_out.py`; each of `MISTAKES` is what one is tempted to do instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 MISTAKES = (
     "no lock on the publication", "any publication that is free", "the publication ends before its last page",
     "remembers the place in another transaction", "wakes only those that it has locked",
-    "waits for a locked subscriber", "wakes the next page with this one",
+    "waits for a locked subscriber", "wakes the next page with this one", "delivers at once though older ones wait",
 )  # fmt: skip
 
 PAGES = 2
@@ -66,6 +67,8 @@ def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
         if world.open[0] is None and world.late[0] is None and world.next < len(world.rows):
             rows = _with(world.rows, world.next, 0)
             yield replace(world, rows=rows, next=world.next + 1)
+            if not any(row is not None for row in world.rows) or mistake == "delivers at once though older ones wait":
+                yield _at_once(world, mistake)
         yield replace(world, alive=False, open=_with(world.open, 0, None), late=_with(world.late, 0, None))
     for place in range(0 if world.alive else 1, len(world.open)):
         if world.late[place] is not None:
@@ -78,6 +81,20 @@ def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
         yield from _runs(world, number)
 
 
+def _at_once(world: World, mistake: str | None) -> World:
+    """The transaction that publishes delivers too, to all: it takes the locks that are free, and commits."""
+    done = replace(world, next=world.next + 1)
+    for page in range(PAGES):
+        opened = replace(done, open=_with(done.open, 0, (world.next, page, _is_free(world, page))))
+        done = replace(_delivered(opened, 0, mistake), rows=world.rows, late=world.late)
+    return done
+
+
+def _is_free(world: World, page: int) -> bool:
+    by_others = any(other is not None and other[1:] == (page, True) for other in world.open)
+    return not world.subscribers[page].locked and not by_others
+
+
 def _begins(world: World, place: int, mistake: str | None) -> Iterator[World]:
     waiting = [number for number, page in enumerate(world.rows) if page is not None]
     locked = {open_[0] for open_ in world.open if open_ is not None}
@@ -86,13 +103,10 @@ def _begins(world: World, place: int, mistake: str | None) -> Iterator[World]:
             continue
         page = world.rows[number]
         assert page is not None
-        busy = world.subscribers[page].locked or any(
-            other is not None and other[1:] == (page, True) for other in world.open
-        )
-        if busy and mistake == "waits for a locked subscriber":
+        if not _is_free(world, page) and mistake == "waits for a locked subscriber":
             yield replace(world, broken="a delivery waits for somebody's lock")
             return
-        yield replace(world, open=_with(world.open, place, (number, page, not busy)))
+        yield replace(world, open=_with(world.open, place, (number, page, _is_free(world, page))))
 
 
 def _delivered(world: World, place: int, mistake: str | None) -> World:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...model.errors import StoreUnavailableError
 from ...operations.publications import deliver_page
 from ...store import publications
-from ...store.errors import RowsLocked
 from ..duty import Count, Report
 from .sweep import SweepDuty
 
@@ -45,8 +44,6 @@ class Publications(SweepDuty):
                 return False
             try:
                 return deliver_page(self._runtime, channel)
-            except RowsLocked:
-                return False
             except StoreUnavailableError:
                 raise
             except Exception:
