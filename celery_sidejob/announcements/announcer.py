@@ -61,8 +61,11 @@ class Announcer:
     # -- for everybody -------------------------------------------------------------------------------------------
 
     def may_be_heard(self, channel: str) -> bool:
-        """Tell whether somebody may be listening to a channel."""
-        return self.way.hears(channel)
+        """Tell whether somebody may be listening to a channel; while that is not known, have the thread ask."""
+        way = self.way
+        if not way.knows:
+            self._wake()
+        return way.hears(channel)
 
     def announce(self, channel: str, text: str) -> None:
         """Have a message announced soon, if somebody may be listening."""
@@ -75,12 +78,7 @@ class Announcer:
             self._queue.append((channel, text))
             self._bytes += len(text)
             self._done.clear()
-            starting = self._thread is None
-            if starting:
-                self._thread = threading.Thread(target=self._run, name="sidejob-announcements", daemon=True)
-        if starting and self._thread is not None:
-            self._start(self._thread)
-        self._rung.set()
+        self._wake()
 
     @property
     def way(self) -> Way:
@@ -117,14 +115,23 @@ class Announcer:
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
-    def _start(self, thread: threading.Thread) -> None:
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending
+    def _wake(self) -> None:
+        """Have the thread look at the queue, and ask who listens; the first call starts it."""
+        thread = None
+        if self._thread is None:
             with self._lock:
-                self._queue.clear()
-                self._bytes = 0
-            self._done.set()
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="sidejob-announcements", daemon=True)
+                    self._thread = thread
+        if thread is not None:
+            try:
+                thread.start()
+            except RuntimeError:  # the interpreter is ending
+                with self._lock:
+                    self._queue.clear()
+                    self._bytes = 0
+                self._done.set()
+        self._rung.set()
 
     def _run(self) -> None:
         queue = self._queue
@@ -134,6 +141,7 @@ class Announcer:
                     self.way.close()
                 self._rung.wait()
             self._rung.clear()
+            self._send(self._taken())
             while batch := self._taken():
                 self._send(batch)
             self._rest()
@@ -159,7 +167,7 @@ class Announcer:
         try:
             with self._turn:
                 way.open()
-            way.learn()
+            way.learn([channel for channel, _ in batch])
             heard = [message for message in batch if way.hears(message[0])]
             if heard:
                 way.send(heard)

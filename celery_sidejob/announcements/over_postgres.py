@@ -10,7 +10,8 @@ import hashlib
 import itertools
 import secrets
 import select
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import monotonic
 
 from ..model.errors import SettingsError
 from ..operations.audience import Audience
@@ -23,6 +24,8 @@ PIECE = 7000
 """Bytes of a message in one payload."""
 COMMIT_S = 5.0
 """Seconds after which a commit that notifies is given up."""
+SILENT_S = 30.0
+"""Seconds without a word after which a listener asks whether the server is still there."""
 MOST_PARTIAL = 64
 """Messages of which some parts have come, at most: the rest of one may never come."""
 
@@ -43,10 +46,15 @@ class PostgresWay:
         """Tell whether anybody listens to any channel, over the connection of the commit before this."""
         return self._audience.listens()
 
+    @property
+    def knows(self) -> bool:
+        """Always: `hears` asks."""
+        return True
+
     def open(self) -> None:
         """Do nothing: the store's connections are the process's own."""
 
-    def learn(self) -> None:
+    def learn(self, channels: Iterable[str]) -> None:
         """Do nothing: whoever announces has asked, in `hears`."""
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -86,18 +94,25 @@ class PostgresEar:
 
     def __init__(self, executor: OwnExecutor, schema: str, channels: Sequence[str]) -> None:
         self._executor = executor
+        self._schema = schema
         self._channels = {name_of(schema, channel): channel for channel in channels}
         self._partial: dict[str, list[str]] = {}
-        audience.listen(executor, schema, list(self._channels))
+        self._come: list[tuple[str, str]] = []
+        self._heard_at = monotonic()
+        audience.listen(executor, schema, list(self._channels), lambda *said: self._come.append(said))
         self._poll = select.poll()  # under gevent its own, which lets others go on
         self._poll.register(executor.connection.fileno(), select.POLLIN)
 
     def hear(self, timeout_s: float) -> Sequence[Message]:
         """Return what has come."""
-        if not self._poll.poll(timeout_s * 1000):
-            return ()
-        found = audience.heard(self._executor)
-        return [message for name, payload in found if (message := self._joined(name, payload)) is not None]
+        if self._poll.poll(timeout_s * 1000):
+            audience.take_in(self._executor)
+            self._heard_at = monotonic()
+        elif monotonic() - self._heard_at >= SILENT_S:
+            audience.ask(self._executor, self._schema)
+            self._heard_at = monotonic()
+        come, self._come[:] = list(self._come), []
+        return [message for name, payload in come if (message := self._joined(name, payload)) is not None]
 
     def close(self) -> None:
         """Close the session."""

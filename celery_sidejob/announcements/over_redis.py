@@ -1,20 +1,28 @@
-"""Announcements over Redis' pub/sub: a message is published on exactly the name of its channel."""
+"""Announcements over Redis' pub/sub: a message is published on exactly the name of its channel.
+
+Whoever subscribes with this package also subscribes to a channel that marks it. So one question of constant cost tells
+whether anybody listens at all. Other clients of Redis need not know that: the channels that a process is about to
+announce on are part of the question. Only of the channels of jobs, which are as many as jobs, not each is asked about.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from ..model.channel import LOG, OF_JOBS
 from ..model.errors import StoreUnavailableError
 from ..operations.audience import KNOWN_S
 from .way import Message
 
 ANSWER_S = 1.0
 """Seconds that Redis is given to answer."""
-OF_US = "/*"
-"""The pattern of our channels' names. Others that it matches are passed over."""
+LISTENING = "celery_sidejob:listening"
+"""The channel that marks those who listen to any channel."""
+MOST_ASKED = 1000
+"""Channels that are asked about within `KNOWN_S`, if nobody is marked; nobody listens to further ones."""
 
 
 class Client:
@@ -31,26 +39,43 @@ class RedisWay:
     def __init__(self, connect: Callable[[float], Client]) -> None:
         self._connect = connect
         self._client: Client | None = None
-        self._heard: frozenset[str] = frozenset()
+        self._somebody = False
+        self._heard: dict[str, bool] = {}
         self._until = float("-inf")
 
     def hears(self, channel: str) -> bool:
         """Tell whether somebody may listen: while that is not known, somebody may."""
-        return monotonic() >= self._until or channel in self._heard
+        if self._somebody or not self.knows:
+            return True
+        return self._heard.get(channel, len(self._heard) < MOST_ASKED and not channel.startswith(OF_JOBS))
+
+    @property
+    def knows(self) -> bool:
+        """Whether the last answer is still valid."""
+        return monotonic() < self._until
 
     def open(self) -> None:
         """Connect."""
         if self._client is None:
             self._client = self._connect(ANSWER_S)
 
-    def learn(self) -> None:
-        """Ask for the channels that have listeners. Redis looks at the names of all its channels for that."""
+    def learn(self, channels: Iterable[str]) -> None:
+        """Ask whether anybody listens, and to which of these channels, unless that is known."""
         began = monotonic()
-        if began < self._until or self._client is None:
+        if self._client is None or (self._somebody and began < self._until):
             return
-        names = self._client.redis.execute_command("PUBSUB", "CHANNELS", OF_US)
-        self._heard = frozenset(map(_text, names))
-        self._until = began + KNOWN_S
+        if began >= self._until:
+            found = self._numbers(LISTENING, LOG, *channels)
+            self._somebody, self._heard = bool(found.pop(LISTENING)), found
+            self._until = began + KNOWN_S
+        elif unknown := [channel for channel in channels if self.hears(channel) and channel not in self._heard]:
+            self._heard.update(self._numbers(*unknown))
+
+    def _numbers(self, *names: str) -> dict[str, bool]:
+        """Return which of these channels have subscribers."""
+        assert self._client is not None
+        found = self._client.redis.pubsub_numsub(*dict.fromkeys(names))
+        return {_text(name): number > 0 for name, number in found}
 
     def send(self, messages: Sequence[Message]) -> None:
         """Publish messages, in one round trip."""
@@ -62,7 +87,8 @@ class RedisWay:
 
     def fail(self) -> None:
         """Have nobody listen for a while, and close the connection."""
-        self._heard, self._until = frozenset(), monotonic() + KNOWN_S
+        self._somebody, self._heard = False, _Nobody()
+        self._until = monotonic() + KNOWN_S
         self.close()
 
     def close(self) -> None:
@@ -94,8 +120,8 @@ class RedisEar:
     def __init__(self, client: Client, channels: Sequence[str]) -> None:
         self._client = client
         self._pubsub = client.redis.pubsub()
-        self._pubsub.subscribe(*channels)
-        missing, deadline = set(channels), monotonic() + ANSWER_S
+        self._pubsub.subscribe(LISTENING, *channels)
+        missing, deadline = {LISTENING, *channels}, monotonic() + ANSWER_S
         self._early: list[Message] = []
         while missing:
             left_s = deadline - monotonic()
@@ -118,6 +144,13 @@ class RedisEar:
             self._pubsub.close()
         with suppress(Exception):
             self._client.close()
+
+
+class _Nobody(dict[str, bool]):
+    """What is known of channels while Redis does not answer: nobody listens to any."""
+
+    def get(self, channel: str, default: Any = None) -> Any:
+        return False
 
 
 def _message(found: Any) -> list[Message]:

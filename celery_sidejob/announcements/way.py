@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 Message = tuple[str, str]
@@ -28,12 +28,17 @@ class Way(Protocol):
         """Tell whether somebody may listen to a channel. Never raises, and never waits for a server of its own."""
         ...
 
+    @property
+    def knows(self) -> bool:
+        """Whether `hears` gives an answer of the server's, and not a guess."""
+        ...
+
     def open(self) -> None:
         """Connect, if need be. A process does not fork meanwhile."""
         ...
 
-    def learn(self) -> None:
-        """Ask who listens, if the last answer is too old."""
+    def learn(self, channels: Iterable[str]) -> None:
+        """Ask who listens, if the last answer is too old, or tells nothing of these channels."""
         ...
 
     def send(self, messages: Sequence[Message]) -> None:
@@ -62,10 +67,14 @@ class Nowhere:
     def hears(self, channel: str) -> bool:
         return False
 
+    @property
+    def knows(self) -> bool:
+        return True
+
     def open(self) -> None:
         pass
 
-    def learn(self) -> None:
+    def learn(self, channels: Iterable[str]) -> None:
         pass
 
     def send(self, messages: Sequence[Message]) -> None:

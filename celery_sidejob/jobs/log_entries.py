@@ -70,6 +70,8 @@ class Group:
         fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
         fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
         change = log.change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=transaction is None)
+        if unit is None and transaction is None and log.announced(runtime, change):
+            return
         try:
             submit(runtime, "log", change, transaction)
         except IllegalMoveError:  # the run is over: what it did last is not committed either

@@ -8,6 +8,9 @@ from .names import why_not_storable
 ROOT = "/"
 """The ancestor of every channel."""
 
+OF_JOBS = "/sidejob/job/"
+"""The beginning of the name of each job's channel."""
+
 LOG = "/sidejob/log"
 """The channel of the log's entries."""
 
@@ -36,7 +39,7 @@ def ancestors(name: str) -> list[str]:
 
 def job(job_id: int) -> str:
     """Return the channel of one job: its changes of status, and its own publications."""
-    return f"/sidejob/job/{job_id}"
+    return f"{OF_JOBS}{job_id}"
 
 
 def workers(queue: str) -> str:

@@ -33,6 +33,14 @@ def change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = 
     return published(text, context) if runtime.audience.keeps_log(ask=ask) else Announce(LOG, text)
 
 
+def announced(runtime: Runtime, change: Publish | Announce) -> bool:
+    """Make an entry that is only announced, and needs no commit; False if it must be applied."""
+    if isinstance(change, Announce):
+        runtime.announcer.announce(change.channel, change.value)
+        return True
+    return False
+
+
 def published(text: str, context: str | None) -> Publish:
     """Return the change that makes an entry for the ports that keep the log and for those who listen."""
     return Publish(LOG, text, context, OF_LOG)
@@ -57,7 +65,8 @@ def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrac
         if is_heard(runtime):
             entry = {**context, "timestamp": timestamp(), **_error_fields(runtime, error, backtrace)}
             change = change_for(runtime, values.encode(entry), json.dumps(dict(context)))
-            carry_out(runtime, "log", [change])
+            if not announced(runtime, change):
+                carry_out(runtime, "log", [change])
     except Exception as failure:
         logger.warning("An error of job %s is not in the log: %s", context.get("job"), failure)
 

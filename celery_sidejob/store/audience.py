@@ -6,7 +6,7 @@ A client that listens holds an advisory lock, shared with all others, for the li
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from psycopg import sql
@@ -39,20 +39,25 @@ _UNREAD = "SET tcp_user_timeout = {}"
 UNREAD_S = 10
 
 
-def listen(executor: OwnExecutor, schema: str, names: Sequence[str]) -> None:
-    """Have this session, which must be no proxy's, hear what is notified by these names from now on."""
+def listen(executor: OwnExecutor, schema: str, names: Sequence[str], hear: Callable[[str, str], None]) -> None:
+    """Have this session, which must be no proxy's, `hear(name, payload)` what is notified by these names from now on.
+
+    It hears at each statement, and in `take_in`.
+    """
+    executor.connection.add_notify_handler(lambda notify: hear(notify.channel, notify.payload))
     executor.connection.execute(_UNREAD.format(UNREAD_S * 1000))
     for name in names:
         executor.connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(name)))
     executor.run(_LISTEN, lock_class=LOCK_CLASS, schema=schema)
 
 
-def heard(executor: OwnExecutor) -> Iterator[tuple[str, str]]:
-    """Yield what has been notified since, (name, payload); raises the connection's error if the server has hung up."""
+def take_in(executor: OwnExecutor) -> None:
+    """Hear what has been notified since; raises the connection's error if the server has hung up."""
     pgconn = executor.connection.pgconn
     pgconn.consume_input()
     while (notify := pgconn.notifies()) is not None:
-        yield notify.relname.decode(), notify.extra.decode()
+        assert pgconn.notify_handler is not None
+        pgconn.notify_handler(notify)
 
 
 _NOTIFY = Statement("""

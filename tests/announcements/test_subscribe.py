@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -14,7 +15,9 @@ import redis
 from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
 from celery_sidejob.announcements.announcer import MOST
 from celery_sidejob.announcements.over_postgres import PIECE, parts_of
+from celery_sidejob.announcements.over_redis import LISTENING
 from celery_sidejob.announcements.subscription import Subscription
+from celery_sidejob.operations.audience import KNOWN_S
 from tests.tools.in_process import EMPTY, Stage
 from tests.tools.waiting import wait_until
 
@@ -189,6 +192,48 @@ def test_a_plain_client_of_redis_hears_the_plain_message(stage_database_url: str
             assert listener.get_message(timeout=5)["type"] == "subscribe"
             stage.sidejob.publish("/sums", {"a": 1})
             assert wait_until(lambda: listener.get_message(timeout=1))["data"] == b'{"a":1}'
+    finally:
+        stage.close()
+
+
+def test_a_plain_client_hears_of_jobs_if_it_is_marked(stage_database_url: str, redis_url: str) -> None:
+    stage = Stage(stage_database_url, broker=redis_url)
+    try:
+        jobs = [stage.job() for _ in range(3)]
+        with redis.Redis.from_url(redis_url) as client, closing(client.pubsub()) as listener:
+            listener.subscribe(LISTENING, f"/sidejob/job/{jobs[2].id}")
+            assert [listener.get_message(timeout=5)["type"] for _ in range(2)] == ["subscribe"] * 2
+            wait_until(lambda: not stage.runtime.announcer.way.knows)  # which a subscription of ours waits for
+            for job in jobs:
+                stage.run(job)
+            said = [wait_until(lambda: listener.get_message(timeout=1))["data"] for _ in range(2)]
+            assert said == [b'{"status": "running"}', b'{"status": "completed"}']
+    finally:
+        stage.sql(EMPTY)
+        stage.close()
+
+
+def test_without_listeners_redis_is_asked_once_a_second(stage_database_url: str, redis_url: str) -> None:
+    stage = Stage(stage_database_url, broker=redis_url)
+    try:
+        with redis.Redis.from_url(redis_url) as client:
+
+            def commands(name: str) -> int:
+                return int(client.info("commandstats").get(f"cmdstat_{name}", {}).get("calls", 0))
+
+            announcer = stage.runtime.announcer
+            announcer.announce("/sidejob/job/1", "1")
+            assert announcer.flush(10)
+            began, asked, published = time.monotonic(), commands("pubsub|numsub"), commands("publish")
+            for number in range(20_000):
+                announcer.announce(f"/sidejob/job/{number}", "1")
+                announcer.announce("/sidejob/log", "1")
+                announcer.may_be_heard("/a")
+            assert announcer.flush(10)
+            seconds = time.monotonic() - began
+            assert commands("pubsub|numsub") - asked <= 2 * (1 + seconds / KNOWN_S)
+            assert commands("publish") == published
+            assert announcer.dropped == 0
     finally:
         stage.close()
 
