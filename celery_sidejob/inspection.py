@@ -407,6 +407,8 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
             "packets": min(count, packets.COUNTED), "more_packets": count > packets.COUNTED,
             "channels": list(row.channels),
         }  # fmt: skip
+        if row.packet_limit is not None:
+            port["limit"] = row.packet_limit
         if row.default_value is not None:  # null is a valid default
             port["default"] = hide(values.decode(row.default_value))
         shown[f"{row.direction}ports"][row.name] = port

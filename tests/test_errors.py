@@ -74,6 +74,13 @@ async def asynchronous(*args: Any) -> None:
     """What no worker runs."""
 
 
+def filled(s: Any) -> Any:
+    """A full port of a new job."""
+    port = s.stage.job(inports={"in": {"limit": 2}}).input("in")
+    port.write_many([1, 2])
+    return port
+
+
 def nothing(job: RunningJob) -> None:
     """A task of ours with one port."""
 
@@ -122,6 +129,13 @@ UNWRITTEN: dict[str, Case] = {
     "`current_job` outside a run": lambda s: current_job.id,
     "`heartbeat(strict=True)` outside a run": lambda s: heartbeat(strict=True),
     "the job has no such port": lambda s: s.strict.input("b").write(1),
+    "`write(wait=)` with `transaction=`": lambda s: s.job.input("a").write(1, wait=1, transaction=object()),
+    "`write(wait=)` with something that is no time": lambda s: s.job.input("a").write(1, wait="long"),
+    "`connect_to` with a port twice": lambda s: s.job.input("a").connect_to(s.job.input("b"), s.job.input("b")),
+    "`connect_to` without ports": lambda s: s.job.input("a").connect_to(),
+    "`connect_to` with something that is no port": lambda s: s.job.input("a").connect_to("b"),
+    "a port is connected to itself": lambda s: s.job.input("a").connect_to(s.job.input("a")),
+    "a limit that is no number of packets": lambda s: s.stage.job(inports={"a": {"limit": 0}}),
     "a port's name breaks the rules": lambda s: s.job.input("a-b"),
     "ports are neither names nor a mapping": lambda s: s.stage.job(inports="ab"),
     "an unknown option of a port": lambda s: s.stage.job(inports={"a": {"defualt": 1}}),
@@ -447,6 +461,12 @@ def lost_on_the_way(scene: Scene) -> None:
 
 
 ELSEWHERE: dict[str, Case] = {
+    "a client writes to a port that has no room": lambda s: filled(s).write(3),
+    "more packets at once than the limit": lambda s: filled(s).write_many([1, 2, 3]),
+    "a run fills a port that only its own job reads": lambda s: s.stage.inside(
+        lambda job: job.input("in").write_many([1, 2]) or job.checkpoint() or job.input("in").write(3),
+        inports={"in": {"limit": 2}},
+    ),
     "a thread continues a run that is over": left_behind,
     "a durable task's run that was declared lost calls `retry`": lost_on_the_way,
     "the `task_id=` of a durable task that is not finished": taken,

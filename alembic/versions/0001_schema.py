@@ -216,8 +216,10 @@ CREATE TABLE {s}.ports (
   name text NOT NULL,
   default_value json,
   channels text[] NOT NULL DEFAULT '{{}}',
+  packet_limit int,
   CONSTRAINT ports_job_id_direction_name_key UNIQUE (job_id, direction, name),
-  CONSTRAINT ports_direction_check CHECK (direction IN ('in', 'out')));
+  CONSTRAINT ports_direction_check CHECK (direction IN ('in', 'out')),
+  CONSTRAINT ports_packet_limit_check CHECK (packet_limit > 0));
 
 CREATE TABLE {s}.subscriptions (
   id bigint GENERATED ALWAYS AS IDENTITY,
@@ -236,6 +238,16 @@ CREATE TABLE {s}.publications (
   CONSTRAINT publications_pkey PRIMARY KEY (channel, id)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 
+CREATE TABLE {s}.port_waiters (
+  port_id bigint NOT NULL CONSTRAINT port_waiters_port_id_fkey REFERENCES {s}.ports ON DELETE CASCADE,
+  job_id bigint NOT NULL CONSTRAINT port_waiters_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
+  run_no bigint NOT NULL,
+  needs int NOT NULL,
+  CONSTRAINT port_waiters_pkey PRIMARY KEY (port_id, job_id),
+  CONSTRAINT port_waiters_needs_check CHECK (needs > 0)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+CREATE INDEX port_waiters_job_id_idx ON {s}.port_waiters (job_id);
+
 CREATE TABLE {s}.packets (
   id bigint GENERATED ALWAYS AS IDENTITY,
   port_id bigint NOT NULL CONSTRAINT packets_port_id_fkey REFERENCES {s}.ports ON DELETE CASCADE,
@@ -245,6 +257,7 @@ CREATE TABLE {s}.packets (
   written_at timestamptz NOT NULL DEFAULT now(),
   taken_by bigint,
   taken_run bigint,
+  limited boolean,
   CONSTRAINT packets_pkey PRIMARY KEY (port_id, id),
   CONSTRAINT packets_taken_check CHECK ((taken_by IS NULL) = (taken_run IS NULL))
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
@@ -342,6 +355,7 @@ FEW = {
     "dead": "job_id",
     "ports": "job_id",
     "subscriptions": "port_id",
+    "port_waiters": "port_id",
     "packets": "port_id",
     "state": "job_id",
     "aliases": "job_id",

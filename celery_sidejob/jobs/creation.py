@@ -186,7 +186,7 @@ def _aliases(runtime: Runtime, aliases: Iterable[str]) -> tuple[str, ...]:
 
 def _port_row(direction: Any, name: str, options: PortOptions) -> PortRow:
     default = None if options.default is NO_DATA else values.encode(options.default, what=f"default of port {name!r}")
-    return PortRow(direction, name, default, options.channels)
+    return PortRow(direction, name, default, options.channels, options.limit)
 
 
 def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ..model import channel as channels_of
 from ..model import values
 from ..model.changes import Change, Connect, Direction, PortKey, SetChannels, SetDefault, Write
-from ..model.checks import check_number, shown
-from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError
+from ..model.checks import check_number, is_seconds, shown
+from ..model.errors import IllegalMoveError, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError
 from ..model.port import NO_DATA, WILDCARD, check_port_name, port_not_found
+from ..operations.limits import read_packets, read_packets_with
 from ..operations.unit_of_work import carry_out
 from ..store import packets, ports
-from ..store.statement import Reader
+from ..store.statement import Reader, first
 from ..unit.open_unit import active, submit
-from ..unit.read_ahead import READ_AHEAD
+from ..unit.read_ahead import FIRST_PAUSE_S, LONGEST_PAUSE_S, READ_AHEAD
 from .log_entries import are_received, is_unlogged, note, options_for
 from .scopes import current_context, current_port_scope
 
@@ -60,36 +63,72 @@ class Port:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def write(self, value: Any, *, transaction: Any = None) -> None:
-        """Append one value and ask the reader to run: the job of an input port, the parent of an output port's job."""
-        self._write([values.encode(value, limit=self._runtime.settings.max_value_bytes)], transaction)
+    def write(self, value: Any, *, wait: float | bool = False, transaction: Any = None) -> None:
+        """Append one value and ask the reader to run: the job of an input port, the parent of an output port's job.
 
-    def write_many(self, values_: Iterable[Any], *, transaction: Any = None) -> None:
-        """Append values, in order, in one transaction. A value that is refused is named by its place: ``values[3]``."""
+        If the port has a limit and is full, a client gets PortFullError, or first waits for room: for `wait` seconds,
+        or with True as long as it takes. A run waits by itself: its unit is not committed, and the run begins again
+        when there is room.
+        """
+        wait_s = self._seconds_to_wait(wait, transaction)
+        self._write([values.encode(value, limit=self._runtime.settings.max_value_bytes)], wait_s, transaction)
+
+    def write_many(self, values_: Iterable[Any], *, wait: float | bool = False, transaction: Any = None) -> None:
+        """Append values, in order, in one transaction: all of them, or none where there is no room for all.
+
+        A value that is refused is named by its place: ``values[3]``. `wait` is that of `write`.
+        """
         if isinstance(values_, (str, bytes, bytearray, Mapping)) or not isinstance(values_, Iterable):
             raise InvalidValueError(
                 f"write_many() takes a list of values, or another iterable, not {shown(values_)}; for one value there "
                 "is write()."
             )
+        wait_s = self._seconds_to_wait(wait, transaction)
         limit = self._runtime.settings.max_value_bytes
         self._write(
-            [values.encode(value, limit=limit, what=f"values[{n}]") for n, value in enumerate(values_)], transaction
+            [values.encode(value, limit=limit, what=f"values[{n}]") for n, value in enumerate(values_)],
+            wait_s,
+            transaction,
         )
 
-    def _write(self, texts: Sequence[str], transaction: Any) -> None:
+    def _write(self, texts: Sequence[str], wait_s: float, transaction: Any) -> None:
         context = current_context()
         scope = current_port_scope()
         options = options_for(scope.log)
         written = tuple((text, context, options) for text in texts)
         if not written:
             return
-        self._do(
-            "write",
-            Write(self.job.id, self.direction, self.name, written, notify=scope.notify, as_default=scope.set_default),
-            transaction,
-        )
+        change = Write(*self._key, written, notify=scope.notify, as_default=scope.set_default)
+        self._write_in_time(change, wait_s, transaction)
         if scope.log and are_received(self._runtime, transaction):
             note(self._runtime, [("write", self._key)], texts, current_context, transaction)
+
+    def _write_in_time(self, change: Write, wait_s: float, transaction: Any) -> None:
+        until, pause_s = time.monotonic() + wait_s, FIRST_PAUSE_S
+        while True:
+            try:
+                self._do("write", change, transaction)
+                return
+            except PortFullError as error:
+                left_s = until - time.monotonic()
+                if left_s <= 0 or not error.may_pass:
+                    raise
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _seconds_to_wait(self, wait: float | bool, transaction: Any) -> float:
+        if wait is False or wait is True:
+            wait_s = inf if wait else 0.0
+        elif is_seconds(wait):
+            wait_s = float(wait)
+        else:
+            raise InvalidValueError(f"wait= takes seconds, True or False, not {shown(wait)}.")
+        if wait_s and transaction is not None:
+            raise IllegalMoveError(
+                f"A write to {self.direction}put port {self.name!r} of job {self.job.id} with transaction= cannot wait "
+                "for room: your transaction would stay open meanwhile. Roll it back, and write again later."
+            )
+        return wait_s
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -117,20 +156,16 @@ class Port:
         with `transaction=` all of it is consumed if that is committed.
         """
         check_number("limit", limit, least=1, of="packets")
-        unit, connections = active(), self._runtime.connections
-
-        def pop(executor: Any) -> Sequence[Any]:
-            return packets.pop_many(executor, self._key, limit=limit)
-
+        unit = active()
         if transaction is not None:
             self._refuse_to_read_in(transaction)
-            borrowed = connections.borrow(transaction)
-            with borrowed.atomic():
-                found = pop(borrowed)
-                if not found:
-                    self._row(borrowed)
+            found, borrowed = read_packets_with(self._runtime, self._key, transaction, limit=limit)
+            if not found:
+                self._row(borrowed)
         else:
-            found = connections.transact("read", pop) if unit is None else unit.drain(self._key, limit)
+            found = (
+                read_packets(self._runtime, self._key, limit=limit) if unit is None else unit.drain(self._key, limit)
+            )
             if not found:
                 self._row()
         read = [row for row in found if row.value is not None]
@@ -285,15 +320,13 @@ class Port:
             note(self._runtime, [("read", self._key)], [text], current_context, transaction)
 
     def _taken(self, transaction: Any, many: bool) -> tuple[Any | None, str | None]:
-        unit, connections = active(), self._runtime.connections
+        unit, runtime = active(), self._runtime
         if transaction is not None:
             self._refuse_to_read_in(transaction)
-            borrowed = connections.borrow(transaction)
-            with borrowed.atomic():
-                return self._packet_or_default(packets.pop(borrowed, self._key), borrowed)
+            popped, borrowed = read_packets_with(runtime, self._key, transaction, limit=1)
+            return self._packet_or_default(first(popped), borrowed)
         if unit is None:
-            popped = connections.transact("read", lambda executor: packets.pop(executor, self._key))
-            return self._packet_or_default(popped, connections)
+            return self._packet_or_default(first(read_packets(runtime, self._key, limit=1)), runtime.connections)
         packet = unit.next_packet(self._key, many=many)
         return packet, None if packet is not None else self._row().default_value
 

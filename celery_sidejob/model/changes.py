@@ -26,6 +26,7 @@ class PortRow:
     name: str
     default: str | None = None
     channels: tuple[str, ...] = ()
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

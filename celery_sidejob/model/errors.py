@@ -6,6 +6,21 @@ Bad input is refused before anything is written.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FullPort:
+    """A port that has `used` up its `limit`, so that there is no room for what a writer `needs`."""
+
+    id: int
+    job_id: int
+    direction: str
+    name: str
+    limit: int
+    used: int
+    needs: int
+
 
 class SideJobError(Exception):
     """The root of every error this package raises."""
@@ -29,6 +44,23 @@ class PortNotFoundError(SideJobError, LookupError):
 
 class InvalidPortError(SideJobError, ValueError):
     """A port's name or its options break the rules."""
+
+
+class PortFullError(SideJobError):
+    """A port with a limit has no room for what was written: `port` of `job_id`, with its `limit` and what is `used`.
+
+    A run that writes there waits for room. It only gets this error if no room could ever be enough, or if nobody but
+    the job itself would make room.
+    """
+
+    def __init__(self, message: str, full: tuple[FullPort, ...] = (), *, may_pass: bool = True) -> None:
+        super().__init__(message)
+        self.full = full
+        self.may_pass = may_pass and all(port.needs <= port.limit for port in full)
+        """Whether the same write may succeed later."""
+        if full:
+            self.job_id, self.direction, self.port = full[0].job_id, full[0].direction, full[0].name
+            self.limit, self.used = full[0].limit, full[0].used
 
 
 class InvalidChannelError(SideJobError, ValueError):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
 from . import channel, values
-from .checks import nearest
-from .errors import InvalidChannelError, InvalidPortError, PortNotFoundError
+from .checks import nearest, shown
+from .errors import FullPort, InvalidChannelError, InvalidPortError, PortFullError, PortNotFoundError
 
 MAX_LENGTH = 255
 """Characters in a port's name."""
+
+MOST_PACKETS = 2**31 - 1
+"""The highest limit of a port."""
 
 WILDCARD = "*"
 """Stands for every port that a task does not name."""
@@ -39,10 +42,11 @@ NO_DATA: Final = NoData()
 
 @dataclass(frozen=True)
 class PortOptions:
-    """The options of a new port. `default` is the value that readers get."""
+    """The options of a new port. `default` is the value that readers get; None as `limit` is no limit."""
 
     default: Any = NO_DATA
     channels: tuple[str, ...] = ()
+    limit: int | None = None
 
 
 def check_port_name(name: str, *, wildcard: bool = False) -> str:
@@ -68,6 +72,37 @@ def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple
     return PortNotFoundError(
         f"Job {job_id} has no {direction}put port {name!r}; it has: {known}. Name it in the task's or the job's "
         f'{direction}ports=, or allow further ports with "*".'
+    )
+
+
+def port_full(full: Sequence[FullPort]) -> PortFullError:
+    """Return the error for ports that have no room for what was written to them."""
+    port = full[0]
+    text = f"{port.direction}put port {port.name!r} of job {port.job_id} has a limit of {port.limit} packets"
+    if port.needs > port.limit:
+        text = f"The {text}, and {port.needs} at once never fit. Write fewer at a time; in a run, commit in between."
+    else:
+        text = (
+            f"The {text}, and {port.used} wait there: there is no room for {port.needs} more. Let its reader read, or "
+            "give write() a time to wait for that: wait=."
+        )
+    return PortFullError(text, tuple(full))
+
+
+def facing_ports(full: Sequence[FullPort], job_id: int, other: Any) -> PortFullError:
+    """Return the error for a job that would wait for itself: `other` waits, and only this job could make its room."""
+    port = full[0]
+    own = f"The {port.direction}put port {port.name!r} of job {port.job_id} is full, with {port.limit} packets"
+    if other.job_id == job_id:
+        text = f"{own}, and its reader is job {job_id}, which was to write there: it would wait for itself."
+    else:
+        text = (
+            f"{own}, and job {job_id} would wait for room there, while job {other.job_id} waits for room on the "
+            f"{other.direction}put port {other.name!r} of job {other.owner_id}, which only job {job_id} reads: neither "
+            "would go on."
+        )
+    return PortFullError(
+        f"{text} Raise a limit, or commit what was read before you write.", tuple(full), may_pass=False
     )
 
 
@@ -115,12 +150,11 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
             raise InvalidPortError(f"{where}: unknown option {option!r}{_nearest(option)}")
     if name == WILDCARD and options.get("channels"):
         # Ports made through "*" appear when used; no rule could tell which of them a message is meant for.
-        raise InvalidPortError(f'{where}: "*" may have a default only; give channels to ports by their names')
-    if options.get("limit") is not None:
-        raise InvalidPortError(f"{where}: limit is not supported yet; leave it out")
+        raise InvalidPortError(f'{where}: "*" has no channels; give channels to ports by their names')
     return PortOptions(
         default=_parse_default(options.get("default", NO_DATA), where),
         channels=_parse_channels(options.get("channels", ()), where),
+        limit=_parse_limit(options.get("limit"), where),
     )
 
 
@@ -134,6 +168,12 @@ def _parse_default(default: Any, where: str) -> Any:
         return NO_DATA
     # A copy as every reader will get it, which the caller can no longer change.
     return values.decode(values.encode(default, what=f"{where}: default"))
+
+
+def _parse_limit(limit: Any, where: str) -> int | None:
+    if limit is not None and (type(limit) is not int or not 0 < limit <= MOST_PACKETS):
+        raise InvalidPortError(f"{where}: limit is a number of packets from 1 to {MOST_PACKETS}, not {shown(limit)}")
+    return limit
 
 
 def _parse_channels(channels: Any, where: str) -> tuple[str, ...]:

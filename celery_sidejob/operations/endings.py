@@ -17,6 +17,7 @@ from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
+from .limits import wait_for_room
 from .noted_asks import apply_noted_asks
 from .publications import deliver
 from .runs import Unit, consume
@@ -87,7 +88,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
 ) -> tuple[Applied, str]:  # fmt: skip
     changes = list(unit.changes if unit is not None else ending.asked)
     handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes)
-    applied = Applied(runtime, executor, changes, own=hold.job_id)
+    applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
     try:
         applied.lock([hold.job_id], parents=parents)
     except JobNotFoundError:
@@ -100,8 +101,10 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
         raise Moved("the shutdown became one of the whole tree")
     if unit is not None:
-        consume(executor, hold, unit)
+        applied.have_read(consume(executor, hold, unit))
     applied.apply()
+    if ending.waits_for and not wait_for_room(executor, hold, ending.waits_for):
+        applied.wakes.ask([hold.job_id])  # there is room by now: the run begins again at once
     if ending.outcome == Status.FAILED:
         applied.wakes.apply_due(hold.job_id)  # asks noted and committed by now came before the failure
     row = end_job_run(runtime, executor, hold, unit, ending, applied.after_commit, by_worker=from_outside)
@@ -110,7 +113,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     announce(hold, applied.lock_set.statuses[hold.job_id], row.status, ending, applied.after_commit)
     applied.lock_set.statuses[hold.job_id] = row.status
     parent_may_run = row.parent_id is not None and applied.lock_set.statuses.get(row.parent_id) in ASKABLE
-    if parent_may_run and ending.how != RunEnd.RETRIED:
+    if parent_may_run and ending.how != RunEnd.RETRIED and not ending.waits_for:
         applied.wakes.ask([row.parent_id])
     return applied, row.status
 

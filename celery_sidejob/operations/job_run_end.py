@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..model.changes import Change
+from ..model.errors import FullPort
 from ..model.events import JobBuried, RunFailed
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
@@ -44,6 +45,8 @@ class Ending:
     """The part that is applied of the unit of a run that raised: the termination of its own job."""
     gives_up: Status | None = None
     """The status in which the job rests because this run was one loss too many."""
+    waits_for: Sequence[FullPort] = ()
+    """Ports without room for what this run has written: it begins again when there is room."""
     moved: bool = False
     """Another reader took packets that this run had read: the next run takes its packets before it uses them."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from ..model.changes import (
@@ -18,8 +18,9 @@ from ..model.changes import (
     SetDefault,
     Write,
 )
-from ..model.port import WILDCARD, port_not_found
-from ..store import packets, ports, publications
+from ..model.errors import FullPort
+from ..model.port import WILDCARD, port_full, port_not_found
+from ..store import asks, packets, ports, publications, room
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
@@ -37,11 +38,18 @@ PacketRow = tuple[int, str, str | None, str | None]
 class Mailboxes:
     """The ports that a transaction makes, changes or writes to, and the messages that it publishes.
 
-    `noting`: nothing is locked.
+    `noting`: nothing is locked. `bounded`: a port with a limit refuses what it has no room for.
     """
 
     def __init__(
-        self, executor: Transaction, lock_set: LockSet, wakes: Wakes, after_commit: AfterCommit, *, noting: bool = False
+        self,
+        executor: Transaction,
+        lock_set: LockSet,
+        wakes: Wakes,
+        after_commit: AfterCommit,
+        *,
+        noting: bool = False,
+        bounded: bool = True,
     ) -> None:
         self._executor = executor
         self._lock_set = lock_set
@@ -51,6 +59,10 @@ class Mailboxes:
         self._rows: list[PacketRow] = []
         self._written: list[Any] = []
         self._messages: dict[str, list[publications.Message]] = {}
+        self._bounded = bounded
+        self._needs: dict[int, int] = {}
+        self._limited: dict[int, Any] = {}
+        self._read: set[int] = set()
         self.moved: list[Any] = []
         """The packets that were moved from one port to others."""
 
@@ -68,7 +80,9 @@ class Mailboxes:
 
     def _configure(self, change: ConfigurePorts) -> None:
         """Replace a job's ports of one direction or both; the ports that stay keep their packets."""
+        room.lock_all(self._executor, change.job_id)
         kept = ports.put(self._executor, [port_row(change.job_id, port) for port in change.ports])
+        self._note(room.configured(self._executor, change.job_id))
         ports.keep_only(self._executor, change.job_id, [row.id for row in kept], directions=change.directions)
         self._lock_set.set_ports(change.job_id, kept, directions=change.directions)
         self._after_commit.ports_changed(kept)
@@ -82,6 +96,7 @@ class Mailboxes:
                     self._rows += [(port.id, *packet) for packet in change.packets]
                     if change.packets:  # else the unit has read them back itself
                         self._written.append(port)
+                        self._need_room(port, len(change.packets))
                     self._publish_output(port, change.packets)
                 if change.notify:
                     self._notify(change.job_id, change.direction)
@@ -98,10 +113,14 @@ class Mailboxes:
         source, *targets = [self._port(key) for key in (change.source, *change.targets)]
         now = ports.by_id(self._executor, [port.id for port in (source, *targets)])
         for port in (source, *targets):
-            if port.id not in now or (port.direction == "out" and now[port.id].channels != port.channels):
+            if port.id not in now or not _has_channels_of(now[port.id], port):
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
         moved = packets.move(self._executor, source.id, [port.id for port in targets])
         self.moved += moved
+        self.have_read(room.limited(moved))
+        for port in targets if moved else ():
+            self._need_room(now[port.id], len(moved))
+        self._check_room(written=True)
         default = now[source.id].default_value
         for key, port in zip(change.targets, targets, strict=True):
             self._publish_output(port, [(row.value, row.context, row.options) for row in moved])
@@ -117,13 +136,65 @@ class Mailboxes:
         packets, or has other channels by now, nobody is notified and the transaction is repeated.
         """
         if self._rows:
-            found = packets.write(self._executor, self._rows)
-            for port in self._written:
-                if port.id not in found or (port.direction == "out" and found[port.id] != port.channels):
-                    raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
-            self._rows, self._written = [], []
+            self._check_room()
+            self._write_rows()
         if self._messages:
             self._keep_messages()
+        self._make_room()
+
+    def _write_rows(self) -> None:
+        found = packets.write(self._executor, self._rows)
+        for port in self._written:
+            now = found.get(port.id)
+            if now is None or now.packet_limit != port.packet_limit or not _has_channels_of(now, port):
+                raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
+        self._rows, self._written = [], []
+
+    # -- limits --------------------------------------------------------------------------------------------------
+
+    def have_read(self, port_ids: Iterable[int]) -> None:
+        """Take note that this transaction has removed packets from ports that have a limit."""
+        self._read.update(port_ids)
+
+    def _make_room(self) -> None:
+        """Ask the jobs that wait for room which there is now; they are not locked, so that is only noted.
+
+        A job that finds such a port full looks again under this lock, so it sees what was removed, or is seen here.
+        """
+        if self._read:
+            room.lock(self._executor, self._read)
+            self._note(room.freed(self._executor, self._read))
+
+    def _note(self, waiting: Collection[int]) -> None:
+        if waiting:
+            asks.note(self._executor, waiting, "run")
+            self._after_commit.noted += waiting
+
+    def _need_room(self, port: Any, count: int) -> None:
+        if port.packet_limit is not None and self._bounded:
+            self._needs[port.id] = self._needs.get(port.id, 0) + count
+            self._limited[port.id] = port
+
+    def _check_room(self, *, written: bool = False) -> None:
+        """Raise PortFullError if a port has no room for what is to be written to it, or was `written` just now.
+
+        The jobs of the ports are locked, so nobody else writes. A borrowed transaction locks none: it does not see what
+        others have not committed, and the port may get more packets than its limit.
+        """
+        if not self._needs:
+            return
+        used = room.used(self._executor, self._needs)
+        full = tuple(
+            FullPort(
+                port.id, port.job_id, port.direction, port.name, port.packet_limit,
+                used[port.id] - needs * written, needs,
+            )
+            for port, needs in ((self._limited[port_id], needs) for port_id, needs in self._needs.items())
+            if used[port.id] + needs * (not written) > port.packet_limit
+        )  # fmt: skip
+        self._needs = {}
+        if full:
+            raise port_full(full)
 
     def _port(self, key: PortKey) -> Any:
         """Return the row of the port; a port that the task allows by `"*"` is created by its first use."""
@@ -174,6 +245,10 @@ class Mailboxes:
             self._wakes.wake(reader)
 
 
+def _has_channels_of(now: Any, port: Any) -> bool:
+    return bool(port.direction == "in" or now.channels == port.channels)
+
+
 def _key(change: Write | SetDefault | SetChannels) -> PortKey:
     return (change.job_id, change.direction, change.port)
 
@@ -186,4 +261,5 @@ def port_row(job_id: int, port: PortRow) -> dict[str, Any]:
         "name": port.name,
         "default_value": port.default,
         "channels": list(port.channels),
+        "packet_limit": port.limit,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
-from ..store import claims, jobs, packets
+from ..store import claims, jobs, packets, room
 from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
@@ -149,9 +149,11 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
     def work() -> tuple[int, Applied]:
         jobs_locked = jobs.lock(borrowed, [hold.job_id])
         check_fence(hold, jobs_locked.get(hold.job_id))
-        applied = Applied(runtime, borrowed, unit.changes, noting=True, own=hold.job_id)
+        applied = Applied(
+            runtime, borrowed, unit.changes, noting=True, own=hold.job_id, bounded=hold.kind != "shutdown"
+        )
         applied.lock()
-        _pass_fence(borrowed, hold, unit)
+        applied.have_read(_pass_fence(borrowed, hold, unit))
         applied.apply()
         return transaction_id(borrowed), applied
 
@@ -184,33 +186,43 @@ def _is_next(hold: Hold, row: Any) -> bool:
 
 def _apply(runtime: Runtime, executor: Transaction, hold: Hold, unit: Unit) -> Applied:
     kept, hold.ports = hold.ports, {}  # one of them may be the reason why this try fails: the next reads them again
-    applied = Applied(runtime, executor, unit.changes, own=hold.job_id, kept=kept)
+    bounded = hold.kind != "shutdown"
+    applied = Applied(runtime, executor, unit.changes, own=hold.job_id, kept=kept, bounded=bounded)
     try:
         applied.lock([hold.job_id])
     except JobNotFoundError:
         check_fence(hold, applied.lock_set.rows.get(hold.job_id))  # the job of a zombie may have been deleted
         raise
     check_fence(hold, applied.lock_set.rows[hold.job_id])
-    _pass_fence(executor, hold, unit)
+    applied.have_read(_pass_fence(executor, hold, unit))
     applied.apply()
     if sum(map(len, kept.values())) <= KEPT_PORTS:
         hold.ports = kept
     return applied
 
 
-def _pass_fence(executor: Transaction, hold: Hold, unit: Unit) -> None:
-    consumed = claims.fence(
+def _pass_fence(executor: Transaction, hold: Hold, unit: Unit) -> Sequence[int]:
+    """Consume what the unit has read, and return the ports with a limit among those that it has read."""
+    passed = claims.fence(
         executor, hold.job_id, run_no=hold.run_no, unit_no=hold.unit_no, worker_id=hold.worker_id, read=unit.read
     )
-    if consumed is None:
+    if passed is None:
         raise lease_lost(hold)
-    _check_consumed(hold, unit, consumed)
+    _check_consumed(hold, unit, passed.consumed)
+    limited: Sequence[int] = passed.limited
+    return limited
 
 
-def consume(executor: Transaction, hold: Hold, unit: Unit) -> None:
-    """Remove the packets that a unit has read; raises InputsMovedError if another reader was faster."""
-    if unit.read:
-        _check_consumed(hold, unit, packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no))
+def consume(executor: Transaction, hold: Hold, unit: Unit) -> Set[int]:
+    """Remove the packets that a unit has read, and return the ports with a limit of which they were.
+
+    Raises InputsMovedError if another reader was faster.
+    """
+    if not unit.read:
+        return frozenset()
+    consumed = packets.consume(executor, unit.read, job_id=hold.job_id, run_no=hold.run_no)
+    _check_consumed(hold, unit, len(consumed))
+    return room.limited(consumed)
 
 
 def _check_consumed(hold: Hold, unit: Unit, count: int) -> None:

@@ -60,12 +60,13 @@ class Applied:
     """One transaction's changes: the jobs they affect, their effects, and the work that follows.
 
     `noting`: the transaction is the caller's, so no other job is locked and asks are only noted. `own`: the job whose
-    run this unit belongs to. `kept`: rows of ports that earlier units of the run have read.
+    run this unit belongs to. `kept`: rows of ports that earlier units of the run have read. `bounded`: limits of ports
+    hold.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whose changes, and what they may do
         self, runtime: Runtime, executor: Transaction, changes: Sequence[Change], *, noting: bool = False,
-        own: int | None = None, kept: KeptPorts | None = None,
+        own: int | None = None, kept: KeptPorts | None = None, bounded: bool = True,
     ) -> None:  # fmt: skip
         self._executor = executor
         self._changes = changes
@@ -74,7 +75,9 @@ class Applied:
         self.lock_set = LockSet(executor, changes, kept)
         self.wakes = Wakes(runtime, executor, self.lock_set, self.after_commit, noting=noting)
         self._family = Family(runtime, executor, self.lock_set, self.after_commit, own=own)
-        self._mailboxes = Mailboxes(executor, self.lock_set, self.wakes, self.after_commit, noting=noting)
+        self._mailboxes = Mailboxes(
+            executor, self.lock_set, self.wakes, self.after_commit, noting=noting, bounded=bounded
+        )
 
     @property
     def moved(self) -> Sequence[Any]:
@@ -86,6 +89,10 @@ class Applied:
         self.lock()
         self.apply()
         return self
+
+    def have_read(self, port_ids: Iterable[int]) -> None:
+        """Take note that the transaction has removed packets from ports that have a limit: jobs may wait for room."""
+        self._mailboxes.have_read(port_ids)
 
     def lock(self, also: Iterable[int] = (), *, parents: Mapping[int, int | None] | None = None) -> None:
         """Lock every affected job, and those of `also` and `parents`; when noting, only read them."""

@@ -124,7 +124,8 @@ fenced AS (
   UPDATE {{jobs}} SET unit_no = unit_no + 1, losses = 0, started = true
   WHERE id = %(id)s::bigint AND run_no = %(run_no)s::bigint AND unit_no = %(unit_no)s AND worker_id = %(worker_id)s
   RETURNING id)
-SELECT (SELECT count(*) FROM consumed) AS consumed FROM fenced""",
+SELECT (SELECT count(*) FROM consumed) AS consumed,
+  ARRAY(SELECT DISTINCT port_id FROM consumed WHERE limited) AS limited FROM fenced""",
     frequent=True,
 )
 
@@ -132,16 +133,16 @@ SELECT (SELECT count(*) FROM consumed) AS consumed FROM fenced""",
 def fence(
     executor: Transaction, job_id: int, *, run_no: int, unit_no: int, worker_id: int,
     read: Sequence[tuple[int, int]] = (),
-) -> int | None:  # fmt: skip
+) -> Any | None:  # fmt: skip
     """Pass if the run is still the job's current one and this unit was not applied yet; the job is locked.
 
-    Removes the packets that the unit has `read`, and returns how many of them were still the run's to remove. None if
-    the fence is closed: then the transaction must be rolled back.
+    Removes the packets that the unit has `read`. Returns how many of them were still the run's to remove (`consumed`),
+    and the ports with a limit of which they were. None if the fence is closed: then the transaction must be rolled
+    back.
     """
-    found = executor.run(
+    return first(executor.run(
         _FENCE, id=job_id, run_no=run_no, unit_no=unit_no, worker_id=worker_id, **those(read)
-    )  # fmt: skip
-    return int(found[0].consumed) if found else None
+    ))  # fmt: skip
 
 
 def _end_of_run(changes: str, condition: str, *, closes: str = "false", goes_on: str) -> Statement:

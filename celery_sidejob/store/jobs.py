@@ -241,11 +241,19 @@ def set_parent(executor: Transaction, job_id: int, *, parent_id: int | None, nam
     executor.run(_SET_PARENT, id=job_id, parent_id=parent_id, name=name)
 
 
-_DELETE = Statement("DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])")
+_DELETE = Statement("""
+WITH noted AS (
+  INSERT INTO {timers} (job_id, due_at, ask, accepted)
+  SELECT DISTINCT w.job_id, now(), 'run', false FROM {port_waiters} w JOIN {ports} p ON p.id = w.port_id
+  WHERE p.job_id = ANY(%(ids)s::bigint[]) AND NOT w.job_id = ANY(%(ids)s::bigint[]))
+DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])""")
 
 
 def delete(executor: Transaction, ids: Iterable[int]) -> None:
-    """Delete jobs with all their rows; the foreign key of children is checked at the statement's end."""
+    """Delete jobs with all their rows; the foreign key of children is checked at the statement's end.
+
+    Jobs that wait for room on a port of theirs are noted to be asked: they will find that it is gone.
+    """
     executor.run(_DELETE, ids=list(ids))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..model.changes import PortKey
-from .statement import Reader, Statement, Transaction, first
+from .statement import Reader, Statement, Transaction
 
 _INSERT = Statement(
     """
@@ -20,25 +20,26 @@ WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json)
     AS r(n int, port_id bigint, value text, context text, options text)),
 written AS (
-  INSERT INTO {packets} (port_id, value, context, options)
-  SELECT r.port_id, r.value::json, r.context::json, r.options::json FROM r JOIN {ports} p ON p.id = r.port_id
+  INSERT INTO {packets} (port_id, value, context, options, limited)
+  SELECT r.port_id, r.value::json, r.context::json, r.options::json, CASE WHEN p.packet_limit > 0 THEN true END
+  FROM r JOIN {ports} p ON p.id = r.port_id
   ORDER BY r.n)
-SELECT p.id, p.channels FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""",
+SELECT p.id, p.channels, p.packet_limit FROM {ports} p WHERE p.id IN (SELECT port_id FROM r)""",
     frequent=True,
 )
 
 
-def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Sequence[str]]:
+def write(executor: Transaction, rows: Iterable[tuple[int, str, str | None, str | None]]) -> dict[int, Any]:
     """Append packets (port id, value, context, options), in this order; a port that is gone is skipped.
 
-    Returns the channels of each remaining port, {port id: channels}. Either the port's job is locked, and identity
+    Returns each remaining port's channels and limit, {port id: row}. Either the port's job is locked, and identity
     order is commit order per port; or a borrowed transaction writes, and it is so per writer.
     """
     records = [
         {"n": n, "port_id": port_id, "value": value, "context": context, "options": options}
         for n, (port_id, value, context, options) in enumerate(rows)
     ]
-    return {row.id: row.channels for row in executor.run(_INSERT, rows=json.dumps(records))}
+    return {row.id: row for row in executor.run(_INSERT, rows=json.dumps(records))}
 
 
 _FREE = """(p.taken_by IS NULL OR NOT EXISTS (
@@ -113,15 +114,18 @@ WHERE p.port_id = r.port_id AND p.id = r.id AND (
   (p.taken_by = %(id)s::bigint AND p.taken_run = %(run_no)s::bigint)
   OR {_FREE}
     AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(id)s::bigint))
-RETURNING p.id"""
+RETURNING p.port_id, p.limited"""
 """Removes the packets that a unit has read, if they are still the run's to remove; returns a row for each."""
 
 _CONSUME = Statement(CONSUME, frequent=True)
 
 
-def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> int:
-    """Remove the packets that a unit has read, (port id, packet id); return how many were still the run's to remove."""
-    return len(executor.run(_CONSUME, **those(read), id=job_id, run_no=run_no))
+def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: int, run_no: int) -> Sequence[Any]:
+    """Remove the packets that a unit has read, (port id, packet id), if they were still the run's to remove.
+
+    Returns a row for each: the port, and whether it has a limit.
+    """
+    return executor.run(_CONSUME, **those(read), id=job_id, run_no=run_no)
 
 
 def those(read: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
@@ -148,7 +152,7 @@ free AS (
   ORDER BY p.id LIMIT %s FOR UPDATE OF p SKIP LOCKED),
 gone AS (
   DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id
-  RETURNING q.{_COLUMNS.format("q")})
+  RETURNING q.{_COLUMNS.format("q")}, q.port_id, q.limited)
 SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true"""
 
 _POP_ONE = Statement(_POP.replace("%s", "1"))
@@ -156,16 +160,13 @@ _POP_ONE = Statement(_POP.replace("%s", "1"))
 _POP_MANY = Statement(_POP.replace("%s", "%(limit)s") + " ORDER BY gone.id")
 
 
-def pop(executor: Transaction, port: PortKey) -> Any | None:
-    """Read and remove the oldest free packet, as a client does: in a transaction of ours, or in the caller's.
+def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
+    """Read and remove the oldest free packets, as a client does: in a transaction of ours, or in the caller's.
 
-    For an empty port returns a row without a packet (`_IF_EMPTY`); None means that there is no such port.
+    For an empty port returns a row without a packet (`_IF_EMPTY`); no row means that there is no such port.
     """
-    return first(executor.run(_POP_ONE, **_named(port)))
-
-
-def pop_many(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
-    """Read and remove free packets, oldest first, in one statement; for the rest it is as `pop`."""
+    if limit == 1:
+        return executor.run(_POP_ONE, **_named(port))
     return executor.run(_POP_MANY, **_named(port), limit=limit)
 
 
@@ -176,10 +177,10 @@ WITH free AS (
 gone AS (
   DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id RETURNING q.*),
 moved AS (
-  INSERT INTO {{packets}} (port_id, value, context, options)
-  SELECT t.port_id, gone.value, gone.context, gone.options
-  FROM gone CROSS JOIN unnest(%(targets)s::bigint[]) AS t(port_id) ORDER BY gone.id)
-SELECT {_COLUMNS.format("gone").replace("id,", "gone.id,", 1)} FROM gone ORDER BY gone.id""")
+  INSERT INTO {{packets}} (port_id, value, context, options, limited)
+  SELECT t.id, gone.value, gone.context, gone.options, CASE WHEN t.packet_limit > 0 THEN true END
+  FROM gone CROSS JOIN {{ports}} t WHERE t.id = ANY(%(targets)s::bigint[]) ORDER BY gone.id)
+SELECT gone.{_COLUMNS.format("gone")}, gone.port_id, gone.limited FROM gone ORDER BY gone.id""")
 
 
 def move(executor: Transaction, source: int, targets: Sequence[int]) -> Sequence[Any]:

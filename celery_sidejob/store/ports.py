@@ -8,11 +8,11 @@ from typing import Any
 
 from .statement import Reader, Statement, Transaction, first
 
-_ROW = "id, job_id, direction, name, default_value::text AS default_value, channels"
+_ROW = "id, job_id, direction, name, default_value::text AS default_value, channels, packet_limit"
 """A port as operations see it."""
 
 _SUBSCRIBED = f"""
-  RETURNING id, job_id, direction, name, default_value, channels),
+  RETURNING id, job_id, direction, name, default_value, channels, packet_limit),
 gone AS (
   DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
 s AS (
@@ -25,12 +25,12 @@ _INSERT = Statement(
     """
 WITH r AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(job_id bigint, direction text, name text, default_value text,
-    channels text[])),
+    channels text[], packet_limit int)),
 p AS (
-  INSERT INTO {ports} (job_id, direction, name, default_value, channels)
-  SELECT job_id, direction, name, default_value::json, channels FROM r
+  INSERT INTO {ports} (job_id, direction, name, default_value, channels, packet_limit)
+  SELECT job_id, direction, name, default_value::json, channels, packet_limit FROM r
   ON CONFLICT (job_id, direction, name) DO UPDATE
-    SET default_value = excluded.default_value, channels = excluded.channels"""
+    SET default_value = excluded.default_value, channels = excluded.channels, packet_limit = excluded.packet_limit"""
     + _SUBSCRIBED
 )
 
@@ -42,7 +42,7 @@ def put(executor: Transaction, rows: Iterable[dict[str, Any]]) -> Sequence[Any]:
 
 _OF_JOBS = Statement(
     """
-SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels,
+SELECT p.id, p.job_id, p.direction, p.name, p.default_value::text AS default_value, p.channels, p.packet_limit,
   (SELECT j.parent_id FROM {jobs} j WHERE j.id = p.job_id) AS parent_id
 FROM {ports} p WHERE p.job_id = ANY(%(job_ids)s::bigint[]) ORDER BY p.job_id, p.direction, p.name""",
     frequent=True,
@@ -105,8 +105,8 @@ def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -
 
 
 _MAKE = Statement(f"""
-INSERT INTO {{ports}} (job_id, direction, name, default_value)
-SELECT job_id, direction, %(name)s, default_value FROM {{ports}} WHERE id = %(pattern_id)s
+INSERT INTO {{ports}} (job_id, direction, name, default_value, packet_limit)
+SELECT job_id, direction, %(name)s, default_value, packet_limit FROM {{ports}} WHERE id = %(pattern_id)s
 ON CONFLICT (job_id, direction, name) DO NOTHING RETURNING {_ROW}""")
 
 

@@ -131,12 +131,13 @@ subscribed AS (
   SELECT a.level, s.port_id FROM unnest(%(levels)s::text[]) WITH ORDINALITY AS a(channel, level)
   JOIN {subscriptions} s ON s.channel = a.channel AND s.job_id = ANY(%(job_ids)s::bigint[]) AND s.id <= %(newest)s),
 locked AS (
-  SELECT p.id, p.job_id FROM {ports} p WHERE p.id IN (SELECT port_id FROM subscribed) FOR KEY SHARE SKIP LOCKED),
+  SELECT p.id, p.job_id, p.packet_limit FROM {ports} p WHERE p.id IN (SELECT port_id FROM subscribed)
+  FOR KEY SHARE SKIP LOCKED),
 free AS (
   SELECT (SELECT count(DISTINCT port_id) FROM subscribed) = (SELECT count(*) FROM locked) AS are_all),
 written AS (
-  INSERT INTO {packets} (port_id, value, context, options)
-  SELECT s.port_id, m.value::json, m.context::json, m.options::json
+  INSERT INTO {packets} (port_id, value, context, options, limited)
+  SELECT s.port_id, m.value::json, m.context::json, m.options::json, CASE WHEN locked.packet_limit > 0 THEN true END
   FROM subscribed s JOIN locked ON locked.id = s.port_id CROSS JOIN m WHERE (SELECT are_all FROM free)
   ORDER BY s.port_id, m.n, s.level),
 moved AS (

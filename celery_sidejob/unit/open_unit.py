@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs
-from ..model.errors import IllegalMoveError, LeaseLostError, SideJobError, StoreUnavailableError
+from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
 from ..model.port import WILDCARD
 from ..operations import runs
 from ..operations.hold import Hold
@@ -32,6 +32,17 @@ from . import view
 from .children import Children
 from .lent_unit import LentUnit, Undone, in_doubt
 from .read_ahead import ReadAhead
+
+
+class NoRoom(BaseException):
+    """A commit of the run has found a port full: the run ends, and begins again when there is room.
+
+    Not an Exception, so that a body's ``except Exception`` does not swallow it.
+    """
+
+    def __init__(self, full: PortFullError) -> None:
+        super().__init__(str(full))
+        self.full = full.full
 
 
 class OpenUnit:
@@ -76,6 +87,8 @@ class OpenUnit:
                     runs.commit(self.runtime, self.hold, self.unit)
             except (SideJobError, runs.InputsMovedError) as error:
                 self._interrupted = isinstance(error, StoreUnavailableError)  # the others are refusals
+                if isinstance(error, PortFullError) and error.may_pass:
+                    raise NoRoom(error) from None
                 raise
             self._interrupted = False
             self._begin_next()
@@ -142,6 +155,8 @@ class OpenUnit:
                 heard = borrowed.watch_commit()
             except BaseException as error:
                 self._go_back_from_block(before, error)
+                if isinstance(error, PortFullError) and error.may_pass:
+                    raise NoRoom(error) from None
                 raise
             unhooked = None if borrowed.tells_of_commits else follow  # asked now: Django would open a closed connection
             self._lent = LentUnit(self.hold.job_id, borrowed, number, before, is_block, unhooked, heard)

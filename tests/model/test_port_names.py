@@ -75,9 +75,9 @@ def test_a_default_is_a_copy_as_readers_get_it():
         ({"a": ["/x"]}, "options are a mapping or None, not a list"),
         ({"a": {"channels": "/x"}}, r'channels are a list, such as \["/sums"\], not a str'),
         ({"a": {"channels": None}}, "channels are a list"),
-        ({"*": {"channels": ["/x"]}}, r'"\*" may have a default only'),
-        ({"a": {"limit": 5}}, "limit is not supported yet"),
-        ({"a": {"limit": 0}}, "limit is not supported yet"),
+        ({"*": {"channels": ["/x"]}}, r'"\*" has no channels'),
+        ({"a": {"limit": 0}}, "limit is a number of packets from 1 to 2147483647, not 0"),
+        ({"a": {"limit": True}}, "limit is a number of packets .*, not True"),
     ],
 )
 def test_a_wrong_specification_is_refused_with_its_place(spec, message):

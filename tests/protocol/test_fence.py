@@ -338,7 +338,9 @@ def test_the_statement_of_a_unit_compares_each_mark(stage: Stage, hold: Hold, ma
     assert claims.fence(store, hold.job_id, **{**right, mark: right[mark] + MARKS[mark]}) is None
     assert claims.fence(store, hold.job_id + 1, **right) is None
     assert stage.everything() == before
-    assert claims.fence(store, hold.job_id, **right) == 0
+    passed = claims.fence(store, hold.job_id, **right)
+    assert passed is not None
+    assert passed.consumed == 0
     assert claims.fence(store, hold.job_id, **right) is None, "the same unit twice"
 
 

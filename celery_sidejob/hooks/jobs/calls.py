@@ -279,7 +279,9 @@ _ALL_OPTIONS = sorted(
 def _shown(task: Any) -> str:
     def options_of(ports: Mapping[str, PortOptions]) -> dict[str, Any]:
         return {
-            name: {"channels": list(port.channels)} | ({} if port.default is NO_DATA else {"default": port.default})
+            name: {"channels": list(port.channels)}
+            | ({} if port.default is NO_DATA else {"default": port.default})
+            | ({} if port.limit is None else {"limit": port.limit})
             for name, port in ports.items()
         }
 

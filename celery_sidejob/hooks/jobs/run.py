@@ -7,7 +7,7 @@ import logging
 import random
 import time
 import traceback as tracebacks
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +24,15 @@ from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Terminate
 from ...model.durable import WORKER
-from ...model.errors import InvalidValueError, LeaseLostError, SchemaError, StoreUnavailableError, TaskRevokedError
+from ...model.errors import (
+    FullPort,
+    InvalidValueError,
+    LeaseLostError,
+    PortFullError,
+    SchemaError,
+    StoreUnavailableError,
+    TaskRevokedError,
+)
 from ...model.events import JobMoved, LeaseLost
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
@@ -40,7 +48,7 @@ from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import first_line
 from ...store.trouble import is_trouble
-from ...unit.open_unit import OpenUnit, within
+from ...unit.open_unit import NoRoom, OpenUnit, within
 from ..bodies import text_of
 from ..broker.connection import PAUSE_S
 from ..broker.publishing import INLINE
@@ -195,6 +203,8 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         ending, value = Ending(RunEnd.SUSPENDED), None
     except RetryRun as again:
         return _retry(task, runtime, unit, row, again)
+    except NoRoom as ports:
+        _wait_for_room(task, runtime, unit, row, ports.full)
     except NO_END:
         raise
     except BaseException as error:
@@ -204,14 +214,32 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         ended = _end(unit, unit.unit, ending)
     except NO_END:
         raise
+    except PortFullError as error:
+        if not error.may_pass:
+            return _fail(unit, error)
+        _wait_for_room(task, runtime, unit, row, error.full)
     except Exception as error:  # the commit refused what the unit asks for: a name was taken, a job deleted meanwhile
         return _fail(unit, error)
     if ending.how == RunEnd.SUSPENDED:
-        if ended == Status.SUSPENDED:
-            _show(runtime, task, row, Status.SUSPENDED)
-            raise Suspended(f"job {job.id} is suspended")
-        raise Ignore(f"job {job.id} was asked again before it was suspended")
+        _tell_suspended(task, runtime, row, ended)
     return value
+
+
+def _tell_suspended(task: TaskBody, runtime: Runtime, row: Any, ended: str) -> NoReturn:
+    if ended == Status.SUSPENDED:
+        _show(runtime, task, row, Status.SUSPENDED)
+        raise Suspended(f"job {row.id} is suspended")
+    raise Ignore(f"job {row.id} was asked again before it was suspended")
+
+
+def _wait_for_room(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, full: Sequence[FullPort]) -> NoReturn:
+    """Discard the unit and suspend the run until the ports have room for it; fail if that would be for ever."""
+    unit.discard()
+    try:
+        ended = _end(unit, None, Ending(RunEnd.SUSPENDED, waits_for=full))
+    except PortFullError as error:
+        _fail(unit, error)
+    _tell_suspended(task, runtime, row, ended)
 
 
 def _terminate_too(runtime: Runtime, hold: Hold) -> NoReturn:

@@ -49,10 +49,11 @@ TABLES = {
     "dead": Table(
         "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"
     ),
-    "ports": Table("id job_id direction name default_value channels"),
+    "ports": Table("id job_id direction name default_value channels packet_limit"),
     "subscriptions": Table("id channel job_id port_id", "SELECT INSERT DELETE"),
     "publications": Table("id channel packets newest reached"),
-    "packets": Table("id port_id value context options written_at taken_by taken_run"),
+    "port_waiters": Table("port_id job_id run_no needs"),
+    "packets": Table("id port_id value context options written_at taken_by taken_run limited"),
     "state": Table("job_id key value"),
     "aliases": Table("name job_id"),
     "broker_queues": Table("name transient unused_s expires_at"),

@@ -1,0 +1,125 @@
+"""Room on ports that have a limit, and rows of `port_waiters`: the jobs whose runs wait for it.
+
+Whoever waits, and whoever makes room, locks the rows of the ports first and looks in a later statement. So a run that
+found a port full is seen by the reader that makes room, or sees that room itself. Packets tell their reader whether
+their port has a limit (`packets.limited`): readers of other ports do nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .statement import Reader, Statement, Transaction, first
+
+LOCK_CLASS = 0x53_4A_52_4D - 0x40_00_00_00
+"""The first half of the advisory lock's key ("SJRM", made to fit as `workers.LOCK_CLASS` is)."""
+
+_COUNT = Statement("""
+SELECT port_id, (SELECT count(*) FROM {packets} k WHERE k.port_id = p.port_id) AS used
+FROM unnest(%(ids)s::bigint[]) AS p(port_id)""")
+
+
+def used(executor: Reader, port_ids: Iterable[int]) -> dict[int, int]:
+    """Count all packets of ports, {port id: packets}, those that a run has taken and not consumed included."""
+    return {row.port_id: row.used for row in executor.run(_COUNT, ids=list(port_ids))}
+
+
+_LOCK = Statement("""
+SELECT p.id, p.packet_limit FROM {ports} p JOIN {jobs} j ON j.id = p.job_id
+WHERE p.id = ANY(%(ids)s::bigint[]) ORDER BY p.id FOR NO KEY UPDATE OF p FOR KEY SHARE OF j""")
+
+
+def lock(executor: Transaction, port_ids: Iterable[int]) -> dict[int, int | None]:
+    """Lock ports and return their limits, {port id: limit}; a port that is gone is missing.
+
+    Their jobs are not deleted until this transaction has ended.
+    """
+    return {row.id: row.packet_limit for row in executor.run(_LOCK, ids=sorted(set(port_ids)))}
+
+
+_LOCK_ALL = Statement("SELECT id FROM {ports} WHERE job_id = %(job_id)s ORDER BY id FOR NO KEY UPDATE")
+
+
+def lock_all(executor: Transaction, job_id: int) -> None:
+    """Lock all ports of a job."""
+    executor.run(_LOCK_ALL, job_id=job_id)
+
+
+_MARK = Statement("""
+UPDATE {packets} SET limited = true WHERE port_id = ANY(%(ids)s::bigint[]) AND limited IS NULL""")
+
+
+def mark(executor: Transaction, port_ids: Iterable[int]) -> None:
+    """Have the packets that were on the locked ports before their limit tell of it, too."""
+    executor.run(_MARK, ids=list(port_ids))
+
+
+_WAIT = Statement("""
+WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{port_waiters}'::regclass::oid::int))
+INSERT INTO {port_waiters} (port_id, job_id, run_no, needs)
+SELECT w.port_id, %(job_id)s, %(run_no)s, w.needs
+FROM turn, unnest(%(port_ids)s::bigint[], %(needs)s::int[]) AS w(port_id, needs)
+ON CONFLICT (port_id, job_id) DO UPDATE SET run_no = excluded.run_no, needs = excluded.needs""")
+
+
+def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int, int]) -> None:
+    """Have a run that ends now wait until each of the locked ports has room for so many packets, {port id: packets}.
+
+    One transaction at a time gets past this, so that `circle` sees all who wait.
+    """
+    executor.run(
+        _WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()), lock_class=LOCK_CLASS
+    )
+
+
+_CIRCLE = Statement("""
+WITH RECURSIVE waits AS (
+  SELECT w.job_id, w.port_id, o.job_id AS owner_id, o.direction, o.name,
+    CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader_id
+  FROM {port_waiters} w JOIN {ports} o ON o.id = w.port_id JOIN {jobs} j ON j.id = o.job_id
+  WHERE w.job_id = %(job_id)s
+  UNION
+  SELECT w.job_id, w.port_id, o.job_id, o.direction, o.name,
+    CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END
+  FROM waits before
+  JOIN {port_waiters} w ON w.job_id = before.reader_id
+  JOIN {jobs} waiter ON waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL
+    AND waiter.status = 'suspended'
+  JOIN {ports} o ON o.id = w.port_id JOIN {jobs} j ON j.id = o.job_id)
+SELECT job_id, owner_id, direction, name FROM waits WHERE reader_id = %(job_id)s LIMIT 1""")
+
+
+def circle(executor: Transaction, job_id: int) -> Any | None:
+    """Return a port that only this job reads and for whose room somebody waits, if this job waits for that one.
+
+    The one may wait through others: (job_id, owner_id, direction, name), the job that waits and the port. None if
+    somebody may make room.
+    """
+    return first(executor.run(_CIRCLE, job_id=job_id))
+
+
+_FREED = Statement("""
+DELETE FROM {port_waiters} w USING {ports} p
+WHERE w.port_id = ANY(%(ids)s::bigint[]) AND p.id = w.port_id AND (p.packet_limit IS NULL
+  OR w.needs + (SELECT count(*) FROM {packets} k WHERE k.port_id = p.id) <= p.packet_limit)
+RETURNING w.job_id""")
+
+
+def freed(executor: Transaction, port_ids: Iterable[int]) -> set[int]:
+    """Let those wait no longer for whom the locked ports have room now, and return their jobs."""
+    return {row.job_id for row in executor.run(_FREED, ids=list(port_ids))}
+
+
+_CONFIGURED = Statement("""
+DELETE FROM {port_waiters} w USING {ports} p WHERE p.job_id = %(job_id)s AND w.port_id = p.id RETURNING w.job_id""")
+
+
+def configured(executor: Transaction, job_id: int) -> set[int]:
+    """Return the jobs that wait for room on a job's ports, which have other limits now or go; they look again."""
+    return {row.job_id for row in executor.run(_CONFIGURED, job_id=job_id)}
+
+
+def limited(rows: Sequence[Any]) -> set[int]:
+    """Return the ports with a limit of which these packets were."""
+    return {row.port_id for row in rows if row.limited}
