@@ -19,7 +19,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from celery_sidejob import RunningJob, SideJob, StoreUnavailableError
+from celery_sidejob import RunningJob, SideJob, Status, StoreUnavailableError
 from tests.tools.brokers import Broker
 from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
@@ -127,6 +127,24 @@ def family(job: RunningJob, children: int, pairs: int, first: int = 0) -> int:
         child.terminate()
     total: int = job.get("total")
     return total
+
+
+@sidejob.task(name="acceptance.brood")
+def brood(job: RunningJob, children: int) -> None:
+    """Have children that do nothing, and wait until all have ended."""
+    note("brood", job)
+    if not job.get("made"):
+        for number in range(children):
+            job.enqueue(leaf, child_name=f"leaf{number}")
+        job.set(made=True)
+        job.suspend()
+    if any(child.status != Status.COMPLETED for child in job.children.values()):
+        job.suspend()
+
+
+@sidejob.task(name="acceptance.leaf")
+def leaf(job: RunningJob) -> None:
+    """End at once."""
 
 
 @sidejob.task(name="acceptance.linked")

@@ -198,3 +198,24 @@ def test_a_unit_sees_its_own_aliases(stage: Stage) -> None:
 
     job = stage.inside(body)
     assert (job.aliases, other.aliases) == (["taken"], [])
+
+
+def test_a_parent_runs_once_for_all_children_that_end_before_it_begins_and_once_for_those_that_end_meanwhile(
+    stage: Stage,
+) -> None:
+    runs: list[int] = []
+
+    def body(job: RunningJob) -> None:
+        runs.append(job.run_no)
+        if job.run_no == 2:
+            stage.outside(lambda: [stage.run(child) for child in children[20:]])
+
+    parent = stage.job(body)
+    stage.drain()
+    children = [stage.job(parent=parent, child_name=f"child{number}") for number in range(40)]
+    for child in children[:20]:
+        stage.run(child)
+
+    stage.run(parent)
+    assert stage.drain() == 1
+    assert runs == [1, 2, 3]
