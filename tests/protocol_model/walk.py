@@ -1,4 +1,4 @@
-"""Going through all that can happen in one of the small models: `copies.py`, `publications.py`, `revocations.py`, `room.py`."""
+"""Going through all that can happen in one of the small models, such as `copies.py` or `room.py`."""
 
 from __future__ import annotations
 
