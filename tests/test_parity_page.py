@@ -49,11 +49,17 @@ PAGES = {
         *ids("UL-", 3, (1, 2), (10, 13), (20, 27), (30, 34), (40, 42), (50, 59), (70, 75), (80, 82)),
         *ids("B-U", 1, (1, 17)), *ids("B-K", 1, (1, 12)), *ids("P-", 2, (1, 18)),
     ],
+    "sidejob": [
+        *ids("SJ-", 3, (120, 133), (200, 210), (240, 246), (250, 256), (260, 273), (280, 282), (285, 286), (290, 297)),
+        *ids("SJ-", 3, (300, 312)), *ids("WS-", 2, (1, 33)),
+    ],
 }  # fmt: skip
-"""What each page has, which is all that was found in the older system."""
-HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18}
-MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8}
+"""What each page has, which is all that was found in the older system; of SideJob, what concerns data."""
+HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18, "sidejob": 79 + 33}
+MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8, "sidejob": 15}
 """Of each page."""
+MOST_OF_LATER = {"durable_job": 0, "reliable_fetch": 0, "sidejob": 14}
+"""Lines of each page whose counterpart is not there yet."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,11 @@ class Row:
     here: str
     how: str
     shown_by: str
+
+    @property
+    def is_of_later(self) -> bool:
+        """Whether the counterpart is not there yet."""
+        return self.how.startswith("later: ")
 
     @property
     def calls(self) -> list[str]:
@@ -170,10 +181,11 @@ def test_each_behaviour_and_weakness_is_there_once(page: str) -> None:
 
 @every_page
 def test_each_line_says_how_it_compares(page: str) -> None:
-    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
+    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+|later: .+", row.how)]
     assert wrong == []
     assert sum(row.how.startswith("does not apply") for row in ROWS[page]) <= MOST_THAT_DO_NOT_APPLY[page]
-    assert [row.id for row in ROWS[page] if not row.calls] == []
+    assert sum(row.is_of_later for row in ROWS[page]) <= MOST_OF_LATER[page]
+    assert [row.id for row in ROWS[page] if not row.calls and not row.is_of_later] == []
 
 
 @every_page
@@ -193,6 +205,6 @@ def test_a_call_that_does_not_exist_is_seen(call: str) -> None:
 
 @every_page
 def test_each_test_exists(page: str, request: pytest.FixtureRequest) -> None:
-    assert [row.id for row in ROWS[page] if not row.tests] == []
+    assert [row.id for row in ROWS[page] if not row.tests and not row.is_of_later] == []
     missing = unknown((test for row in ROWS[page] for test in row.tests), request.session)
     assert [(row.id, test) for row in ROWS[page] for test in row.tests if test in missing] == []

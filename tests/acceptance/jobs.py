@@ -105,6 +105,20 @@ def connector(job: RunningJob) -> None:
     job.input("in").connect_to(job.output("x"), job.output("y"))
 
 
+@sidejob.task(name="acceptance.collector")
+def collector(job: RunningJob, source: int | None = None) -> None:
+    """Read an output port, by default that of its child, beside other readers: two packets in each unit."""
+    owner = job.child("source") if source is None else sidejob.get(source)
+    left = owner is not None
+    while left and owner is not None:
+        with committed(job) as connection:
+            found = owner.output("x").read_many(2)
+            for value in found:
+                enter(connection, job, "collected", value)
+        note("collected", job, values=found)
+        left = bool(found)
+
+
 @sidejob.task(name="acceptance.family")
 def family(job: RunningJob, children: int, pairs: int, first: int = 0) -> int:
     """Give children numbers from `first` on to add, collect their sums, have them terminated, return the total."""

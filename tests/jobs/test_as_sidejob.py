@@ -102,6 +102,25 @@ def test_after_the_data_the_defaults_have_their_turn_in_the_same_run(stage: Stag
     assert turns == [(10, 2), (1, 2)]
 
 
+def test_in_a_turn_of_defaults_writes_become_defaults_and_messages_stay_messages(stage: Stage) -> None:
+    """SJ-210, SJ-273: a default is no packet, so it is not published, and what is published is a packet."""
+    listener = stage.sidejob.enqueue(
+        stage.idle, inports={"news": {"channels": ["/news"]}, "sums": {"channels": ["/sums"]}, "a": {}}
+    )
+
+    def body(job: RunningJob) -> None:
+        for value in job.for_inputs("a"):
+            job.output("sum").write(value)
+            listener.input("a").write(value)
+            stage.sidejob.publish("/news", value)
+
+    job = stage.job(body, inports={"a": {"default": 1}}, outports={"sum": {"channels": ["/sums"]}})
+    stage.drain()
+    assert (job.output("sum").default, len(job.output("sum"))) == (1, 0)
+    assert (listener.input("a").default, len(listener.input("a"))) == (1, 0)
+    assert (list(listener.input("news")), len(listener.input("sums"))) == ([1], 0)
+
+
 # -- configuring -----------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +249,40 @@ def test_packets_of_a_terminated_job_stay_and_are_read_after_a_forced_run_or_go_
     job.input("a").write(3)
     assert job.refresh().delete()
     assert stage.sql("SELECT count(*) FROM packets") == [(0,)]
+
+
+# -- channels --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_written_to_a_subscribed_port_is_not_published(stage: Stage) -> None:
+    """SJ-272, SJ-281: the channels of an input port are subscriptions, and those of an output port are none."""
+    first, second = (stage.sidejob.enqueue(stage.idle, inports={"a": {"channels": ["/a"]}}) for _ in range(2))
+    writer = stage.sidejob.enqueue(stage.idle, outports={"a": {"channels": ["/a"]}})
+    first.input("a").write(1)
+    assert (len(first.input("a")), len(second.input("a"))) == (1, 0)
+    assert stage.sidejob.publish("/a", 2) == 2
+    assert (len(first.input("a")), len(second.input("a")), len(writer.output("a"))) == (2, 1, 0)
+
+
+def test_four_summing_jobs_wired_by_channels_give_fourteen(stage: Stage) -> None:
+    """SJ-133: a source, two jobs that read the same channel, and a job that adds up both their sums."""
+
+    def summing(job: RunningJob) -> None:
+        added = sum(job.input("numbers"))
+        if added:
+            job.set(total=job.get("total", 0) + added)
+            job.output("sum").write(added)
+
+    def summer(reads: list[str], writes: list[str]) -> Job:
+        return stage.job(summing, inports={"numbers": {"channels": reads}}, outports={"sum": {"channels": writes}})
+
+    source = summer([], ["/numbers"])
+    summer(["/numbers"], ["/sums/left"])
+    summer(["/numbers"], ["/sums/right"])
+    sink = summer(["/sums"], [])
+    source.input("numbers").write_many([1, 2, 4])
+    stage.drain()
+    assert sink.get("total") == 14
 
 
 # -- groups and contexts ---------------------------------------------------------------------------------------------
