@@ -19,7 +19,7 @@ from ..model.events import JobBuried, RunFailed
 from ..model.messages import Outcome
 from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import askings, asks, claims, dead, packets
+from ..store import askings, asks, claims, dead, packets, ports
 from ..store.outbox import arming, continuations
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
@@ -84,6 +84,7 @@ def end_job_run(  # noqa: PLR0913 - a run, how it ended, and where that is writt
         _arm_next_run(runtime, executor, hold, row, ending, after_commit)
     if row.status == Status.TERMINATED:
         asks.drop_runs(executor, hold.job_id)
+        ports.unsubscribe(executor, hold.job_id)  # nobody would read the messages of its channels
     if ending.error and ending.how != RunEnd.RETRIED:
         shown = json.loads(ending.error)
         error = shown["message"] or shown["type"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.changes import Ask, Terminate
 from ..model.status import ASKABLE, Status
-from ..store import asks, jobs, trees
+from ..store import asks, jobs, ports, trees
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .lock_set import LockSet
@@ -167,4 +167,6 @@ class Wakes:
     def _moved(self, job_id: int, after: str) -> None:
         before = self._lock_set.statuses[job_id]
         self._lock_set.statuses[job_id] = after
+        if before == Status.TERMINATED and after != before:
+            ports.subscribe(self._executor, job_id)
         self._after_commit.moved(self._lock_set.job(job_id), before, after)

@@ -104,6 +104,26 @@ def set_channels(executor: Transaction, port_id: int, channels: Iterable[str]) -
     return first(executor.run(_SET_CHANNELS, id=port_id, channels=list(channels)))
 
 
+_UNSUBSCRIBE = Statement("""
+DELETE FROM {subscriptions} s USING {ports} p WHERE p.job_id = %(job_id)s AND s.port_id = p.id""")
+
+
+def unsubscribe(executor: Transaction, job_id: int) -> None:
+    """End all subscriptions of a job; its ports keep their channels."""
+    executor.run(_UNSUBSCRIBE, job_id=job_id)
+
+
+_SUBSCRIBE = Statement("""
+INSERT INTO {subscriptions} (channel, job_id, port_id)
+SELECT DISTINCT unnest(channels), job_id, id FROM {ports} WHERE job_id = %(job_id)s AND direction = 'in'
+ON CONFLICT DO NOTHING""")
+
+
+def subscribe(executor: Transaction, job_id: int) -> None:
+    """Have a job's input ports subscribe to their channels again."""
+    executor.run(_SUBSCRIBE, job_id=job_id)
+
+
 _MAKE = Statement(f"""
 INSERT INTO {{ports}} (job_id, direction, name, default_value, packet_limit)
 SELECT job_id, direction, %(name)s, default_value, packet_limit FROM {{ports}} WHERE id = %(pattern_id)s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
+import psycopg
 import pytest
 
 from celery_sidejob import InvalidPortError, Job, PortNotFoundError, RunningJob
@@ -231,19 +232,18 @@ def test_a_false_value_is_data(resting: Job, value: Any) -> None:
 def test_packets_of_a_terminated_job_stay_and_are_read_after_a_forced_run_or_go_with_it(stage: Stage) -> None:
     """SJ-270: whoever writes wakes nobody and gets no error; the packets end with the job."""
     seen: list[Any] = []
-    job = stage.job(lambda job: seen.extend(job.input("a")), inports={"a": {"channels": ["/news"]}})
+    job = stage.job(lambda job: seen.extend(job.input("a")))
     stage.drain()
     job.terminate()
     stage.drain()
     assert job.refresh().status == "terminated"
 
     job.input("a").write(1)
-    stage.sidejob.publish("/news", 2)
     stage.drain()
-    assert (job.refresh().status, len(job.input("a")), seen) == ("terminated", 2, [])
+    assert (job.refresh().status, len(job.input("a")), seen) == ("terminated", 1, [])
     job.run(force=True)
     stage.drain()
-    assert seen == [1, 2]
+    assert seen == [1]
     job.terminate()
     stage.drain()
     job.input("a").write(3)
@@ -283,6 +283,31 @@ def test_four_summing_jobs_wired_by_channels_give_fourteen(stage: Stage) -> None
     source.input("numbers").write_many([1, 2, 4])
     stage.drain()
     assert sink.get("total") == 14
+
+
+@pytest.mark.parametrize("how", ["now", "later", "in a transaction"])
+def test_a_terminated_job_subscribes_to_nothing_until_a_forced_run(stage: Stage, how: str) -> None:
+    """SJ-121, SJ-270: its ports would fill for ever."""
+    job = stage.job(lambda job: None, inports={"a": {"channels": ["/news", "/"]}, "b": {"channels": ["/news"]}})
+    other = stage.sidejob.enqueue(stage.idle, inports={"a": {"channels": ["/news"]}})
+    stage.drain()
+    assert stage.sidejob.publish("/news", 1) == 3
+    job.terminate()
+    assert stage.sidejob.publish("/news", 2) == 3, "its shutdown may read them"
+    stage.drain()
+    assert job.refresh().status == "terminated"
+    assert stage.sidejob.publish("/news", 3) == 1
+    assert (job.input("a").channels, list(other.input("a"))) == (["/news", "/"], [1, 2, 3])
+
+    if how == "in a transaction":
+        with psycopg.connect(stage.database_url) as mine:
+            job.run(force=True, transaction=mine)
+        stage.drain()
+    else:
+        job.run(force=True, countdown=600 if how == "later" else None)
+    assert stage.sidejob.publish("/news", 4) == 3
+    assert [packet.value for packet in job.input("a").peek()] == [1, 1, 2, 2, 4, 4]
+    assert list(job.input("b")) == [1, 2, 4]
 
 
 # -- groups and contexts ---------------------------------------------------------------------------------------------
