@@ -148,9 +148,6 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
     for option in options:
         if option not in _OPTIONS:
             raise InvalidPortError(f"{where}: unknown option {option!r}{_nearest(option)}")
-    if name == WILDCARD and options.get("channels"):
-        # Ports made through "*" appear when used; no rule could tell which of them a message is meant for.
-        raise InvalidPortError(f'{where}: "*" has no channels; give channels to ports by their names')
     return PortOptions(
         default=_parse_default(options.get("default", NO_DATA), where),
         channels=_parse_channels(options.get("channels", ()), where),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ..model.port import WILDCARD
 from .statement import Reader, Statement, Transaction, first
 
 _ROW = "id, job_id, direction, name, default_value::text AS default_value, channels, packet_limit"
@@ -17,9 +18,13 @@ gone AS (
   DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
 s AS (
   INSERT INTO {{subscriptions}} (channel, job_id, port_id)
-  SELECT DISTINCT unnest(channels), job_id, id FROM p WHERE direction = 'in' ON CONFLICT DO NOTHING)
+  SELECT DISTINCT unnest(channels), job_id, id FROM p WHERE direction = 'in' AND name <> '{WILDCARD}'
+  ON CONFLICT DO NOTHING)
 SELECT {_ROW} FROM p"""
-"""The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these."""
+"""The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these.
+
+The pattern `"*"` subscribes to none; it gives its channels to the ports that are made by it.
+"""
 
 _INSERT = Statement(
     """
@@ -113,9 +118,10 @@ def unsubscribe(executor: Transaction, job_id: int) -> None:
     executor.run(_UNSUBSCRIBE, job_id=job_id)
 
 
-_SUBSCRIBE = Statement("""
-INSERT INTO {subscriptions} (channel, job_id, port_id)
-SELECT DISTINCT unnest(channels), job_id, id FROM {ports} WHERE job_id = %(job_id)s AND direction = 'in'
+_SUBSCRIBE = Statement(f"""
+INSERT INTO {{subscriptions}} (channel, job_id, port_id)
+SELECT DISTINCT unnest(channels), job_id, id FROM {{ports}}
+WHERE job_id = %(job_id)s AND direction = 'in' AND name <> '{WILDCARD}'
 ON CONFLICT DO NOTHING""")
 
 
@@ -124,10 +130,14 @@ def subscribe(executor: Transaction, job_id: int) -> None:
     executor.run(_SUBSCRIBE, job_id=job_id)
 
 
-_MAKE = Statement(f"""
-INSERT INTO {{ports}} (job_id, direction, name, default_value, packet_limit)
-SELECT job_id, direction, %(name)s, default_value, packet_limit FROM {{ports}} WHERE id = %(pattern_id)s
-ON CONFLICT (job_id, direction, name) DO NOTHING RETURNING {_ROW}""")
+_MAKE = Statement(
+    """
+WITH p AS (
+  INSERT INTO {ports} (job_id, direction, name, default_value, channels, packet_limit)
+  SELECT job_id, direction, %(name)s, default_value, channels, packet_limit FROM {ports} WHERE id = %(pattern_id)s
+  ON CONFLICT (job_id, direction, name) DO NOTHING"""
+    + _SUBSCRIBED
+)
 
 
 def make(executor: Transaction, pattern_id: int, name: str) -> Any | None:

@@ -152,7 +152,6 @@ def writes(changes: Sequence[Change], key: PortKey) -> list[Write]:
 def _amend(known: dict[Any, Any], change: SetDefault | SetChannels | Write, **changed: Any) -> None:
     key = (change.direction, change.port)
     row = known.get(key)
-    if row is None:  # it is made by its pattern, which has no channels
-        pattern = known.get((change.direction, WILDCARD))
-        row = PortView(pattern.default_value if pattern else None, ())
+    if row is None:  # it is made by its pattern
+        row = known.get((change.direction, WILDCARD)) or PortView(None, ())
     known[key] = replace(PortView(row.default_value, row.channels), **changed)

@@ -215,6 +215,32 @@ def test_a_lookup_makes_no_port_and_a_name_may_be_of_both_directions(stage: Stag
     assert (len(job.input("a")), len(job.output("a"))) == (1, 0)
 
 
+@pytest.mark.parametrize("how", ["a client", "a run"])
+def test_a_port_that_a_wildcard_makes_has_its_channels(stage: Stage, how: str) -> None:
+    """SJ-243, SJ-126: the pattern itself takes no message, and breaks no publication."""
+    listener = stage.sidejob.enqueue(
+        stage.idle, inports={"*": {"channels": ["/news"]}, "sums": {"channels": ["/sums"]}}
+    )
+    writer = stage.sidejob.enqueue(stage.idle, outports={"*": {"channels": ["/sums"]}})
+    stage.drain()
+    assert stage.sidejob.publish("/news", 0) == 0
+
+    def use(_: Any = None) -> None:
+        listener.input("a").write(1)
+        listener.input("b").default = 2
+        writer.output("x").write(3)
+        assert (listener.input("b").channels, writer.output("x").channels) == (["/news"], ["/sums"])
+
+    if how == "a run":
+        stage.inside(use)
+    else:
+        use()
+    assert stage.sidejob.publish("/news", 4) == 2
+    assert (list(listener.input("a")), list(listener.input("b")), list(listener.input("sums"))) == ([1, 4], [4], [3])
+    listener.input("c").channels = ["/other"]
+    assert (listener.input("c").channels, stage.sidejob.publish("/news", 5)) == (["/other"], 2)
+
+
 # -- data ------------------------------------------------------------------------------------------------------------
 
 
