@@ -58,8 +58,6 @@ PAGES = {
 HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18, "sidejob": 79 + 33}
 MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8, "sidejob": 15}
 """Of each page."""
-MOST_OF_LATER = {"durable_job": 0, "reliable_fetch": 0, "sidejob": 14}
-"""Lines of each page whose counterpart is not there yet."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,6 @@ class Row:
     here: str
     how: str
     shown_by: str
-
-    @property
-    def is_of_later(self) -> bool:
-        """Whether the counterpart is not there yet."""
-        return self.how.startswith("later: ")
 
     @property
     def calls(self) -> list[str]:
@@ -181,11 +174,10 @@ def test_each_behaviour_and_weakness_is_there_once(page: str) -> None:
 
 @every_page
 def test_each_line_says_how_it_compares(page: str) -> None:
-    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+|later: .+", row.how)]
+    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
     assert wrong == []
     assert sum(row.how.startswith("does not apply") for row in ROWS[page]) <= MOST_THAT_DO_NOT_APPLY[page]
-    assert sum(row.is_of_later for row in ROWS[page]) <= MOST_OF_LATER[page]
-    assert [row.id for row in ROWS[page] if not row.calls and not row.is_of_later] == []
+    assert [row.id for row in ROWS[page] if not row.calls] == []
 
 
 @every_page
@@ -205,6 +197,6 @@ def test_a_call_that_does_not_exist_is_seen(call: str) -> None:
 
 @every_page
 def test_each_test_exists(page: str, request: pytest.FixtureRequest) -> None:
-    assert [row.id for row in ROWS[page] if not row.tests and not row.is_of_later] == []
+    assert [row.id for row in ROWS[page] if not row.tests] == []
     missing = unknown((test for row in ROWS[page] for test in row.tests), request.session)
     assert [(row.id, test) for row in ROWS[page] for test in row.tests if test in missing] == []

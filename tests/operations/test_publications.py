@@ -282,9 +282,13 @@ def test_nobody_waits_for_a_subscriber_that_may_be_deleted_and_all_others_of_the
 @pytest.mark.usefixtures("small_pages")
 def test_a_subscriber_deleted_before_the_delivery_fails_nobody(stage: Stage, subscribers: list[Job], at: Arm) -> None:
     gone = subscribers[-1]
-    gone.terminate()
-    stage.drain()
-    at("publish:after-commit", lambda: stage.outside(gone.delete))
+
+    def delete() -> None:
+        gone.terminate()
+        stage.run(gone)
+        assert gone.delete()
+
+    at("publish:after-commit", lambda: stage.outside(delete))
     assert stage.sidejob.publish(CHANNEL, "x") == MANY
     assert [arrived(job) for job in subscribers[:-1]] == [["x"]] * (MANY - 1)
 
