@@ -417,6 +417,8 @@ def test_without_receivers_reads_and_writes_cost_no_statement(
         return run(self, statement, **parameters)
 
     port = resting.input("a")
+    port.write("so that the port is there, whose making has to subscribe it")
+    assert port.read()
     stage.runtime.audience.keeps_log()
     monkeypatch.setattr(OwnExecutor, "run", noting)
     monkeypatch.setattr(stage.runtime.audience, "_log_until", float("inf"))
