@@ -32,13 +32,14 @@ def deliver(runtime: Runtime, channels: Iterable[str]) -> None:
     error, by this process' death, or after `PAGES`. Another publisher of the channel may be delivering: it goes on with
     our message after its own, because it looks again after each page.
     """
-    mine = set(channels)
+    mine = list(channels)
     try:
         for _ in range(PAGES):
-            mine = {channel for channel in mine if deliver_page(runtime, channel)}
+            mine = [channel for channel in mine if deliver_page(runtime, channel)]
             if not mine:
                 return
-            mine = publications.waiting(runtime.connections, mine)
+            left = publications.waiting(runtime.connections, mine)
+            mine = [channel for channel in mine if channel in left]
     except FAILURES as error:
         logger.warning(
             "Messages on %s are kept, and the sweeper delivers them: %s", ", ".join(sorted(mine)), error,

@@ -86,6 +86,19 @@ def die() -> None:
 # -- pages ---------------------------------------------------------------------------------------------------------
 
 
+def test_messages_of_several_channels_arrive_in_the_order_in_which_a_unit_came_to_the_channels(stage: Stage) -> None:
+    channels = [f"/news/{number}" for number in (3, 9, 1, 7, 5, 2, 8)]
+    (job,) = subscribed(stage, 1, "/news")
+
+    def body(job: RunningJob) -> None:
+        for channel in channels:
+            stage.sidejob.publish(channel, channel)
+
+    stage.run(stage.job(body))
+
+    assert arrived(job) == channels
+
+
 @pytest.mark.usefixtures("small_pages")
 def test_each_page_is_a_transaction_of_the_same_few_statements(
     stage: Stage, subscribers: list[Job], monkeypatch: pytest.MonkeyPatch
