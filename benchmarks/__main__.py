@@ -23,6 +23,7 @@ BENCHMARKS = {
     "broker": "what sidejobpg:// takes from its Postgres: a crowd of workers, a long transaction, a million messages",
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
     "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
+    "dataflow": "200,000 operations on ports, channels and runs, compared with a plain model after each",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }

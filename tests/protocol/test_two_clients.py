@@ -13,11 +13,10 @@ import pytest
 
 from celery_sidejob import NO_DATA, Job, PortNotFoundError, RunningJob
 from celery_sidejob.operations import lock_set
+from tests.tools.between import Between, between_look_and_lock
 from tests.tools.in_process import Stage
 from tests.tools.waiting import wait_until
 
-Call = Callable[[], Any]
-Between = Callable[[Call], None]
 Change = Callable[[Job], Any]
 Meet = Callable[[Job, Change, Change], Any]
 """Has a change of a job made by one side, and by another client when the first has looked and has not locked."""
@@ -40,19 +39,7 @@ def job(stage: Stage) -> Job:
 @pytest.fixture
 def between(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Between:
     """Has a call done by another client between the next transaction's look and its lock."""
-    calls: list[Call] = []
-
-    def after_others(real: Callable[..., Any]) -> Callable[..., Any]:
-        def lock(*given: Any) -> Any:
-            if calls:
-                stage.outside(calls.pop())
-            return real(*given)
-
-        return lock
-
-    monkeypatch.setattr(lock_set.jobs, "lock", after_others(lock_set.jobs.lock))
-    monkeypatch.setattr(lock_set.jobs, "lock_exclusively", after_others(lock_set.jobs.lock_exclusively))
-    return calls.append
+    return between_look_and_lock(monkeypatch, stage.outside)
 
 
 @pytest.fixture(params=["client", "run"])

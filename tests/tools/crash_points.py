@@ -18,6 +18,11 @@ Arm = Callable[[str, Callable[[], Any]], None]
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> Arm:
     """Has something happen, once, when a crash point is reached; then all goes on unless that was `lost`."""
+    return arming(monkeypatch)
+
+
+def arming(patch: pytest.MonkeyPatch) -> Arm:
+    """Return what `at` is, for as long as the patch lasts."""
     armed: dict[str, Callable[[], Any]] = {}
 
     def reach(name: str) -> None:
@@ -25,7 +30,7 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Arm:
 
     for name, module in sys.modules.copy().items():  # another thread may import something meanwhile
         if name.startswith("celery_sidejob.") and hasattr(module, "reach"):
-            monkeypatch.setattr(module, "reach", reach)
+            patch.setattr(module, "reach", reach)
     return armed.__setitem__
 
 
