@@ -24,6 +24,7 @@ BENCHMARKS = {
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
     "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
     "dataflow": "200,000 operations on ports, channels and runs, compared with a plain model after each",
+    "wiring": "jobs wired by ports and channels, whose workers are killed, and whether each packet counts once",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }
