@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -42,16 +41,19 @@ class Group:
     Values are kept as JSON texts, as they were then. Those beyond the largest value's size are only counted.
     """
 
+    __slots__ = ("_omitted", "_runtime", "_size", "_unit", "_values")
+
     def __init__(self) -> None:
-        self._runtime: Runtime | None = None
+        self._runtime: Runtime | None = None  # without a receiver that is all: each turn of `for_inputs` makes a group
         self._unit = active()
-        self._values: dict[Kind, dict[PortKey, list[str]]] = {"read": {}, "write": {}}
-        self._omitted: dict[tuple[Kind, PortKey], int] = {}
-        self._size = 0
 
     def add(self, runtime: Runtime, kind: Kind, port: PortKey, texts: Sequence[str]) -> None:
         """Add values that were read from a port, or written to it."""
-        self._runtime = runtime
+        if self._runtime is None:
+            self._runtime = runtime
+            self._values: dict[Kind, dict[PortKey, list[str]]] = {"read": {}, "write": {}}
+            self._omitted: dict[tuple[Kind, PortKey], int] = {}
+            self._size = 0
         found = self._values[kind].setdefault(port, [])
         for text in texts:
             if self._size + len(text) > runtime.settings.max_value_bytes:
@@ -60,12 +62,14 @@ class Group:
                 self._size += len(text)
                 found.append(text)
 
-    def make_entry(self, context: str | None, transaction: Any = None) -> None:
+    def make_entry(self, context_around: Context, transaction: Any = None) -> None:
         """Make the entry, if anything was read or written: also if the block around has raised."""
-        unit = active()
-        if self._runtime is None or unit is not self._unit:  # a generator of an earlier run is closed late
+        if self._runtime is None:
             return
-        runtime = self._runtime
+        unit = active()
+        if unit is not self._unit:  # a generator of an earlier run is closed late
+            return
+        runtime, context = self._runtime, context_around()
         head = {**_loaded(context), **_run_of(unit), "timestamp": log.timestamp()}
         fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
         fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
@@ -90,19 +94,24 @@ KINDS: tuple[Kind, ...] = ("read", "write")
 _group: ContextVar[Group | None] = ContextVar("celery_sidejob_log_group", default=None)
 
 
-@contextmanager
-def one_entry(context: Context) -> Iterator[None]:
-    """Have one entry for everything that is read and written in the block; of nested blocks the outermost makes it."""
-    if _group.get() is not None:
-        yield
-        return
-    group = Group()
-    _group.set(group)
-    try:
-        yield
-    finally:
-        _group.set(None)  # by no token: the block may be a generator's, which another context goes on with
-        group.make_entry(context())
+class one_entry:  # noqa: N801 - it is used as a function is
+    """Has one entry made for everything that is read and written in the block; of nested blocks by the outermost."""
+
+    __slots__ = ("_context", "_group")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._group: Group | None = None
+
+    def __enter__(self) -> None:
+        if _group.get() is None:
+            self._group = Group()
+            _group.set(self._group)
+
+    def __exit__(self, *error: object) -> None:
+        if self._group is not None:
+            _group.set(None)  # by no token: the block may be a generator's, which another context goes on with
+            self._group.make_entry(self._context)
 
 
 def are_received(runtime: Runtime, transaction: Any = None) -> bool:
@@ -127,7 +136,7 @@ def note(
     for kind, port in uses:
         group.add(runtime, kind, port, texts)
     if around is None:
-        group.make_entry(context(), transaction)
+        group.make_entry(context, transaction)
 
 
 def is_unlogged(options: str | None) -> bool:
