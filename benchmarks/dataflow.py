@@ -24,7 +24,7 @@ from tests.dataflow.real import Real
 from tests.tools.databases import prepare_template
 from tests.tools.in_process import Stage
 
-WALKS, STEPS = 50, 50
+WALKS, STEPS = 10, 50
 """Walks for each seed, and rules in each."""
 
 

@@ -55,7 +55,7 @@ def test_a_packet_written_as_a_run_ends_has_a_run(
 def test_a_port_that_subscribes_again_beside_a_publication_stays_subscribed(
     stage: Stage, at: Arm, held_at: str
 ) -> None:
-    """WS-14: the publisher takes an old entry for obsolete, a client subscribes anew, the publisher removes the entry."""
+    """WS-14: a publisher takes an old entry for obsolete, a client subscribes anew, the publisher removes the entry."""
     steady, again = (stage.job(inports={"in": {"channels": ["/news"]}}) for _ in range(2))
     stage.drain()
     again.input("in").channels = []
