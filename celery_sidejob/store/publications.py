@@ -99,14 +99,15 @@ WITH f AS (
   FROM {publications} p WHERE p.channel = %(channel)s::text
     AND p.id = (SELECT min(o.id) FROM {publications} o WHERE o.channel = %(channel)s::text)
   FOR NO KEY UPDATE SKIP LOCKED)
-SELECT f.id, f.newest, page.job_ids, page.ports < f.jobs AS is_last
+SELECT f.id, f.newest, page.job_ids, page.ports <= f.jobs AS is_last
 FROM f CROSS JOIN LATERAL (
-  SELECT array_agg(DISTINCT few.job_id) AS job_ids, count(*) AS ports FROM (
-    SELECT s.job_id FROM unnest(%(levels)s::text[]) AS a(channel) CROSS JOIN LATERAL (
+  SELECT array_agg(DISTINCT few.job_id) FILTER (WHERE few.n <= f.jobs) AS job_ids, count(*) AS ports FROM (
+    SELECT s.job_id, row_number() OVER (ORDER BY s.job_id) AS n
+    FROM unnest(%(levels)s::text[]) AS a(channel) CROSS JOIN LATERAL (
       SELECT o.job_id FROM {subscriptions} o
       WHERE o.channel = a.channel AND o.job_id > f.reached AND o.id <= f.newest
-      ORDER BY o.job_id LIMIT f.jobs) s
-    ORDER BY s.job_id LIMIT f.jobs) few) page""",
+      ORDER BY o.job_id LIMIT f.jobs + 1) s
+    ORDER BY s.job_id LIMIT f.jobs + 1) few) page""",
     frequent=True,
 )
 

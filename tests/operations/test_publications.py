@@ -124,6 +124,14 @@ def test_each_page_is_a_transaction_of_the_same_few_statements(
 
 
 @pytest.mark.usefixtures("small_pages")
+def test_as_many_subscribers_as_fit_are_one_page(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publications, "PAGES", 1)
+    subscribed(stage, 10)
+    assert stage.sidejob.publish(CHANNEL, "x") == 10
+    assert sweep(stage) == 0
+
+
+@pytest.mark.usefixtures("small_pages")
 def test_a_job_whose_ports_and_levels_are_more_than_a_page_is_woken_once(stage: Stage) -> None:
     ports = {f"in{n}": {"channels": ["/a", "/a/b"]} for n in range(8)}
     first, second = stage.sidejob.enqueue_many([{"task": stage.idle, "inports": ports}] * 2)
