@@ -94,6 +94,7 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
 INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
+INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || id % 1000, job_id, id FROM ports;
 INSERT INTO packets (port_id, value) SELECT id, '1' FROM ports, generate_series(1, 3);
 INSERT INTO state SELECT n, 'k', '1' FROM generate_series(1, 50000) n;
@@ -376,6 +377,7 @@ INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT 1, now() - interval '1 hour', 'run', true FROM generate_series(1, {MANY}) n;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;
+INSERT INTO port_waiters SELECT id, 1, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || n, 1, 1 FROM generate_series(1, {MANY}) n;
 INSERT INTO state SELECT 1, 'k' || n, '1' FROM generate_series(1, {MANY}) n;
 INSERT INTO aliases SELECT 'a' || n, 1 FROM generate_series(1, {MANY}) n;
