@@ -60,12 +60,15 @@ class Announcer:
 
     # -- for everybody -------------------------------------------------------------------------------------------
 
-    def may_be_heard(self, channel: str) -> bool:
-        """Tell whether somebody may be listening to a channel; while that is not known, have the thread ask."""
+    def may_be_heard(self, channel: str, *, ask: bool = True) -> bool:
+        """Tell whether somebody may be listening to a channel; while that is not known, have the thread ask.
+
+        Without `ask` the store is not asked.
+        """
         way = self.way
         if not way.knows:
             self._wake()
-        return way.hears(channel)
+        return way.hears(channel, ask=ask)
 
     def announce(self, channel: str, text: str) -> None:
         """Have a message announced soon, if somebody may be listening."""

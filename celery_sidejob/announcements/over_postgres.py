@@ -42,9 +42,9 @@ class PostgresWay:
         self._sender = secrets.token_hex(4)
         self._numbers = itertools.count()
 
-    def hears(self, channel: str) -> bool:
+    def hears(self, channel: str, *, ask: bool = True) -> bool:
         """Tell whether anybody listens to any channel, over the connection of the commit before this."""
-        return self._audience.listens()
+        return self._audience.listens(ask=ask)
 
     @property
     def knows(self) -> bool:

@@ -43,7 +43,7 @@ class RedisWay:
         self._heard: dict[str, bool] = {}
         self._until = float("-inf")
 
-    def hears(self, channel: str) -> bool:
+    def hears(self, channel: str, *, ask: bool = True) -> bool:
         """Tell whether somebody may listen: while that is not known, somebody may."""
         if self._somebody or not self.knows:
             return True

@@ -24,8 +24,11 @@ class Ear(Protocol):
 class Way(Protocol):
     """A server that passes messages on."""
 
-    def hears(self, channel: str) -> bool:
-        """Tell whether somebody may listen to a channel. Never raises, and never waits for a server of its own."""
+    def hears(self, channel: str, *, ask: bool = True) -> bool:
+        """Tell whether somebody may listen to a channel. Never raises, and never waits for a server of its own.
+
+        Without `ask` the store is not asked either.
+        """
         ...
 
     @property
@@ -64,7 +67,7 @@ class Nowhere:
     def __init__(self, reason: Exception) -> None:
         self._reason = reason
 
-    def hears(self, channel: str) -> bool:
+    def hears(self, channel: str, *, ask: bool = True) -> bool:
         return False
 
     @property

@@ -73,7 +73,7 @@ class Group:
         head = {**_loaded(context), **_run_of(unit), "timestamp": log.timestamp()}
         fields = [f"{json.dumps(name)}: {values.encode(value)}" for name, value in head.items() if name not in KINDS]
         fields += [f"{json.dumps(kind)}: [{', '.join(self._ports(kind))}]" for kind in KINDS]
-        change = log.change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=transaction is None)
+        change = log.change_for(runtime, "{" + ", ".join(fields) + "}", context, ask=_may_ask(transaction))
         if unit is None and transaction is None and log.announced(runtime, change):
             return
         try:
@@ -115,15 +115,20 @@ class one_entry:  # noqa: N801 - it is used as a function is
 
 
 def are_received(runtime: Runtime, transaction: Any = None) -> bool:
-    """Tell whether anybody would receive an entry for a read or a write that is made here.
-
-    While the caller's transaction is open, the store is not asked who listens: with a pool of connections that could
-    wait for the caller.
-    """
+    """Tell whether anybody would receive an entry for a read or a write that is made here."""
     unit = active()
     if unit is not None and unit.of_log:
         return False
-    return log.is_heard(runtime, ask=transaction is None and (unit is None or not unit.in_block))
+    return log.is_heard(runtime, ask=_may_ask(transaction))
+
+
+def _may_ask(transaction: Any) -> bool:
+    """Tell whether the store may be asked who listens.
+
+    Not while the caller's transaction is open: with a pool of connections the question could wait for the caller.
+    """
+    unit = active()
+    return transaction is None and (unit is None or not unit.in_block)
 
 
 def note(

@@ -173,8 +173,8 @@ class Observer(Protocol):
 class Announcer(Protocol):
     """Tells those who listen at the moment what has been committed. Nothing is kept for anybody else."""
 
-    def may_be_heard(self, channel: str) -> bool:
-        """Tell whether somebody may be listening to a channel. Never raises, and never waits for a network."""
+    def may_be_heard(self, channel: str, *, ask: bool = True) -> bool:
+        """Tell whether somebody may be listening to a channel; without `ask` the store is not asked. Never raises."""
         ...
 
     def announce(self, channel: str, text: str) -> None:

@@ -33,10 +33,10 @@ class Audience:
             self._ask()
         return self._keeps_log
 
-    def listens(self) -> bool:
-        """Tell whether a client listens by NOTIFY."""
+    def listens(self, *, ask: bool = True) -> bool:
+        """Tell whether a client listens by NOTIFY; without `ask` what was known last."""
         now = monotonic()
-        if now >= self._listens_until:
+        if ask and now >= self._listens_until:
             self._listens_until = now + KNOWN_S
             self._ask()
         return self._listens

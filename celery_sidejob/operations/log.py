@@ -25,7 +25,7 @@ OF_LOG = '{"log": false, "of_log": true}'
 
 def is_heard(runtime: Runtime, *, ask: bool = True) -> bool:
     """Tell whether anybody would receive an entry; without `ask` the store is not asked."""
-    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG)
+    return runtime.audience.keeps_log(ask=ask) or runtime.announcer.may_be_heard(LOG, ask=ask)
 
 
 def change_for(runtime: Runtime, text: str, context: str | None, *, ask: bool = True) -> Publish | Announce:

@@ -431,6 +431,36 @@ def test_without_receivers_reads_and_writes_cost_no_statement(
     assert stage.sql("SELECT * FROM packets WHERE context IS NOT NULL") == []
 
 
+@pytest.mark.parametrize("lent", ["call", "block"])
+def test_the_store_is_not_asked_while_the_callers_transaction_is_open(stage: Stage, resting: Job, lent: str) -> None:
+    """With a pool of connections, the question could wait for the caller."""
+    audience, port = stage.runtime.audience, resting.input("a")
+
+    def expire() -> None:
+        audience._log_until = audience._listens_until = float("-inf")
+
+    def still_expired() -> bool:
+        return audience._log_until == audience._listens_until == float("-inf")
+
+    def body(job: RunningJob) -> None:
+        expire()
+        with job.unit(transaction=connection), stage.sidejob.port_options():
+            port.write(2)
+            assert still_expired()
+        assert still_expired()
+        connection.commit()
+
+    with psycopg.connect(stage.database_url) as connection:
+        if lent == "block":
+            stage.inside(body)
+            return
+        expire()
+        with stage.sidejob.port_options():
+            port.write(1, transaction=connection)
+            assert still_expired()
+        connection.rollback()
+
+
 def test_a_new_receiver_of_this_process_is_known_at_once(stage: Stage, resting: Job) -> None:
     resting.input("a").write(0)
     collector = stage.job(inports={"log": {"channels": ["/sidejob/log"]}})
