@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 import redis
+import sqlalchemy
+from sqlalchemy.orm import Session
 
 from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
 from celery_sidejob.announcements.announcer import MOST
@@ -18,6 +20,7 @@ from celery_sidejob.announcements.over_postgres import PIECE, parts_of
 from celery_sidejob.announcements.over_redis import LISTENING
 from celery_sidejob.announcements.subscription import Subscription
 from celery_sidejob.operations.audience import KNOWN_S
+from celery_sidejob.store.borrowed.of_sqlalchemy import AFTER_COMMIT
 from tests.tools.in_process import EMPTY, Stage
 from tests.tools.waiting import wait_until
 
@@ -101,21 +104,70 @@ def test_what_a_unit_publishes_is_announced_with_its_commit(told: Stage) -> None
         assert [message for _, message in heard(subscription, 4)] == [0, 1, 2, "last"]
 
 
-def test_a_message_in_the_caller_s_transaction_is_announced_after_its_commit(told: Stage) -> None:
-    import sqlalchemy
+@pytest.fixture
+def engine(told: Stage) -> Iterator[sqlalchemy.Engine]:
+    made = sqlalchemy.create_engine(told.database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    yield made
+    made.dispose()
 
-    url = told.database_url.replace("postgresql://", "postgresql+psycopg://", 1)
-    engine = sqlalchemy.create_engine(url)
+
+def test_a_message_in_the_caller_s_transaction_is_announced_after_its_commit(
+    told: Stage, engine: sqlalchemy.Engine
+) -> None:
+    with told.sidejob.subscribe("/a", timeout=10) as subscription:
+        with engine.connect() as connection:
+            told.sidejob.publish("/a", "rolled back", transaction=connection)
+            connection.rollback()
+            told.sidejob.publish("/a", "committed", transaction=connection)
+            connection.commit()
+        assert heard(subscription, 1) == [("/a", "committed")]
+
+
+@pytest.mark.parametrize("owner", [sqlalchemy.Connection, Session])
+def test_what_a_savepoint_takes_back_is_not_announced(told: Stage, engine: sqlalchemy.Engine, owner: Any) -> None:
+    with told.sidejob.subscribe("/a", timeout=10) as subscription, owner(engine) as transaction:
+
+        def publish(message: str) -> None:
+            told.sidejob.publish("/a", message, transaction=transaction)
+
+        with transaction.begin():
+            unheard_of = transaction.begin_nested()
+            publish("first")
+            unheard_of.rollback()
+            publish("1")
+            outer = transaction.begin_nested()
+            publish("outer")
+            with transaction.begin_nested():
+                publish("inner, released")
+            outer.rollback()
+            with transaction.begin_nested():
+                publish("2")
+                inner = transaction.begin_nested()
+                publish("inner, rolled back")
+                inner.rollback()
+            publish("3")
+        publish("4")
+        transaction.commit()
+        assert [message for _, message in heard(subscription, 4)] == ["1", "2", "3", "4"]
+
+
+def test_a_commit_that_is_refused_announces_nothing(told: Stage, engine: sqlalchemy.Engine) -> None:
+    told.sql("CREATE TABLE once (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     try:
-        with told.sidejob.subscribe("/a", timeout=10) as subscription:
-            with engine.connect() as connection:
-                told.sidejob.publish("/a", "rolled back", transaction=connection)
-                connection.rollback()
-                told.sidejob.publish("/a", "committed", transaction=connection)
+        with told.sidejob.subscribe("/a", timeout=10) as subscription, engine.connect() as connection:
+            connection.exec_driver_sql("INSERT INTO sidejob.once VALUES (1), (1)")
+            told.sidejob.publish("/a", "refused", transaction=connection)
+            with pytest.raises(sqlalchemy.exc.IntegrityError):
                 connection.commit()
+            connection.rollback()
+            for thread in threading.enumerate():
+                if thread.name == AFTER_COMMIT:
+                    thread.join(10)
+            told.sidejob.publish("/a", "committed", transaction=connection)
+            connection.commit()
             assert heard(subscription, 1) == [("/a", "committed")]
     finally:
-        engine.dispose()
+        told.sql("DROP TABLE once")
 
 
 def test_large_and_strange_messages_arrive_whole(told: Stage) -> None:

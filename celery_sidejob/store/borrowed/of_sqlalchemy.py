@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from sqlalchemy import event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from ..statement import row_type
 from .borrowed import Borrowed
@@ -54,10 +54,11 @@ class _SQLAlchemyTransaction(Borrowed):
         self._connection = connection
         _check_dialect(connection())
         self._lent = self._driver()
-        pool = connection().engine.pool
-        if pool not in _pools:
-            _pools.add(pool)
-            event.listen(pool, "invalidate", _connection_broke)
+        engine = connection().engine
+        if engine.pool not in _pools:
+            _pools.add(engine.pool)
+            event.listen(engine.pool, "invalidate", _connection_broke)
+            event.listen(engine, "handle_error", _commit_failed)
 
     @property
     def autocommit(self) -> bool:
@@ -97,49 +98,128 @@ def _connection_broke(connection: Any, *_: Any) -> None:
     _broken.add(connection)
 
 
-_connections: WeakKeyDictionary[Connection, list[Callable[[], None]]] = WeakKeyDictionary()
+class _Pending:
+    """The work that follows the commit of a lent connection, without that of savepoints that were rolled back.
+
+    SQLAlchemy does not name a savepoint as it makes it. But each has a parent, to which its rollback leads back.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self._savepoints: list[tuple[Any, int]] = []
+        """Of each savepoint its parent, and how many calls there were when it was made."""
+        self._leads_back = False
+
+    def settle(self, connection: Connection) -> None:
+        """Forget the calls of a savepoint that was rolled back since."""
+        if self._leads_back:
+            self._leads_back, now = False, connection.get_nested_transaction()
+            made = [place for place, (parent, _) in enumerate(self._savepoints) if parent is now]
+            # One that we do not know was made before we began to listen, and so before all calls.
+            place, count = (made[-1], self._savepoints[made[-1]][1]) if made else (0, 0)
+            del self.calls[count:], self._savepoints[place:]
+
+    def make_savepoint(self, connection: Connection) -> None:
+        """Note that a savepoint is about to be made."""
+        self._savepoints.append((connection.get_nested_transaction(), len(self.calls)))
+
+    def roll_back_savepoint(self) -> None:
+        """Note that a savepoint is about to be rolled back."""
+        self._leads_back = True
+
+
+_connections: WeakKeyDictionary[Connection, _Pending] = WeakKeyDictionary()
 """Work that follows the commit of lent connections; we listen to them as long as they exist."""
+_failed: WeakSet[Any] = WeakSet()
+"""Transactions of lent connections whose commit raised an error."""
 
 
 def _follow_connection(connection: Connection, call: Callable[[], None]) -> None:
     if connection not in _connections:
         event.listen(connection, "commit", _connection_commits)
         event.listen(connection, "rollback", _connection_rolled_back)
-    _connections.setdefault(connection, []).append(call)
+        event.listen(connection, "savepoint", _savepoint_made)
+        event.listen(connection, "rollback_savepoint", _savepoint_rolled_back)
+        event.listen(connection, "release_savepoint", _savepoint_released)
+    _pending(connection).calls.append(call)
+
+
+def _pending(connection: Connection) -> _Pending:
+    pending = _connections.setdefault(connection, _Pending())
+    pending.settle(connection)
+    return pending
 
 
 def _connection_commits(connection: Connection) -> None:
     # SQLAlchemy reports a connection's commit just before it is sent. The work therefore waits, in a thread of its own,
     # until the transaction is over. If the process dies in between, the sweeper finds the rows.
-    calls, _connections[connection] = _connections.get(connection, []), []
+    calls = _pending(connection).calls
+    _connections[connection] = _Pending()
     transaction = connection.get_transaction()
     if calls:
         over = partial(_is_over, transaction)
-        threading.Thread(target=_when, args=(over, calls), name=AFTER_COMMIT, daemon=True).start()
+        committed = partial(_is_committed, transaction)
+        threading.Thread(target=_when, args=(over, committed, calls), name=AFTER_COMMIT, daemon=True).start()
+
+
+def _commit_failed(context: Any) -> None:
+    connection = context.connection
+    if context.statement is None and connection is not None and connection in _connections:
+        transaction = connection.get_transaction()
+        if transaction is not None:
+            _failed.add(transaction)
 
 
 def _connection_rolled_back(connection: Connection) -> None:
-    _connections[connection] = []
+    _connections[connection] = _Pending()
+
+
+def _savepoint_made(connection: Connection, _: Any) -> None:
+    _pending(connection).make_savepoint(connection)
+
+
+def _savepoint_rolled_back(connection: Connection, *_: Any) -> None:
+    _pending(connection).roll_back_savepoint()
+
+
+def _savepoint_released(connection: Connection, *_: Any) -> None:
+    _pending(connection)
 
 
 def _follow_session(session: Session, call: Callable[[], None]) -> None:
     if PENDING not in session.info:
         event.listen(session, "after_commit", _session_committed)
         event.listen(session, "after_rollback", _session_rolled_back)
-    session.info.setdefault(PENDING, []).append(call)
+        event.listen(session, "after_soft_rollback", _session_savepoint_rolled_back)
+    session.info.setdefault(PENDING, []).append((call, _savepoints(session)))
+
+
+def _savepoints(session: Session) -> list[SessionTransaction]:
+    """Return the session's open savepoints, the innermost first."""
+    found, transaction = [], session.get_nested_transaction()
+    while transaction is not None:
+        if transaction.nested:
+            found.append(transaction)
+        transaction = transaction.parent
+    return found
 
 
 def _session_committed(session: Session) -> None:
     if session.in_nested_transaction():  # a savepoint was released; the outermost commit is still to come
         return
     calls, session.info[PENDING] = session.info.get(PENDING, []), []
-    for call in calls:
+    for call, _ in calls:
         call()
 
 
 def _session_rolled_back(session: Session) -> None:
     if not session.in_nested_transaction():
         session.info[PENDING] = []
+
+
+def _session_savepoint_rolled_back(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.nested:
+        session.info[PENDING] = [each for each in session.info.get(PENDING, []) if transaction not in each[1]]
 
 
 def _check_dialect(connection: Connection) -> None:
@@ -155,10 +235,17 @@ def _is_over(transaction: Any) -> bool:
     return transaction is None or not transaction.is_active
 
 
-def _when(over: Callable[[], bool], calls: Sequence[Callable[[], None]], timeout_s: float = 60.0) -> None:
+def _is_committed(transaction: Any) -> bool:
+    return transaction not in _failed
+
+
+def _when(
+    over: Callable[[], bool], committed: Callable[[], bool], calls: Sequence[Callable[[], None]],
+    timeout_s: float = 60.0,
+) -> None:  # fmt: skip
     deadline = time.monotonic() + timeout_s
     while not over() and time.monotonic() < deadline:
         time.sleep(0.002)
-    if over():
+    if over() and committed():
         for call in calls:
             call()
