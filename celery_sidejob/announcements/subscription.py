@@ -51,7 +51,7 @@ class Subscription:
         self._listen = listen
         self._timeout = timeout
         self._ear: Ear | None = listen(self.channels)
-        self._messages: deque[Message] = deque()
+        self._messages: deque[tuple[Announcement, int]] = deque()
         self._bytes = 0
         self._closed = False
         self._come = threading.Condition()
@@ -69,10 +69,10 @@ class Subscription:
         with self._come:
             if not self._come.wait_for(lambda: self._messages or self._closed, self._timeout):
                 raise self._late()
-            message = self._taken()
-        if message is None:
+            found = self._taken()
+        if found is None:
             raise StopIteration
-        return _announcement(message)
+        return found
 
     def __aiter__(self) -> Self:
         return self
@@ -81,9 +81,9 @@ class Subscription:
         loop = asyncio.get_running_loop()
         while True:
             with self._come:
-                message = self._taken()
-                if message is not None:
-                    return _announcement(message)
+                found = self._taken()
+                if found is not None:
+                    return found
                 if self._closed:
                     raise StopAsyncIteration
                 come = loop.create_future()
@@ -142,22 +142,28 @@ class Subscription:
             ear.close()
 
     def _put(self, message: Message) -> None:
+        channel, text = message
+        try:
+            found = Announcement(channel, values.decode(text))
+        except (ValueError, RecursionError) as error:  # any client of Redis or Postgres may publish on these channels
+            logger.warning("What somebody has published on %s is left out, because it is no JSON: %s", channel, error)
+            return
         with self._come:
             if self._closed:
                 return
-            self._messages.append(message)
-            self._bytes += len(message[1])
+            self._messages.append((found, len(text)))
+            self._bytes += len(text)
             while len(self._messages) > MOST or self._bytes > MOST_BYTES:
                 self._taken()
                 self.dropped += 1
             self._wake()
 
-    def _taken(self) -> Message | None:
+    def _taken(self) -> Announcement | None:
         if not self._messages:
             return None
-        message = self._messages.popleft()
-        self._bytes -= len(message[1])
-        return message
+        found, size = self._messages.popleft()
+        self._bytes -= size
+        return found
 
     def _wake(self) -> None:
         self._come.notify_all()
@@ -175,8 +181,3 @@ class Subscription:
 def _set(come: asyncio.Future[None]) -> None:
     if not come.done():
         come.set_result(None)
-
-
-def _announcement(message: Message) -> Announcement:
-    channel, text = message
-    return Announcement(channel, values.decode(text))

@@ -24,32 +24,41 @@ class Audience:
         self._keeps_log = False
         self._listens = False
         self._log_until = self._listens_until = float("-inf")
+        self._changes = 0
 
     def keeps_log(self, *, ask: bool = True) -> bool:
         """Tell whether the log's entries are kept by a port; without `ask` what was known last."""
-        now = monotonic()
-        if ask and now >= self._log_until:
-            self._log_until = self._listens_until = now + KNOWN_S
-            self._ask()
+        if ask and monotonic() >= self._log_until:
+            changes = self._changes
+            until = self._ask()
+            if changes == self._changes:
+                self._log_until = until
         return self._keeps_log
 
     def listens(self, *, ask: bool = True) -> bool:
         """Tell whether a client listens by NOTIFY; without `ask` what was known last."""
-        now = monotonic()
-        if ask and now >= self._listens_until:
-            self._listens_until = now + KNOWN_S
+        if ask and monotonic() >= self._listens_until:
             self._ask()
         return self._listens
 
     def has_changed(self) -> None:
         """Ask anew at the next use: this process has made a port subscribe to the log."""
+        self._changes += 1
         self._log_until = float("-inf")
 
-    def _ask(self) -> None:
-        """Ask the store; one that is away is not asked again at each write: its answer is that nobody is there."""
+    def _ask(self) -> float:
+        """Ask the store, and return until when the answer counts.
+
+        A store that is away is not asked again at each write: its answer is that nobody is there. Another thread that
+        comes meanwhile asks too, because the answer that it would find may be too old.
+        """
+        until = monotonic() + KNOWN_S
         try:
             row = self._connections.read(lambda executor: audience.ask(executor, self._connections.schema))
         except (StoreUnavailableError, SchemaError):
             self._keeps_log = self._listens = False
+            until = monotonic() + KNOWN_S  # to find that out may have taken longer than an answer counts
         else:
             self._keeps_log, self._listens = row.keeps_log, row.listens
+        self._listens_until = until
+        return until

@@ -57,6 +57,16 @@ def test_a_message_is_heard_on_exactly_its_channel(told: Stage) -> None:
     assert list(subscription) == []
 
 
+def test_what_others_publish_there_and_is_no_json_is_left_out(redis_url: str, stage_database_url: str) -> None:
+    stage = Stage(stage_database_url, broker=redis_url)
+    with closing(stage), closing(redis.Redis.from_url(redis_url)) as client:
+        with stage.sidejob.subscribe("/a", timeout=10) as subscription:
+            for text in ("{", b"\xff", "[" * 100_000, '"this is"'):
+                client.publish("/a", text)
+            assert next(subscription) == ("/a", "this is")
+        stage.sql(EMPTY)
+
+
 def test_jobs_announce_their_status_and_their_deletion(told: Stage) -> None:
     sidejob = told.sidejob
     job = told.job()

@@ -30,4 +30,5 @@ def test_four_summing_jobs_wired_by_channels_give_14(
     assert channels.run("python", "channels.py", "1", "2", "4") == "14\n"
 
     assert channels.sql("SELECT count(*) FROM sidejob.dead") == [(0,)]
-    assert channels.sql("SELECT DISTINCT status FROM sidejob.jobs") == [("completed",)]
+    # A packet that comes in the middle of the run that reads it asks for one more, which finds nothing and rests.
+    assert {*channels.sql("SELECT DISTINCT status FROM sidejob.jobs")} <= {("completed",), ("suspended",)}

@@ -14,6 +14,7 @@ from tests.tools.statements import assignments, statements
 PACKAGE = Path(celery_sidejob.__file__).parent
 STORE = "celery_sidejob.store"
 OF_JOBS = "celery_sidejob.operations.job_run_end"
+BORROWED = f"{STORE}.borrowed.of_sqlalchemy"
 OF_TASKS = "celery_sidejob.operations.task_run_end"
 
 CLEARS = re.compile(
@@ -90,7 +91,8 @@ def test_what_clears_the_lock_of_a_durable_tasks_run_is_given_to_one_module() ->
             "latecomers.remove_late", "tasks.move",
         )
     }  # fmt: skip
-    assert {module for module, tree in modules().items() if runs_an_end(tree)} == {OF_TASKS}
+    # The caller's SQLAlchemy has statements of its own.
+    assert {module for module, tree in modules().items() if runs_an_end(tree)} - {BORROWED} == {OF_TASKS}
 
 
 def gives_an_end(function: ast.FunctionDef) -> bool:

@@ -106,6 +106,8 @@ class _Pending:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
+        self.before: threading.Thread | None = None
+        """What does the work that follows the commit before this one."""
         self._savepoints: list[tuple[Any, int]] = []
         """Of each savepoint its parent, and how many calls there were when it was made."""
         self._leads_back = False
@@ -153,13 +155,17 @@ def _pending(connection: Connection) -> _Pending:
 def _connection_commits(connection: Connection) -> None:
     # SQLAlchemy reports a connection's commit just before it is sent. The work therefore waits, in a thread of its own,
     # until the transaction is over. If the process dies in between, the sweeper finds the rows.
-    calls = _pending(connection).calls
-    _connections[connection] = _Pending()
+    pending = _pending(connection)
+    following = _connections[connection] = _Pending()
+    following.before = pending.before
     transaction = connection.get_transaction()
-    if calls:
+    if pending.calls:
         over = partial(_is_over, transaction)
         committed = partial(_is_committed, transaction)
-        threading.Thread(target=_when, args=(over, committed, calls), name=AFTER_COMMIT, daemon=True).start()
+        following.before = threading.Thread(
+            target=_when, args=(over, committed, pending.calls, pending.before), name=AFTER_COMMIT, daemon=True
+        )
+        following.before.start()
 
 
 def _commit_failed(context: Any) -> None:
@@ -171,7 +177,9 @@ def _commit_failed(context: Any) -> None:
 
 
 def _connection_rolled_back(connection: Connection) -> None:
+    before = _pending(connection).before
     _connections[connection] = _Pending()
+    _connections[connection].before = before
 
 
 def _savepoint_made(connection: Connection, _: Any) -> None:
@@ -241,8 +249,10 @@ def _is_committed(transaction: Any) -> bool:
 
 def _when(
     over: Callable[[], bool], committed: Callable[[], bool], calls: Sequence[Callable[[], None]],
-    timeout_s: float = 60.0,
+    before: threading.Thread | None = None, timeout_s: float = 60.0,
 ) -> None:  # fmt: skip
+    if before is not None:  # commits of one connection are followed in their order
+        before.join(timeout_s)
     deadline = time.monotonic() + timeout_s
     while not over() and time.monotonic() < deadline:
         time.sleep(0.002)
