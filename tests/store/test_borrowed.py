@@ -1,19 +1,23 @@
-"""A transaction that we were lent, while it breaks."""
+"""A transaction that we were lent, while it breaks, and the order of what follows its commits."""
 
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
+import sqlalchemy
 
 from celery_sidejob import InvalidValueError
 from celery_sidejob.store.borrowed.lending import borrow, owners
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
+from tests.tools.databases import SCHEMA
 from tests.tools.in_process import Stage
+from tests.tools.waiting import wait_until
 
 
 @pytest.mark.parametrize("kind", [kind for kind in LENDERS if not kind.startswith("django")])
@@ -55,3 +59,23 @@ def test_an_alias_that_django_does_not_know_is_refused_by_us(ask: Callable[[str]
     importlib.import_module("django.db")
     with pytest.raises(TypeError, match="'nowhere' names no connection of Django's DATABASES"):
         ask("nowhere")
+
+
+def test_what_follows_two_commits_of_a_sqlalchemy_connection_keeps_their_order(stage: Stage) -> None:
+    """The first is given the time in which the second would overtake it."""
+    second = threading.Event()
+    done: list[str] = []
+
+    def first() -> None:
+        second.wait(0.3)
+        done.append("first")
+
+    engine = sqlalchemy.create_engine(stage.database_url.replace("postgresql://", "postgresql+psycopg://", 1))
+    with engine.connect() as connection:
+        for call in (first, lambda: (done.append("second"), second.set())):
+            connection.execute(sqlalchemy.text("SELECT 1"))
+            borrow(connection, SCHEMA).after_commit(call)
+            connection.commit()
+        wait_until(lambda: len(done) == 2, message="what follows both commits")
+    engine.dispose()
+    assert done == ["first", "second"]
