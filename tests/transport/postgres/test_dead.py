@@ -12,7 +12,6 @@ from kombu import Connection, Consumer, Queue
 
 from celery_sidejob import RunningJob
 from celery_sidejob.hooks.broker import broker_check
-from celery_sidejob.model.buried import Cursor
 from celery_sidejob.store.broker import dead as dead_rows
 from celery_sidejob.transport import message_buried
 from celery_sidejob.transport.postgres.dead import DeadList, bound
@@ -23,6 +22,7 @@ from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
 from tests.tools.workers import Processes
 from tests.transport.consuming import Consuming, publish
+from tests.transport.dead_lists import check_reading_on
 from tests.transport.postgres.conftest import Tables
 
 Connect = Callable[..., Connection]
@@ -230,19 +230,7 @@ def test_it_is_read_on_from_a_place_and_anew_if_something_before_it_is_gone(
     connect: Connect, killed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_rows, "PAGE", 2)
-    for number in range(3):
-        publish(connect(), "queue", number, headers={"id": f"task{number}"})
-        killed()
-    deads = DeadList.of(connect().default_channel)
-    cursor, page = deads.page(Cursor())
-    cursor = cursor.past([one.text for one in page])
-    assert [one.task_id for one in page] == ["task0", "task1"]
-    assert [one.task_id for one in deads.page(cursor)[1]] == ["task2"]
-    assert deads.delete(page[0].text)
-    assert not deads.delete(page[0].text)
-    again, page = deads.page(cursor)
-    assert (again, [one.task_id for one in page]) == (Cursor(), ["task1", "task2"])
-    assert [one.task_id for one in deads] == ["task1", "task2"]
+    check_reading_on(connect, killed, DeadList.of(connect().default_channel))
 
 
 def test_it_keeps_the_newest_and_none_for_ever(

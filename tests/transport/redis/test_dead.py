@@ -13,7 +13,6 @@ from celery import Celery
 
 from celery_sidejob import RunningJob, task_buried
 from celery_sidejob.hooks.broker import broker_check
-from celery_sidejob.model.buried import Cursor
 from celery_sidejob.model.durable import Death
 from celery_sidejob.operations import burials, durable_locks
 from celery_sidejob.operations.durable_runs import Run
@@ -28,6 +27,7 @@ from tests.tools.contents import content_of
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect
 from tests.transport.consuming import Consuming, publish
+from tests.transport.dead_lists import check_reading_on
 from tests.transport.redis.test_records import dead, listed, recover
 
 DUE = Statement("UPDATE {messages} SET next_check_at = now() WHERE locked_by IS NULL")
@@ -214,19 +214,7 @@ def test_a_list_is_read_on_from_a_place_and_anew_if_something_before_it_is_gone(
     connect: Connect, server: redis.Redis, killed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_list, "PAGE", 2)
-    for number in range(3):
-        publish(connect(), "queue", number, headers={"id": f"task{number}"})
-        killed()
-    deads = DeadList.of(connect().default_channel)
-    cursor, page = deads.page(Cursor())
-    cursor = cursor.past([one.text for one in page])
-    assert [one.task_id for one in page] == ["task0", "task1"]
-    assert [one.task_id for one in deads.page(cursor)[1]] == ["task2"]
-    assert deads.delete(page[0].text)
-    assert not deads.delete(page[0].text)
-    again, page = deads.page(cursor)
-    assert (again, [one.task_id for one in page]) == (Cursor(), ["task1", "task2"])
-    assert [one.task_id for one in deads] == ["task1", "task2"]
+    check_reading_on(connect, killed, DeadList.of(connect().default_channel))
 
 
 # -- what a person does ----------------------------------------------------------------------------------------------
