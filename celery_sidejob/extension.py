@@ -28,7 +28,7 @@ from .hooks.patches import broker_url, bugreport, chord_apply, send_task, settin
 from .hooks.signals import SignalObserver
 from .hooks.steps.consumer_step import DisconnectionStep
 from .hooks.steps.worker_step import SideJobStep
-from .hooks.tasks import durable_request, durable_task, keeping, sending
+from .hooks.tasks import durable_elsewhere, durable_request, ending, keeping, marking, sending
 from .hooks.tasks.present_call import calling
 from .hooks.worker import pool_process, recording
 from .inspection import Inspection
@@ -115,11 +115,12 @@ class SideJob:
         task_sender.install(app, keeping.KeepingAMQP)
         send_task.install(app, keeping.send_task)
         control.install(app)
-        durable_task.install()
-        durable_task.watch_tasks(app)
+        ending.install()
+        durable_elsewhere.install()
+        marking.watch_tasks(app)
         durable_request.install()
         chord_apply.install(calling)
-        app.on_after_finalize.connect(lambda **_: durable_task.mark(app), weak=False)
+        app.on_after_finalize.connect(lambda **_: marking.mark(app), weak=False)
         recording.install()
         announcing.install()
         logs.install(self)

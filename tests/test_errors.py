@@ -21,7 +21,7 @@ from celery.concurrency import get_implementation
 
 from celery_sidejob import Job, RunningJob, SideJob, SideJobError, StoreUnavailableError, current_job, heartbeat
 from celery_sidejob.hooks.messages import carried
-from celery_sidejob.hooks.tasks import durable_task
+from celery_sidejob.hooks.tasks import marking
 from celery_sidejob.hooks.worker import pool_kind
 from celery_sidejob.model import errors
 from celery_sidejob.model.durable import Message
@@ -378,7 +378,7 @@ def left_behind(scene: Scene) -> None:
 def durable(scene: Scene, **options: Any) -> Any:
     """An ordinary durable task."""
     task = scene.stage.app.task(ordinary, name="durable", shared=False, **{"durable": True, **options})
-    durable_task.mark(scene.stage.app)
+    marking.mark(scene.stage.app)
     return task
 
 

@@ -23,7 +23,7 @@ from ...services.sweep.sweeper import Sweeper
 from .. import configuration, task_check
 from ..broker.rabbitmq_watchdog import RabbitMQWatchdog
 from ..patches import pool_apply, pool_flush, soft_shutdown, worker_stop
-from ..tasks import durable_task
+from ..tasks import marking
 from ..worker import greenlets, pool_kind
 from ..worker.bell import Bell
 
@@ -48,7 +48,7 @@ class SideJobStep(bootsteps.StartStopStep):
         self._heartbeats: list[Heartbeat] = []
         self._bell = Bell()
         stop_flag.share()  # before the pool forks
-        durable_task.mark(worker.app)  # tasks of modules that were imported after the app was finalized
+        marking.mark(worker.app)  # tasks of modules that were imported after the app was finalized
 
     def include_if(self, worker: Any) -> bool:
         """Only where there is a store; an app that merely imports us may run workers for its other tasks."""

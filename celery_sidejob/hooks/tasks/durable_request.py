@@ -34,8 +34,8 @@ from ...services.heartbeat.deliveries import ENDED
 from ..messages.kept_message import content_of, received
 from ..worker.delivered import Delivered
 from ..worker.holders import bury, holders, revoke
-from . import durable_task
 from .not_begun import Copy, Forged, Left, SentBack
+from .present_run import RUNS
 
 
 def install() -> None:
@@ -137,7 +137,7 @@ class DurableRequest(Delivered):
         try:
             super().terminate(pool, signal)
         except NotImplementedError:  # solo and threads: the body goes on, and its end finds the row gone
-            run = durable_task.RUNS.get(self.id)
+            run = RUNS.get(self.id)
             if run is not None and run.key == self._key:
                 run.is_revoked = True
             self._announce_revoked("terminated", True, signal, False)

@@ -29,8 +29,9 @@ from celery_sidejob import (
     task_buried,
 )
 from celery_sidejob.hooks.durability import is_durable
-from celery_sidejob.hooks.tasks import chords, durable_task
-from celery_sidejob.hooks.tasks.durable_task import mark
+from celery_sidejob.hooks.tasks import chords, ending
+from celery_sidejob.hooks.tasks.marking import mark
+from celery_sidejob.hooks.tasks.present_run import RUNS, run_of
 from celery_sidejob.model.durable import LATE, WORKER, Death
 from celery_sidejob.operations import burials, deferred_locks
 from celery_sidejob.operations.durable_runs import Run
@@ -671,11 +672,11 @@ def test_a_run_that_is_over_leaves_the_next_one_of_its_task(app: Celery, monkeyp
     first, second = (
         Run(("one", generation), "shop.mail", 1, app.sidejob.runtime, NOTHING, moved=True) for generation in (1, 2)
     )
-    monkeypatch.setattr(durable_task, "RUNS", {"one": second})
+    monkeypatch.setitem(RUNS, "one", second)
 
     for run, left in ((first, {"one": second}), (second, {})):
-        durable_task._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
-        assert left == durable_task.RUNS
+        ending._over(SimpleNamespace(request=SimpleNamespace(sidejob_run=run)), state="RETRY")
+        assert left == RUNS
 
 
 def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of_it(
@@ -703,16 +704,16 @@ def test_a_time_limit_that_strikes_before_a_late_run_has_begun_leaves_nothing_of
             task.before_start("one", (), {})
         task.pop_request()
     assert not deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
-    assert "one" not in durable_task.RUNS
+    assert "one" not in RUNS
 
     task.push_request(**known)
     task.before_start("one", (), {})
-    run = durable_task.run_of(task)
+    run = run_of(task)
     task.pop_request()
     assert run is not None
     assert deferred_locks.is_here(app.sidejob.runtime, ("one", 1))
     deferred_locks.of(app.sidejob.runtime).drop(run)
-    del durable_task.RUNS["one"]
+    del RUNS["one"]
 
 
 @pytest.mark.parametrize("how", ["alone", "together", "by name"])

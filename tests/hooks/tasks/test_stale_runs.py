@@ -14,7 +14,7 @@ from celery import Task, chord, states
 from celery.app.trace import build_tracer
 
 from celery_sidejob import InvalidValueError
-from celery_sidejob.hooks.tasks import durable_task
+from celery_sidejob.hooks.tasks.present_run import RUNS
 from celery_sidejob.model.durable import DIGEST, HEADER, LATE, WORKER, Address, Death, Digest, digest_of
 from celery_sidejob.operations import burials, deferred_locks, durable_locks
 from celery_sidejob.operations.durable_runs import Run
@@ -263,7 +263,7 @@ def test_what_was_revoked_in_its_thread_is_no_success(shop: Shop) -> None:
     result = shop.work.apply_async()
 
     def meanwhile() -> None:
-        durable_task.RUNS[result.id].is_revoked = True
+        RUNS[result.id].is_revoked = True
 
     shop.outcome, shop.meanwhile = 7, meanwhile
     shop.run(shop.work, result.id)

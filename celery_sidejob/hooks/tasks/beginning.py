@@ -1,0 +1,240 @@
+"""The beginning of a run of a durable task: its row is locked, or the delivery goes no further."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from celery.app.task import Context
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
+
+from ...model.durable import ADOPTED, DIGEST, HEADER, LATE, WORKER, Address, Content, Digest, Key, Message, key_of
+from ...model.errors import StoreUnavailableError
+from ...operations import deferred_locks, durable_locks, revocation
+from ...operations.contents import as_kept, is_forged
+from ...operations.durable_runs import Run
+from ...operations.runtime import Runtime
+from ..apps import runtime_for
+from ..broker.connection import PAUSE_S
+from ..messages.kept_message import unpacker
+from ..worker import own_process, recording
+from ..worker.received import OF_THE_PARENT
+from . import chords, missing_row_warning
+from .not_begun import Copy, Forged, Left, SentBack
+from .present_run import RUNS, run_of
+
+logger = logging.getLogger("celery_sidejob")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A delivery of a durable task in its process."""
+
+    task: Any
+    request: Context
+    runtime: Runtime
+    key: Key | None
+    """None if its publisher has made no row."""
+    address: Address
+    content: Content
+    adopted: Message | None
+    """The message of which a row is to be made, if there is none."""
+
+    @classmethod
+    def of(cls, task: Any, request: Context) -> Delivery:
+        """Read the message; Ignore if it is of a newer format."""
+        header = request.get(HEADER)
+        key = key_of(request.id, header)
+        adopted = request.get(ADOPTED) if key is None else None
+        if key is None and adopted is None:
+            # Its row is in the store: it is sent again when it has not been heard of for a while.
+            logger.warning("Task %s is left to newer workers: its message is of a newer format", request.id)
+            raise Ignore(f"task {request.id}: its message is of a newer format")
+        runtime = runtime_for(task.app, f"{task.name} is durable")
+        return cls(task, request, runtime, key, Address.of(header), content_of(request), adopted)
+
+    @property
+    def policy(self) -> dict[str, Any]:
+        """What is recorded of the process and of losses, as `durable_locks` takes it."""
+        most = self.task.max_losses or self.runtime.settings.max_losses
+        return {"pid": os.getpid(), "on_lost": self.task.lost_policy, "max_losses": most}
+
+    def run_in(self, there: Runtime, worker_id: int) -> Run:
+        """Return its run, which has not begun, for one store and this worker's identity there."""
+        return Run(self.key or (self.request.id, 1), self.task.name, worker_id, there, self.content)
+
+
+def begin(task: Any, request: Context) -> None:
+    """Lock the row of a delivery; raises one of `not_begun` if that is a copy, or cannot be done now."""
+    try:
+        _begin(task, request)
+    except SoftTimeLimitExceeded:  # the limit is meant for the body
+        if run_of(task) is not None:
+            raise
+        _send_back(request, "its time limit struck while it waited for its lock")
+
+
+def _begin(task: Any, request: Context) -> None:
+    recording.begin(task.app)
+    delivery = Delivery.of(task, request)
+    stores = _stores_or_leave(delivery)
+    if delivery.key is not None:
+        _refuse_copies_and_revoked(delivery, delivery.key, stores)
+    if len(stores) > 1 or LATE not in request.__dict__ or not _begin_late(delivery, *stores[0]):
+        _begin_locked(delivery, stores)
+
+
+def _refuse_copies_and_revoked(delivery: Delivery, key: Key, stores: Sequence[tuple[Runtime, int]]) -> None:
+    if own_process.is_revoked(delivery.task.app, key[0]):
+        _revoked(delivery, key, stores)
+    if deferred_locks.is_here(stores[0][0], key):
+        raise Copy(f"task {key[0]}: a copy of what runs, or has just ended, in this process")
+
+
+def _begin_late(delivery: Delivery, there: Runtime, worker_id: int) -> bool:
+    """Begin a run whose lock is written later; False where the run has to lock first."""
+    if delivery.key is None:
+        return False
+    run = delivery.run_in(there, worker_id)
+    try:
+        begun = deferred_locks.of(there).begin(run, max_losses=delivery.policy["max_losses"])
+        if begun:
+            _note_begun(delivery, run)
+    except BaseException:  # a time limit strikes
+        if run_of(delivery.task) is None and run.late is not None:
+            deferred_locks.of(there).drop(run)  # or the next delivery is taken for a copy of it
+        raise
+    return begun
+
+
+def _begin_locked(delivery: Delivery, stores: Sequence[tuple[Runtime, int]]) -> None:
+    """Begin in the store that has the row, or raise why the delivery goes no further."""
+    failure: StoreUnavailableError | None = None
+    for there, worker_id in stores:
+        run = delivery.run_in(there, worker_id)
+        try:
+            with delivery.runtime.stores.trying(there.store):
+                has_row = _lock(delivery, run)
+        except StoreUnavailableError as error:
+            failure = error
+            continue
+        there.store.answered()
+        if has_row:
+            _note_begun(delivery, run)
+            return
+    if failure is not None:
+        _leave(delivery, str(failure))
+    is_anywhere = delivery.address.store is None and delivery.adopted is None
+    if is_anywhere and len(stores) < len(delivery.runtime.stores):
+        _leave(delivery, "its message does not say which store has its row, and one does not answer")
+    asked = [there for there, _ in stores]
+    if _is_forged(delivery, asked):
+        raise Forged(f"task {delivery.request.id}: not what its row has")
+    missing_row_warning.warn(delivery.task.name, delivery.request, asked)
+    raise Copy(f"task {delivery.request.id}: a copy of what runs, was finished, or is in the dead set")
+
+
+def _lock(delivery: Delivery, run: Run) -> bool:
+    """Lock the row in one store, or make one that is locked; False if the delivery is a copy there, or forged."""
+    there = run.runtime
+    if delivery.adopted is not None:
+        run.content = delivery.adopted.content
+        return durable_locks.adopt(there, run, delivery.adopted, **delivery.policy)
+    run.content = as_kept(there, run.key, run.content)
+    is_here = delivery.request.id in RUNS
+    return durable_locks.begin(there, run, delivery.address, is_here=is_here, **delivery.policy)
+
+
+def _is_forged(delivery: Delivery, stores: Sequence[Runtime]) -> bool:
+    key = delivery.key
+    try:
+        return key is not None and any(is_forged(there, key, delivery.content) for there in stores)
+    except StoreUnavailableError:
+        return False  # it does not run in any case
+
+
+def _note_begun(delivery: Delivery, run: Run) -> None:
+    task, request = delivery.task, delivery.request
+    run.stopping = partial(own_process.is_to_stop, task.app, run.key, place=run.runtime.store.place)
+    for ours in (HEADER, *OF_THE_PARENT):  # a body may give its headers to what it calls
+        (request.headers or {}).pop(ours, None)
+    if request.chord:
+        chords.install(task.app, task.backend)
+    request.sidejob_run = run  # the request's own: another delivery of this id may come and go in a thread
+    RUNS[request.id] = run
+
+
+def _stores_or_leave(delivery: Delivery) -> Sequence[tuple[Runtime, int]]:
+    """Return the stores that may have the row, each with this worker's identity there; without any leave the task."""
+    known = delivery.request.get(WORKER)
+    try:
+        stores = _stores_of_row(delivery, known)
+    except StoreUnavailableError as error:
+        _leave(delivery, str(error))
+    if not stores:
+        elsewhere = delivery.address.store is not None and known is not None
+        why = "this worker is not known, or not just now, in the store that has its row"
+        _leave(delivery, why, elsewhere=elsewhere)
+    return stores
+
+
+def _stores_of_row(delivery: Delivery, known: Any) -> Sequence[tuple[Runtime, int]]:
+    """Return in which stores the row may be, each with this worker's identity there; those that answer, if several."""
+    if known is None:
+        return ()
+    runtime, wanted, adopted = delivery.runtime, delivery.address.store, delivery.adopted is not None
+    if not isinstance(known, Mapping):  # there is one store
+        here = wanted is None or wanted == runtime.stores.name_of(runtime.store)
+        return ((runtime, known),) if here else ()
+    found = [
+        (runtime.at(runtime.stores[place]), worker_id) for name, (place, worker_id) in known.items()
+        if wanted in (None, name) or adopted
+    ]  # fmt: skip
+    if adopted:
+        return [(there, worker_id) for there, worker_id in found if there.store.place == 0]
+    return [(there, worker_id) for there, worker_id in found if not there.store.is_left_alone]
+
+
+def _revoked(delivery: Delivery, key: Key, stores: Sequence[tuple[Runtime, int]]) -> NoReturn:
+    """Have buried what was revoked while it waited for a thread, unless the worker does."""
+    try:
+        for there, _ in stores if not own_process.is_ended(delivery.task.app, key) else ():
+            revocation.revoke(there, [key[0]])
+    except StoreUnavailableError as unavailable:
+        _leave(delivery, str(unavailable))
+    raise Ignore(f"task {key[0]} was revoked")
+
+
+def _leave(delivery: Delivery, why: str, *, elsewhere: bool = False) -> NoReturn:
+    """Do not begin a task whose row is in a store that does not answer.
+
+    With one store the message goes back to the broker, to be there when the store answers again. With several it must
+    not keep this worker from the tasks of the others: it is forgotten, and this worker has it sent again when the store
+    is back. So is a task whose row is `elsewhere`, in a store that this worker does not know: its message would come
+    again at once, and never begin.
+    """
+    request = delivery.request
+    if (elsewhere or delivery.runtime.stores.several) and request.get(HEADER) is not None:
+        logger.warning("Task %s is left to the sweeper of its store: %s", request.id, why)
+        raise Left(why)
+    time.sleep(random.uniform(*PAUSE_S))  # else it would come and go without end
+    _send_back(request, why)
+
+
+def _send_back(request: Context, why: str) -> NoReturn:
+    """Have the message given back to the broker; what was acknowledged already is found by the sweeper."""
+    logger.warning("Task %s does not begin and goes back to the broker: %s", request.id, why)
+    raise SentBack(why, requeue=True) from None
+
+
+def content_of(request: Context) -> Content:
+    """Return what the delivery runs; without a digest of the parent's it is no row's."""
+    digest = request.get(DIGEST)
+    known = str(digest) if isinstance(digest, Digest) else ""
+    return Content(str(request.task), known, unpacker(request.get("compression")))

@@ -1,0 +1,151 @@
+"""The end of a run of a durable task: after its result was stored, and before a late acknowledgement.
+
+The signals of the task tell of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback as tracebacks
+from contextlib import suppress
+from typing import Any, NoReturn
+
+from celery import signals, states
+from celery.exceptions import Ignore, SoftTimeLimitExceeded
+
+from ...model.durable import Death
+from ...model.errors import LeaseLostError, StoreUnavailableError
+from ...operations import burials, deferred_locks, durable_ends, durable_locks
+from ...operations.durable_runs import Run, lease_lost
+from .. import bodies
+from . import chords
+from .present_run import RUNS, run_of
+
+logger = logging.getLogger("celery_sidejob")
+
+
+def install() -> None:
+    """Listen to what Celery tells of a task's end; twice does no harm."""
+    signals.task_success.connect(_succeeded, weak=False, dispatch_uid="celery_sidejob.durable")
+    signals.task_failure.connect(_failed, weak=False, dispatch_uid="celery_sidejob.durable")
+    signals.task_postrun.connect(_over, weak=False, dispatch_uid="celery_sidejob.durable")
+
+
+def is_awaited(task: Any, run: Run) -> bool:
+    """Tell whether its end is acted upon: by tasks that follow it, or by a caller that waits for its result.
+
+    A result alone is told before a lock that is written late.
+    """
+    request = task.request
+    if request.callbacks or request.chain or request.chord:
+        return True
+    if run.late is not None and not deferred_locks.of(run.runtime).is_written(run):
+        return False
+    return run.runtime.results.wanted(task.name, {"ignore_result": request.ignore_result})
+
+
+def check_that_it_counts(run: Run, error: Exception | None = None) -> None:
+    """Let nobody hear of a run whose row was taken from it: backends keep the first success that they are told of."""
+    ended_well = error is None
+    if run.moved:
+        return
+    try:
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
+    except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
+        counts = durable_ends.counts(run.runtime, run, ended_well=ended_well)
+    if not counts:
+        run.is_lost = True
+        logger.warning("%s%s", lease_lost(run), "" if ended_well else f" It raised {error!r}.")
+        raise Ignore(f"task {run.key[0]} was taken from this run") from None
+
+
+def lose(run: Run, error: BaseException) -> NoReturn:
+    """Count a run as lost whose body has left, by `sys.exit()` for one, while its process goes on."""
+    logger.error("The run of task %s is lost: its body raised %r", run.key[0], error)
+    run.is_lost = True
+    with suppress(StoreUnavailableError):  # otherwise the worker finds what it holds and does not run
+        if durable_locks.has_lock(run.runtime, run):
+            durable_locks.give_back(run.runtime, [run.key[0]], worker_id=run.worker_id, loss=True)
+    raise Ignore(f"task {run.key[0]}: its body left") from None
+
+
+def _succeeded(sender: Any = None, **_: Any) -> None:
+    run = run_of(sender)
+    if run is not None:
+        run.result_is_stored = True
+
+
+def _failed(sender: Any = None, einfo: Any = None, **_: Any) -> None:
+    run = run_of(sender)
+    if run is not None:
+        run.traceback = str(einfo.traceback) if einfo is not None else None
+
+
+def _over(sender: Any = None, retval: Any = None, state: str | None = None, **_: Any) -> None:
+    run = run_of(sender)
+    if run is None:
+        return
+    try:
+        try:
+            _end(sender, run, state, retval)
+        except SoftTimeLimitExceeded:  # it is meant for the body, and strikes once
+            run.end_is_unknown = True
+            _end(sender, run, state, retval)
+    except LeaseLostError as error:
+        logger.warning("%s", error)
+    except StoreUnavailableError as error:
+        # The row stays held. If this process does not end it later, as it tries to for a success, it is found by the
+        # worker, which does not run it any more: as if it had been lost.
+        logger.error("The end of task %s could not be written: %s", run.key[0], error)
+    finally:
+        if RUNS.get(run.key[0]) is run:  # the next try may have begun in another thread
+            del RUNS[run.key[0]]
+        if run.late is not None:
+            deferred_locks.of(run.runtime).drop(run)
+
+
+def _end(task: Any, run: Run, state: str | None, retval: Any) -> None:
+    runtime, request = run.runtime, task.request
+    if run.moved or run.is_lost or state is None or _is_cut_off(run, state):
+        return  # it goes on as another message; or this process is about to end, and the worker sees to it
+    if state == states.IGNORED or (state == states.SUCCESS and run.result_is_stored):
+        if run.late is not None and state == states.SUCCESS and not run.follows and not request.chord:
+            deferred_locks.of(runtime).end(run)
+            return
+        if state == states.SUCCESS:
+            chords.wait_for_body(run, task.backend, request, retval)
+        durable_ends.end(runtime, run)
+        return
+    durable_locks.have_lock(runtime, run)
+    if state == states.REJECTED and getattr(retval, "requeue", False):
+        durable_locks.put_back(runtime, run)
+    else:
+        error = retval if isinstance(retval, BaseException) else None
+        death = Death("failed", error_text(error, state), run.traceback or traceback_of(error), request.retries or 0)
+        burials.fail(
+            runtime, run.key, death, by="run", worker_id=run.worker_id, patient=not run.has_waited,
+            unknown=run.end_is_unknown,
+        )  # fmt: skip
+
+
+def _is_cut_off(run: Run, state: str) -> bool:
+    """Whether the process was told to stop while the result of a body that had ended well was being stored.
+
+    Celery calls its receivers on the way out, and of what it raises just then tells them nothing.
+    """
+    leaving = sys.exc_info()[1]
+    ended_well = state == states.SUCCESS and not run.result_is_stored
+    return ended_well and leaving is not None and not isinstance(leaving, Exception)
+
+
+def error_text(error: BaseException | None, state: str) -> str:
+    """Return an error as the dead set shows it; without one, that the result of this state was not stored."""
+    if error is None:
+        return f"ResultNotStored: the body ended as {state}, and its result could not be stored"
+    return f"{type(error).__name__}: {bodies.text_of(error)}"
+
+
+def traceback_of(error: BaseException | None) -> str | None:
+    """Return its traceback as a text."""
+    return None if error is None else "".join(tracebacks.format_exception(error))

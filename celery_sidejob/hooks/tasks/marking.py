@@ -1,0 +1,73 @@
+"""Makes a `DurableTask` of each task of an app that is durable, and has wrong options of all tasks refused."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from celery import Celery
+from celery.app.task import Task
+
+from ...model.errors import SettingsError
+from .. import bodies
+from ..durability import is_durable, known_tasks
+from ..on_commit import made_early
+from ..patches import task_making
+from ..patches.existing_class import become
+from ..task_options import OF_ORDINARY_TASKS, check_durable, check_ordinary
+from .durable_task import DurableTask
+
+
+def mark(app: Celery) -> None:
+    """Make a `DurableTask` of each task of the app that is durable, and was not made so before."""
+    for task in list(known_tasks(app).values()):
+        if isinstance(task, DurableTask) or is_durable(app, task.name):
+            _mark(app, task)
+
+
+def watch_tasks(app: Celery) -> None:
+    """Have wrong options of all tasks refused, and tasks marked too that are made once the app is finalized.
+
+    Modules that are imported late make such. What is raised when an app is finalized is raised again at each use of its
+    tasks.
+    """
+    task_making.install(app, made=partial(_mark_if_final, app), completed=partial(_check_all, app))
+
+
+def _check_all(app: Celery) -> None:
+    for task in list(known_tasks(app).values()):
+        _check(app, task)
+
+
+def _mark_if_final(app: Celery, task: Any) -> Any:
+    if app.finalized:
+        _check(app, task)
+        if is_durable(app, task.name):
+            _mark(app, task)
+        return task
+    return made_early(task)
+
+
+def _check(app: Celery, task: Any) -> None:
+    if getattr(task, "sidejob", False):
+        return
+    check_ordinary(task, app.Task)
+    durable = is_durable(app, task.name)
+    if durable or getattr(task, "durable", None) is not None:
+        check_durable(task)
+    if durable and bodies.call_of(task, DurableTask) is None:
+        body = getattr(task, "_orig_run", task.run)  # below what autoretry_for has put around it
+        bodies.check(body, f"The body of {task.name}, which is durable,")
+
+
+def _mark(app: Celery, task: Any) -> None:
+    cls = type(task)
+    if isinstance(task, DurableTask):
+        if not isinstance(task, app.Task):  # made with base=DurableTask: the project's own class belongs below it
+            become(task, cls, app.Task)
+        return
+    options = {name: getattr(task, name) for name in OF_ORDINARY_TASKS if hasattr(task, name)}
+    # A custom Request of the task's own class would not be told what a row needs.
+    if task.Request != Task.Request:
+        raise SettingsError(f"{task.name} is durable and has a Request of its own ({task.Request}): use either.")
+    become(task, DurableTask, cls, **options, abstract=True)
