@@ -43,7 +43,7 @@ def end_from_outside(runtime: Runtime, key: RunKey, task: str, stop: Stop, *, wo
     error = endings.error_json(stop.kind, stop.message, runtime.results.module_of(stop.kind))
     ending = Ending(RunEnd.FAILED, result=error, error=error, reason=stop.reason)
     if hold.kind == "shutdown":
-        ending = Ending(RunEnd.TERMINATED)
+        ending = Ending(RunEnd.TERMINATED, error=error)
     try:
         endings.end(runtime, hold, None, ending, from_outside=True)
     except LeaseLostError:

@@ -26,6 +26,7 @@ from ...model.changes import Terminate
 from ...model.durable import WORKER
 from ...model.errors import (
     FullPort,
+    IllegalMoveError,
     InvalidValueError,
     LeaseLostError,
     PortFullError,
@@ -37,7 +38,7 @@ from ...model.events import JobMoved, LeaseLost
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
-from ...operations import endings, log, recovery, runs
+from ...operations import endings, recovery, runs
 from ...operations.endings import error_json, storable
 from ...operations.hold import Hold
 from ...operations.job_run_end import Ending
@@ -294,6 +295,8 @@ def _lost_store(error: BaseException) -> StoreUnavailableError:
 
 
 def _shut_down(task: TaskBody, unit: OpenUnit, job: RunningJob) -> NoReturn:
+    """Run the shutdown, and terminate the job whatever the shutdown raises; its error is kept with the job."""
+    ending = Ending(RunEnd.TERMINATED)
     try:
         task.run_hook("shutdown", job)
         unit.finish()
@@ -305,27 +308,31 @@ def _shut_down(task: TaskBody, unit: OpenUnit, job: RunningJob) -> NoReturn:
         if unit.is_trouble_of_store(error) or (is_trouble(error) and unit.hold.unit_no == 0):
             raise _lost_store(error) from error
         logger.exception("The shutdown of job %d raised; it is terminated all the same", job.id)
-        unit.discard()
-        _log_shutdown_error(unit, error)
+        ending = _terminated_after(unit, error)
     try:
-        ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
+        ended = _end(unit, unit.unit, ending)
     except NO_END:
         raise
     except Exception as error:
         logger.exception("What the shutdown of job %d did cannot be committed; it is terminated all the same", job.id)
-        unit.discard()
-        _log_shutdown_error(unit, error)
-        ended = _end(unit, unit.unit, Ending(RunEnd.TERMINATED))
+        ending = _terminated_after(unit, error)
+        ended = _end(unit, unit.unit, ending)
     if ended == Status.TERMINATED:
         raise Terminated(f"job {job.id} is terminated")
     raise Ignore(f"job {job.id} was terminated, and asked again")
 
 
-def _log_shutdown_error(unit: OpenUnit, error: BaseException) -> None:
-    """Have the log tell of an error that does not end the run as failed."""
-    context = {"job": unit.hold.job_id, "run": unit.hold.run_no}
-    with within(None):
-        log.log_error(unit.runtime, context, storable(str(error) or type(error).__name__), _trace(error))
+def _terminated_after(unit: OpenUnit, error: BaseException) -> Ending:
+    """Discard the unit of a shutdown that raised, and return the ending that keeps the error with the job."""
+    unit.discard()
+    if isinstance(error, Suspend | RetryRun):
+        verb = "suspend" if isinstance(error, Suspend) else "retry"
+        error = IllegalMoveError(
+            f"The shutdown of job {unit.hold.job_id} has called {verb}(), and a shutdown is not run again: the job is "
+            "terminated. Do in on_shutdown only what needs no further run."
+        ).with_traceback(error.__traceback__)
+    trace = _trace(error)
+    return Ending(RunEnd.TERMINATED, error=_error_json(error, trace), traceback=trace)
 
 
 def _end(unit: OpenUnit, last: Unit | None, ending: Ending) -> str:
