@@ -17,7 +17,6 @@ from ..model.changes import (
     ConfigurePorts,
     Direction,
     Disown,
-    NewJob,
     Publish,
     RemoveAlias,
     SetState,
@@ -36,7 +35,7 @@ from ..model.errors import (
     NotAChildError,
     SettingsError,
 )
-from ..model.names import alias_taken, check_alias, check_child_name, check_key
+from ..model.names import alias_taken, check_alias, check_child_name, check_key, circle
 from ..model.port import WILDCARD
 from ..model.status import FINISHED, Status, statuses_of
 from ..operations.deletion import delete
@@ -276,15 +275,8 @@ class Job:
     def parent(self) -> Job | None:
         """The job this one is a child of."""
         unit = active()
-        if unit is not None:
-            for change in reversed(unit.unit.changes):
-                if isinstance(change, Adopt) and change.child_id == self.id:
-                    return Job(change.parent_id, runtime=self._runtime)
-                if isinstance(change, Disown) and change.child == self.id:
-                    return None
-                if isinstance(change, NewJob) and change.id == self.id and change.parent_id is not None:
-                    return Job(change.parent_id, runtime=self._runtime)
-        parent_id = self._read().parent_id
+        moved = {} if unit is None else unit_view.parents(unit.unit.changes)
+        parent_id = moved[self.id] if self.id in moved else self._read().parent_id
         return None if parent_id is None else Job(parent_id, runtime=self._runtime)
 
     @property
@@ -333,11 +325,14 @@ class Job:
         check_child_name(name)
         if not isinstance(job, Job):
             raise InvalidValueError(f"adopt() takes a job, not {type(job).__name__}.")
-        if active() is not None:
+        unit = active()
+        if unit is not None:
             check_child_name_is_free(self._runtime, self.id, name)
-            above = job.parent
-            if above is not None:
-                raise HasParentError(f"Job {job.id} is a child of job {above.id}; disown it there first.")
+            if job.parent is not None:
+                raise HasParentError(f"Job {job.id} is a child of job {job.parent.id}; disown it there first.")
+            above = unit.ancestors(self.id)
+            if job.id in above:
+                raise circle(job.id, above)
         self._do("adopt", Adopt(self.id, job.id, name))
 
     def disown(self, name_or_job: str | Job) -> None:

@@ -5,13 +5,16 @@ Postgres must be able to store and index every name, channels' names too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from .errors import AliasTakenError, ChildNameTakenError, InvalidAliasError, InvalidValueError
+from .errors import AliasTakenError, ChildNameTakenError, CycleError, InvalidAliasError, InvalidValueError
 
 MAX_LENGTH = 255
 """Characters in an alias or a child's name."""
+SHOWN_OF_CIRCLE = 10
+"""Jobs of a circle that its error names."""
 
 
 def check_alias(name: str) -> str:
@@ -40,6 +43,17 @@ def child_name_taken(*children: tuple[int | None, str | None]) -> ChildNameTaken
     """Return the error for children, (parent id, name), if one of the names belongs to another child."""
     named = ", ".join(f"{name!r} of job {parent_id}" for parent_id, name in children if name is not None)
     return ChildNameTakenError(f"A child's name is taken already: {named}. Choose another name, or see job.children.")
+
+
+def circle(child_id: int, above: Sequence[int]) -> CycleError:
+    """Return the error for a child that is among the jobs `above`: its parent to be first, the root last."""
+    line = [str(job_id) for job_id in reversed(above[: above.index(child_id) + 1])]
+    if len(line) > SHOWN_OF_CIRCLE:
+        line[SHOWN_OF_CIRCLE // 2 : -SHOWN_OF_CIRCLE // 2] = ["…"]
+    return CycleError(
+        f"Job {above[0]} cannot adopt job {child_id}, which is itself or one of its ancestors; the circle would be "
+        f"{' > '.join([*line, line[0]])}, each the parent of the next."
+    )
 
 
 def alias_taken(name: str, owner_id: int) -> AliasTakenError:

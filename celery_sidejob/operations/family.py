@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model.changes import AddAlias, Adopt, Disown, FamilyChange, NewJob, RemoveAlias
-from ..model.errors import CycleError, HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
-from ..model.names import alias_taken, child_name_taken
+from ..model.errors import HasParentError, IllegalMoveError, InvalidAliasError, NotAChildError
+from ..model.names import alias_taken, child_name_taken, circle
 from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
@@ -71,14 +71,21 @@ class Family:
             raise InvalidAliasError(f"Job {change.job_id} has no alias {change.name!r}; see job.aliases.")
 
     def _adopt(self, change: Adopt) -> None:
-        """Make a job without a parent a child."""
+        """Make a job without a parent a child.
+
+        Every change of a parent locks the child first, and every adoption its parent's ancestors. So as long as this
+        transaction holds those locks no other adoption can come into the line that is read here, or leave it.
+        """
         parent, child = change.parent_id, change.child_id
         if (above := self._lock_set.parents[child]) is not None:
             raise HasParentError(f"Job {child} is a child of job {above}; disown it there first.")
         if self._lock_set.statuses[parent] in (Status.TERMINATING, Status.TERMINATED):
             raise IllegalMoveError(f"Job {parent} is {self._lock_set.statuses[parent]}: it takes no more children.")
-        if child in trees.ancestors(self._executor, parent):
-            raise CycleError(f"Job {parent} cannot adopt job {child}, which is itself or one of its ancestors.")
+        line = trees.ancestors(self._executor, parent)
+        if child in line:
+            raise circle(child, line)
+        if not self._lock_set.statuses.keys() >= set(line):
+            raise Moved(f"an ancestor of job {parent} was adopted while its ancestors were being read")
         if jobs.child(self._executor, parent, change.name) is not None:
             raise child_name_taken((parent, change.name))
         jobs.set_parent(self._executor, child, parent_id=parent, name=change.name)

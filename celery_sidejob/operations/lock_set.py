@@ -185,7 +185,7 @@ class LockSet:
                 while above in self.new:
                     above = self.new[above].parent_id
                 if above is not None:
-                    affected |= trees.ancestors(self._executor, above)
+                    affected.update(trees.ancestors(self._executor, above))
         return affected - self.new.keys()
 
     def _read_ports(self) -> None:

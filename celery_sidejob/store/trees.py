@@ -84,11 +84,11 @@ def nodes_below(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence
 
 _ANCESTORS = Statement("""
 WITH RECURSIVE up AS (
-  SELECT id, parent_id FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id, j.parent_id FROM {jobs} j JOIN up ON j.id = up.parent_id)
-SELECT id FROM up""")
+  SELECT id, parent_id, 0 AS level FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.parent_id, up.level + 1 FROM {jobs} j JOIN up ON j.id = up.parent_id)
+SELECT id FROM up ORDER BY level""")
 
 
-def ancestors(executor: Reader, job_id: int) -> set[int]:
-    """Read the ids of a job and of everything above it."""
-    return {row.id for row in executor.run(_ANCESTORS, id=job_id)}
+def ancestors(executor: Reader, job_id: int) -> list[int]:
+    """Read the ids of a job and of everything above it, the root last."""
+    return [row.id for row in executor.run(_ANCESTORS, id=job_id)]

@@ -24,7 +24,7 @@ from ..operations.hold import Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import Applied, carry_out
-from ..store import claims, jobs, ports, state
+from ..store import claims, jobs, ports, state, trees
 from ..store.borrowed.lending import owners
 from ..store.outbox import holds
 from ..store.trouble import comes_from, is_trouble
@@ -311,6 +311,10 @@ class OpenUnit:
     def family(self, parent_id: int) -> tuple[dict[str, int], set[int]]:
         """Return the children this unit gives a job, {name: id}, and the ids or names it takes away."""
         return view.family(self.changes, parent_id)
+
+    def ancestors(self, job_id: int) -> list[int]:
+        """Return a job and everything above it as this unit leaves them, the root last."""
+        return view.ancestors(self.changes, job_id, lambda start: trees.ancestors(self.runtime.connections, start))
 
     def aliases(self, job_id: int | None = None) -> tuple[dict[str, int], set[str]]:
         """Return the aliases this unit gives, {name: job id}, and those it takes away; of one job, or of all."""

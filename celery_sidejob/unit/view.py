@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +87,33 @@ def family(changes: Sequence[Change], parent_id: int) -> tuple[dict[str, int], s
                 gone.add(change.child)
                 gained = {name: child for name, child in gained.items() if change.child not in (name, child)}
     return gained, gone
+
+
+def parents(changes: Sequence[Change]) -> dict[int, int | None]:
+    """Return the parents of new jobs and of jobs that are adopted or disowned, {id: parent's id}."""
+    found: dict[int, int | None] = {}
+    for change in changes:
+        match change:
+            case NewJob():
+                found[change.id] = change.parent_id
+            case Adopt():
+                found[change.child_id] = change.parent_id
+            case Disown(child=int(child)):
+                found[child] = None
+    return found
+
+
+def ancestors(changes: Sequence[Change], job_id: int, stored: Callable[[int], Sequence[int]]) -> list[int]:
+    """Return a job and everything above it, the root last; `stored` reads that of the store, nothing of a new job."""
+    moved, line = parents(changes), list[int]()
+    start: int | None = job_id
+    while start is not None:
+        for above in stored(start) or [start]:
+            line.append(above)
+            start = moved.get(above)
+            if above in moved:
+                break
+    return line
 
 
 def aliases(changes: Sequence[Change], job_id: int | None = None) -> tuple[dict[str, int], set[str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from celery_sidejob import (
@@ -14,7 +12,6 @@ from celery_sidejob import (
     IllegalMoveError,
     InvalidAliasError,
     InvalidValueError,
-    Job,
     JobNotFoundError,
     NotAChildError,
     RunningJob,
@@ -82,36 +79,39 @@ def test_nobody_becomes_his_own_ancestor(stage: Stage) -> None:
     middle = root.enqueue(stage.idle, child_name="a")
     leaf = middle.enqueue(stage.idle, child_name="a")
 
-    for below in (root, middle, leaf):
-        with pytest.raises(CycleError):
+    lines = {root: [root], middle: [root, middle], leaf: [root, middle, leaf]}
+    for below, line in lines.items():
+        circle = " > ".join(str(job.id) for job in [*line, root])
+        with pytest.raises(CycleError, match=f"would be {circle}, each the parent"):
             below.adopt(root, "up")
 
 
-def test_two_adoptions_at_once_close_no_circle(stage: Stage) -> None:
-    """Each is legal by itself, and they touch different parents and children."""
+def test_a_long_circle_is_named_by_its_ends(stage: Stage) -> None:
+    line = [stage.job()]
     for _ in range(20):
-        a, x = stage.job(), stage.job()
-        below_a = a.enqueue(stage.idle, child_name="below")
-        below_x = x.enqueue(stage.idle, child_name="below")
-        refused: list[BaseException] = []
-        together = threading.Barrier(2)
+        line.append(line[-1].enqueue(stage.idle, child_name="a"))
+    ids = [str(job.id) for job in line]
+    named = " > ".join([*ids[:5], "…", *ids[-5:], ids[0]])
+    with pytest.raises(CycleError, match=f"would be {named}, each"):
+        line[-1].adopt(line[0], "up")
 
-        def adopt(parent: Job, child: Job, refused: list[BaseException], together: threading.Barrier) -> None:
-            together.wait()
-            try:
-                parent.adopt(child, "new")
-            except CycleError as error:
-                refused.append(error)
 
-        threads = [
-            threading.Thread(target=adopt, args=(below_a, x, refused, together)),
-            threading.Thread(target=adopt, args=(below_x, a, refused, together)),
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(refused) == 1
+def test_a_unit_is_told_of_a_circle_at_the_call(stage: Stage) -> None:
+    old = stage.job()
+    below_old = old.enqueue(stage.idle, child_name="below")
+
+    def body(job: RunningJob) -> None:
+        new = below_old.enqueue(stage.idle, child_name="new")
+        for below in (old, below_old, new):
+            with pytest.raises(CycleError):
+                below.adopt(old, "up")
+        below_old.disown("new")
+        new.adopt(old, "turned")
+        with pytest.raises(CycleError, match=f"{new.id} > {old.id} > {below_old.id} > {new.id}"):
+            below_old.adopt(new, "up")
+
+    stage.inside(body)
+    assert (old.refresh().parent, below_old.refresh().parent) == (below_old.children.get("x") or old.parent, old)
 
 
 def test_a_job_that_ends_takes_no_more_children(stage: Stage) -> None:
