@@ -36,7 +36,7 @@ def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort]) -
     if not needs:
         return False
     room.wait(executor, hold.job_id, run_no=hold.run_no, needs=needs)
-    other = room.circle(executor, hold.job_id)
+    other = room.circle(executor, hold.job_id, run_no=hold.run_no)
     if other is not None:
         raise facing_ports([port for port in full if port.id in needs], hold.job_id, other)
     return True

@@ -11,6 +11,7 @@ from ..model.columns import COLUMNS, SHOWN
 from ..model.errors import InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
+from .room import WAITS
 from .statement import Autocommit, Reader, Statement, Transaction, first, violated
 
 READ = ", ".join(
@@ -241,12 +242,13 @@ def set_parent(executor: Transaction, job_id: int, *, parent_id: int | None, nam
     executor.run(_SET_PARENT, id=job_id, parent_id=parent_id, name=name)
 
 
-_DELETE = Statement("""
+_DELETE = Statement(f"""
 WITH noted AS (
-  INSERT INTO {timers} (job_id, due_at, ask, accepted)
-  SELECT DISTINCT w.job_id, now(), 'run', false FROM {port_waiters} w JOIN {ports} p ON p.id = w.port_id
+  INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
+  SELECT DISTINCT w.job_id, now(), 'run', false
+  FROM {{port_waiters}} w JOIN {{ports}} p ON p.id = w.port_id JOIN {{jobs}} waiter ON {WAITS}
   WHERE p.job_id = ANY(%(ids)s::bigint[]) AND NOT w.job_id = ANY(%(ids)s::bigint[]))
-DELETE FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])""")
+DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])""")
 
 
 def delete(executor: Transaction, ids: Iterable[int]) -> None:

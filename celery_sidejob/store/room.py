@@ -73,51 +73,72 @@ def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int,
     )
 
 
-_CIRCLE = Statement("""
+WAITS = "waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL"
+"""Whether the job `waiter` still waits by its row `w`: no run of it has begun since. Others leave their rows behind."""
+
+_CIRCLE = Statement(f"""
 WITH RECURSIVE waits AS (
   SELECT w.job_id, w.port_id, o.job_id AS owner_id, o.direction, o.name,
     CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END AS reader_id
-  FROM {port_waiters} w JOIN {ports} o ON o.id = w.port_id JOIN {jobs} j ON j.id = o.job_id
-  WHERE w.job_id = %(job_id)s
+  FROM {{port_waiters}} w JOIN {{ports}} o ON o.id = w.port_id JOIN {{jobs}} j ON j.id = o.job_id
+  WHERE w.job_id = %(job_id)s AND w.run_no = %(run_no)s
   UNION
   SELECT w.job_id, w.port_id, o.job_id, o.direction, o.name,
     CASE o.direction WHEN 'in' THEN o.job_id ELSE j.parent_id END
   FROM waits before
-  JOIN {port_waiters} w ON w.job_id = before.reader_id
-  JOIN {jobs} waiter ON waiter.id = w.job_id AND waiter.run_no = w.run_no AND waiter.unit_no IS NULL
-    AND waiter.status = 'suspended'
-  JOIN {ports} o ON o.id = w.port_id JOIN {jobs} j ON j.id = o.job_id)
+  JOIN {{port_waiters}} w ON w.job_id = before.reader_id
+  JOIN {{jobs}} waiter ON {WAITS} AND waiter.status = 'suspended'
+  JOIN {{ports}} o ON o.id = w.port_id JOIN {{jobs}} j ON j.id = o.job_id)
 SELECT job_id, owner_id, direction, name FROM waits WHERE reader_id = %(job_id)s LIMIT 1""")
 
 
-def circle(executor: Transaction, job_id: int) -> Any | None:
-    """Return a port that only this job reads and for whose room somebody waits, if this job waits for that one.
+def circle(executor: Transaction, job_id: int, *, run_no: int) -> Any | None:
+    """Return a port that only this job reads and for whose room somebody waits, if this job's run waits for that one.
 
     The one may wait through others: (job_id, owner_id, direction, name), the job that waits and the port. None if
     somebody may make room.
     """
-    return first(executor.run(_CIRCLE, job_id=job_id))
+    return first(executor.run(_CIRCLE, job_id=job_id, run_no=run_no))
 
 
-_FREED = Statement("""
-DELETE FROM {port_waiters} w USING {ports} p
-WHERE w.port_id = ANY(%(ids)s::bigint[]) AND p.id = w.port_id AND (p.packet_limit IS NULL
-  OR w.needs + (SELECT count(*) FROM {packets} k WHERE k.port_id = p.id) <= p.packet_limit)
-RETURNING w.job_id""")
+_STILL_WAITS = f"EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits"
+
+_FREED = Statement(f"""
+WITH room AS (
+  SELECT p.id, p.packet_limit - (SELECT count(*) FROM {{packets}} k WHERE k.port_id = p.id) AS packets
+  FROM {{ports}} p WHERE p.id = ANY(%(ids)s::bigint[]) AND EXISTS (
+    SELECT FROM {{port_waiters}} w WHERE w.port_id = p.id)),
+freed AS (
+  DELETE FROM {{port_waiters}} w USING room
+  WHERE w.port_id = room.id AND (room.packets IS NULL OR w.needs <= room.packets)
+  RETURNING w.job_id, {_STILL_WAITS})
+SELECT freed.job_id, freed.still_waits,
+  (SELECT count(*) FROM {{port_waiters}} w JOIN room ON room.id = w.port_id) > (SELECT count(*) FROM freed) AS others
+FROM (SELECT) one LEFT JOIN freed ON true""")
 
 
 def freed(executor: Transaction, port_ids: Iterable[int]) -> set[int]:
-    """Let those wait no longer for whom the locked ports have room now, and return their jobs."""
-    return {row.job_id for row in executor.run(_FREED, ids=list(port_ids))}
+    """Let those wait no longer for whom the locked ports have room now, and return their jobs.
+
+    Whoever goes on waiting does so for a packet that is counted now. That one must tell its reader of the limit, even
+    if it was written before the port had one, and committed after the run that waits looked for such packets.
+    """
+    ids = list(port_ids)
+    found = executor.run(_FREED, ids=ids)
+    if found[0].others:
+        mark(executor, ids)  # which waits for readers of such packets: they look for nobody who waits
+        found = [*found, *executor.run(_FREED, ids=ids)]
+    return {row.job_id for row in found if row.still_waits}
 
 
-_CONFIGURED = Statement("""
-DELETE FROM {port_waiters} w USING {ports} p WHERE p.job_id = %(job_id)s AND w.port_id = p.id RETURNING w.job_id""")
+_CONFIGURED = Statement(f"""
+DELETE FROM {{port_waiters}} w USING {{ports}} p WHERE p.job_id = %(job_id)s AND w.port_id = p.id
+RETURNING w.job_id, {_STILL_WAITS}""")
 
 
 def configured(executor: Transaction, job_id: int) -> set[int]:
     """Return the jobs that wait for room on a job's ports, which have other limits now or go; they look again."""
-    return {row.job_id for row in executor.run(_CONFIGURED, job_id=job_id)}
+    return {row.job_id for row in executor.run(_CONFIGURED, job_id=job_id) if row.still_waits}
 
 
 def limited(rows: Sequence[Any]) -> set[int]:

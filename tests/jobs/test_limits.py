@@ -371,6 +371,65 @@ def test_who_waited_once_and_went_on_closes_no_circle(stage: Stage) -> None:
     assert other.refresh().status == "suspended"
 
 
+def test_what_a_job_waited_for_once_closes_no_circle_of_its_own(stage: Stage) -> None:
+    other, third = limited(stage, 1), limited(stage, 1)
+    targets = [other, third]
+
+    def body(job: RunningJob) -> None:
+        handle(stage, targets[0]).input("in").write(1)
+
+    job = stage.job(body, inports={"in": {"limit": 1}})
+    quietly(stage, other.input("in"), 0)
+    assert stage.run(job) == "suspended"
+    targets.pop(0)
+    job.run()
+    assert stage.run(job) == "completed"
+    quietly(stage, job.input("in"), 5)
+    jobs = [job, other]
+
+    def back(running: RunningJob) -> None:
+        handle(stage, jobs[0]).input("in").write(6)
+
+    with stage.sidejob.port_options(notify=False):
+        other = stage.job(back, inports={"in": {"limit": 1}})
+    stage.sql("UPDATE port_waiters SET port_id = (SELECT id FROM ports WHERE job_id = %s AND name = 'in')", other.id)
+    assert stage.run(other) == "suspended"
+    job.run()
+    assert stage.run(job) == "suspended"
+    assert waiting(stage) == [job.id, job.id, other.id]
+
+
+GOES = {
+    "is made": lambda job: job.input("in").read(),
+    "is made by another limit": lambda job: job.configure_ports(inports={"in": {"limit": 5}}),
+    "goes with its port": lambda job: job.configure_ports(inports=[]),
+    "goes with its job": lambda job: job.delete(),
+}
+
+
+@pytest.mark.parametrize("goes", GOES.values(), ids=GOES)
+def test_room_that_a_job_waited_for_once_does_not_run_it_again(stage: Stage, goes: Callable[[Job], Any]) -> None:
+    """It was asked otherwise and went on; another run would do again what it has done."""
+    target, other = limited(stage, 1), limited(stage, 5)
+    quietly(stage, target.input("in"), 0)
+    targets = [target]
+
+    def body(job: RunningJob) -> None:
+        handle(stage, targets[0]).input("in").write(1)
+
+    job = stage.job(body)
+    assert stage.run(job) == "suspended"
+    targets[0] = other
+    job.run()
+    assert stage.run(job) == "completed"
+    if goes is GOES["goes with its job"]:
+        target.terminate()
+        stage.drain()
+    goes(target)
+    stage.drain()
+    assert (on(other.input("in")), job.refresh().status) == ([1], "completed")
+
+
 # -- races and crashes ------------------------------------------------------------------------------------------------
 
 
@@ -450,6 +509,26 @@ def test_a_reader_that_dies_leaves_nobody_waiting_for_room_that_is_there(stage: 
         assert target.input("in").read() == 0
     stage.drain()  # what was noted is applied by the sweeper
     assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
+
+
+def test_packets_written_before_the_limit_and_committed_later_hide_no_room(stage: Stage, aside: Any) -> None:
+    target = limited(stage, 5)
+    target.configure_ports(inports=["in"])
+    with LENDERS["psycopg"](stage.database_url) as lender, stage.sidejob.port_options(notify=False):
+        target.input("in").write("late", transaction=lender.transaction)
+        target.configure_ports(inports={"in": {"limit": 1}})
+        target.input("in").write("first")
+        job = writer(stage, target)
+        quietly(stage, job.input("in"), "second")
+        assert stage.run(job) == "suspended"
+        lender.commit()
+        assert target.input("in").read(transaction=lender.transaction) == "late"
+        reading = aside(lambda: handle(stage, target).input("in").read())
+        stage.wait_for_waiters()
+        lender.commit()
+        assert reading.result(20) == "first"
+    stage.drain()
+    assert (job.refresh().status, on(target.input("in"))) == ("completed", ["second"])
 
 
 # -- off and free -----------------------------------------------------------------------------------------------------
