@@ -15,6 +15,7 @@ from kombu.transport.base import to_rabbitmq_queue_arguments
 
 from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
+from ..quarantine import Quarantine
 from . import bell, rows, sending
 from .acknowledgements import Acknowledgements
 from .batch import PublishBatch
@@ -23,7 +24,7 @@ from .deliveries import Deliveries
 from .fetching import AT_MOST, SPARE_S, Fetching
 from .link import LOST, Link, Run
 from .qos import QoS
-from .quarantine import Quarantine, times_back
+from .suspects import sort, times_back
 
 logger = get_logger(__name__)
 
@@ -251,7 +252,7 @@ class Channel(virtual.Channel):
 
         If we die before a message is given up, whoever fetches it next gives it up.
         """
-        sorted_ = self._quarantine.sort(found)
+        sorted_ = sort(found, self._quarantine)
         for row in sorted_.doomed:
             self._deliveries.bury(
                 row, f"it came back {times_back(row)} times after it had begun: its worker died or gave it up"

@@ -26,10 +26,6 @@ class QoS(virtual.QoS):
             self.channel.acknowledgements.acknowledge(delivery_tag, "reject")
         super().ack(delivery_tag)
 
-    def holds(self, delivery_tag: Any) -> bool:
-        """Tell whether a message was delivered, and is neither acknowledged nor given back."""
-        return delivery_tag in self._delivered and delivery_tag not in self._dirty
-
     @property
     def unacknowledged_rows(self) -> list[int]:
         """The messages that are neither acknowledged nor given back; what was broadcast is not among them."""

@@ -51,7 +51,7 @@ class Acknowledgements:
 
     def write(self, one: Acknowledgement) -> None:
         """Send one: Redis carries it out even if this process dies."""
-        self._mind_fork()
+        self._reset_after_fork()
         with self._lock:
             if len(self._owed) >= AT_MOST:
                 self.settle()
@@ -92,7 +92,7 @@ class Acknowledgements:
 
     def close(self) -> None:
         """Close the connection; outstanding answers are lost."""
-        self._mind_fork()
+        self._reset_after_fork()
         with self._lock:
             self._hang_up()
             self._owed.clear()
@@ -100,7 +100,7 @@ class Acknowledgements:
     # ------------------------------------------------------------------------------------------------------------
 
     def _read(self, is_there: Callable[[Any], bool]) -> None:
-        self._mind_fork()
+        self._reset_after_fork()
         with self._lock:
             while self._owed:
                 try:
@@ -145,7 +145,7 @@ class Acknowledgements:
         if self._connection is not None:
             self._connection.disconnect()
 
-    def _mind_fork(self) -> None:
+    def _reset_after_fork(self) -> None:
         if self._pid != os.getpid():  # both belong to the parent
             self._pid = os.getpid()
             self._lock = threading.RLock()

@@ -17,8 +17,8 @@ class QoS(redis.QoS):
     def can_consume(self) -> bool:
         """Adds to kombu's: kombu calls it first, and also while no more may be fetched."""
         self.channel.hear()
-        self.channel.mind_silence()
-        return not self.channel.is_alone() and bool(super().can_consume())
+        self.channel.consumer.check_silence()
+        return not self.channel.quarantine.is_on(self) and bool(super().can_consume())
 
     def append(self, message: Any, delivery_tag: str) -> None:
         """Replaces recording a message in Redis: its fetch has done that."""

@@ -103,11 +103,11 @@ class Transport(redis.Transport):
                 if name in options:  # a silent server must not block the heart as well
                     options[name] = min(options[name] or timeout_s / 2, timeout_s / 2)
             client = Redis(connection_pool=pool)
-            records = Records(client, channel._keys, delivery_limit=channel.delivery_limit)
-            dead = DeadList(client, channel._keys)
+            records = Records(client, channel.keys, delivery_limit=channel.delivery_limit)
+            dead = DeadList(client, channel.keys)
             bound = partial(dead.bound, limit=channel.dead_list_limit, days=channel.dead_list_days)
             self._heart = Heart(
-                client, channel._keys, records, timeout_s=timeout_s, pulse=self.pulse, bound_dead_list=bound
+                client, channel.keys, records, timeout_s=timeout_s, pulse=self.pulse, bound_dead_list=bound
             )
         return self._heart
 
@@ -121,7 +121,7 @@ class Transport(redis.Transport):
             return
         self._heart.beat()
         for channel in self.channels:
-            channel.mind_silence()
+            channel.consumer.check_silence()
 
     def _check(self, client: Any, fanout: str) -> None:
         scripts = (PUT, FETCH, GIVE_BACK, BEAT)

@@ -82,7 +82,7 @@ def test_nobody_waits_for_redis_and_all_is_carried_out(connect: Connect, server:
         assert held(server) == 5, "none is carried out yet"
     wait_until(lambda: held(server) == 0, message="all to be acknowledged")
     consuming.drain(0.01)
-    assert not consuming.channel._acknowledgements._owed
+    assert not consuming.channel.acknowledgements._owed
     consuming.close()
     assert left_behind(server) == []
 
@@ -93,7 +93,7 @@ def test_who_leaves_gives_back_nothing_that_is_done_with(connect: Connect, serve
     consuming.take(AT_MOST + 10)
     for message in consuming.messages[:-2]:  # more than may be owed an answer
         message.ack()
-    assert len(consuming.channel._acknowledgements._owed) <= AT_MOST
+    assert len(consuming.channel.acknowledgements._owed) <= AT_MOST
     consuming.close()
     assert listed(server, "queue") == [AT_MOST + 8, AT_MOST + 9]
     assert left_behind(server) == []
@@ -107,7 +107,7 @@ def test_who_leaves_waits_for_acknowledgements_that_are_under_way(
     consuming.take(3)
     with TcpProxy.to(broker_url) as slow:
         other = connect(slow.url_for(broker_url)).default_channel
-        consuming.channel._acknowledgements._connect = other.pool.make_connection
+        consuming.channel.acknowledgements._connect = other.pool.make_connection
         consuming.messages[0].ack()
         wait_until(lambda: held(server) == 2, message="the first to be acknowledged")
         slow.black_hole()
@@ -184,7 +184,7 @@ def test_what_could_not_be_written_again_is_not_mixed_with_what_comes(
     publish(connect(), "queue", *range(3))
     consuming = Looping(connect(), "queue", prefetch=3)
     consuming.take(3)
-    acknowledgements = consuming.channel._acknowledgements
+    acknowledgements = consuming.channel.acknowledgements
     message_refused.connect(receiver := lambda **facts: told.append(facts))
     try:
         with no_writes(server):
@@ -209,7 +209,7 @@ def test_what_was_interrupted_before_there_was_a_connection_is_written_with_the_
     publish(connect(), "queue", *range(3))
     consuming = Looping(connect(), "queue", prefetch=3)
     consuming.take(3)
-    acknowledgements = consuming.channel._acknowledgements
+    acknowledgements = consuming.channel.acknowledgements
 
     def interrupted() -> Any:
         raise KeyboardInterrupt
@@ -236,7 +236,7 @@ def test_a_health_check_is_not_taken_for_an_answer(connect: Connect, server: red
         message.ack()
     wait_until(lambda: held(server) == 0, message="all to be acknowledged")
     consuming.drain(0.01)
-    assert not consuming.channel._acknowledgements._owed
+    assert not consuming.channel.acknowledgements._owed
     assert server.info("stats")["total_connections_received"] == opened, "none was given up for a wrong answer"
     consuming.close()
 

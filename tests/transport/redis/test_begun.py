@@ -132,7 +132,7 @@ def test_what_a_worker_has_not_begun_is_not_counted(
     state.active_requests.add(requests[0])
     heart = consuming.channel.connection._heart
     heart.run_once()
-    assert server.scard(f"_sidejob.waiting.{consuming.channel._consumer}") == 1
+    assert server.scard(f"_sidejob.waiting.{consuming.channel.consumer.name}") == 1
     consuming.fall_silent()
     recover(connect)
     assert counts(server) == {"runs": 1, "waits": 0}
@@ -143,7 +143,7 @@ def test_what_begins_waits_no_more(connect: Connect, server: redis.Redis, reques
     publish(connect(), "queue", 0)
     consuming = Consuming(connect(), "queue", prefetch=1)
     consuming.take(1)
-    heart, key = consuming.channel.connection._heart, f"_sidejob.waiting.{consuming.channel._consumer}"
+    heart, key = consuming.channel.connection._heart, f"_sidejob.waiting.{consuming.channel.consumer.name}"
     requests.append(Request(consuming.messages[0]))
     state.reserved_requests.add(requests[0])
     heart.run_once()

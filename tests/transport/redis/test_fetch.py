@@ -20,7 +20,8 @@ from kombu.transport.redis import Transport as StockTransport
 
 from celery_sidejob import embedded
 from celery_sidejob.transport import message_buried
-from celery_sidejob.transport.redis.broker_channel import AT_MOST, LOOK_AT_ONCE, Asked
+from celery_sidejob.transport.redis.broker_channel import Asked
+from celery_sidejob.transport.redis.fetching import AT_MOST, LOOK_AT_ONCE
 from tests.tools.waiting import wait_until
 from tests.transport.conftest import Connect, ours
 from tests.transport.consuming import Consuming, publish, waiting
@@ -39,8 +40,10 @@ def consumers(server: redis.Redis, prefix: str = "") -> list[str]:
 def looks_of(channel: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Into how many queues each of its fetches looks from now on."""
     looked: list[int] = []
-    fetch = channel._fetch
-    monkeypatch.setattr(channel, "_fetch", lambda queues, room: looked.append(len(queues)) or fetch(queues, room))
+    fetch = channel._fetching.ask
+    monkeypatch.setattr(
+        channel._fetching, "ask", lambda queues, room: looked.append(len(queues)) or fetch(queues, room)
+    )
     return looked
 
 
@@ -181,18 +184,18 @@ def test_what_a_lost_answer_brought_comes_again(connect: Connect, server: redis.
     channel = consuming.channel
     assert consuming.take(2) == [0, 1]
     consuming.messages[0].ack()
-    first = channel._consumer
+    first = channel.consumer.name
 
     channel.connection.cycle._register_BRPOP(channel)
     assert channel._asked is Asked.FETCH
     wait_until(lambda: held(server)[first] == 2, message="Redis to have carried out the fetch")
     channel._in_poll.disconnect()
     assert consuming.take(1) == [2], "it was in the record, and never heard of"
-    assert held(server) == {first: 1, channel._consumer: 1}, "1 is being worked on"
+    assert held(server) == {first: 1, channel.consumer.name: 1}, "1 is being worked on"
 
     def gone() -> bool:
         consuming.drain_once()
-        return consumers(server) == [channel._consumer]
+        return consumers(server) == [channel.consumer.name]
 
     for message in consuming.messages[1:]:
         message.ack()
@@ -275,7 +278,7 @@ def test_what_comes_for_a_queue_that_was_just_cancelled_goes_back_in_its_order(
     before = waiting(server, "queue")
     consuming = Consuming(connect(), "queue", prefetch=3)
     channel = consuming.channel
-    channel._is_buffered = True
+    channel._fetching.is_buffered = True
     channel.connection.cycle._register_BRPOP(channel)
     wait_until(lambda: sum(held(server).values()) == 3)
     consuming.cancel()
@@ -291,7 +294,7 @@ def test_a_raising_callback_holds_back_nothing_that_came_with_its_message(
 ) -> None:
     publish(connect(), "queue", *range(3))
     consuming = Consuming(connect(), "queue", prefetch=3)
-    consuming.channel._is_buffered = True
+    consuming.channel._fetching.is_buffered = True
 
     def fail(message: Any) -> None:
         raise RuntimeError("no")
@@ -414,7 +417,7 @@ def test_ten_thousand_queues_are_looked_through_page_by_page(
 
 
 def test_a_fixed_order_holds_beyond_a_page(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_sidejob.transport.redis.broker_channel.LOOK_AT_ONCE", 2)
+    monkeypatch.setattr("celery_sidejob.transport.redis.fetching.LOOK_AT_ONCE", 2)
     queues = ["a", "b", "c", "d", "e"]
     for name in reversed(queues):
         publish(connect(), name, f"{name}0", f"{name}1")
@@ -448,9 +451,9 @@ def test_who_was_interrupted_before_the_fetch_was_sent_fetches_anew(
 
 
 STRIKES = [
-    ("celery_sidejob.transport.redis.broker_channel.Channel._taken", SoftTimeLimitExceeded),
-    ("celery_sidejob.transport.redis.broker_channel.Channel._turn_page", SoftTimeLimitExceeded),
-    ("celery_sidejob.transport.redis.broker_channel.loads", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.redis.fetching.Fetching.taken", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.redis.fetching.Fetching.turn_page", SoftTimeLimitExceeded),
+    ("celery_sidejob.transport.redis.deliveries.loads", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", SoftTimeLimitExceeded),
     ("kombu.transport.virtual.Message.__init__", KeyboardInterrupt),
     ("celery_sidejob.transport.redis.qos.QoS.append", SoftTimeLimitExceeded),
@@ -480,7 +483,7 @@ def test_who_was_interrupted_before_what_was_fetched_was_handed_over_fetches_it_
     wait_until(lambda: consuming.drain_once() or held(server) == {}, message="all to be acknowledged")
 
 
-@pytest.mark.parametrize("place", [place for place, _ in STRIKES if "_turn_page" not in place])
+@pytest.mark.parametrize("place", [place for place, _ in STRIKES if "turn_page" not in place])
 def test_who_was_interrupted_while_getting_one_gets_it_next_time(
     connect: Connect, server: redis.Redis, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

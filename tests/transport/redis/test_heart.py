@@ -33,8 +33,10 @@ def test_a_consumer_that_does_nothing_else_stays_alive(connect: Connect, server:
     publish(connect(), "queue", 0)
     consuming = Consuming(connect(consumer_timeout=0.6), "queue", prefetch=1)
     consuming.take(1)
-    first = expiry(server, consuming.channel._consumer)
-    wait_until(lambda: expiry(server, consuming.channel._consumer) > first + 1200, message="to outlive two timeouts")
+    first = expiry(server, consuming.channel.consumer.name)
+    wait_until(
+        lambda: expiry(server, consuming.channel.consumer.name) > first + 1200, message="to outlive two timeouts"
+    )
     assert server.zcard("_sidejob.recovering") == 0
 
 
@@ -59,7 +61,7 @@ def test_a_consumer_that_was_taken_for_dead_hears_of_it(
     publish(connect(), "queue", 0)
     consuming = Consuming(connect(), "queue", prefetch=1)
     consuming.take(1)
-    consumer = consuming.channel._consumer
+    consumer = consuming.channel.consumer.name
     server.zrem("_sidejob.consumers", consumer)
     assert consuming.channel.connection._heart.run_once().lost == (consumer,)
     assert f"({consumer}) was silent" in caplog.text
@@ -70,12 +72,12 @@ def test_a_heart_goes_on_after_its_connection_broke(connect: Connect, server: re
     publish(connect(), "queue", 0)
     consuming = Consuming(connect(consumer_timeout=0.6), "queue", prefetch=1)
     consuming.take(1)
-    wait_until(lambda: expiry(server, consuming.channel._consumer))
+    wait_until(lambda: expiry(server, consuming.channel.consumer.name))
     for client in server.client_list():
         if client["id"] != str(server.client_id()) and client["cmd"] in ("evalsha", "eval"):
             server.client_kill_filter(_id=client["id"])
-    broken = expiry(server, consuming.channel._consumer)
-    wait_until(lambda: expiry(server, consuming.channel._consumer) > broken + 600)
+    broken = expiry(server, consuming.channel.consumer.name)
+    wait_until(lambda: expiry(server, consuming.channel.consumer.name) > broken + 600)
 
 
 def test_idle_consumers_ask_no_more_than_kombu_s(own_valkey: embedded.Valkey, connect: Connect) -> None:
@@ -109,7 +111,7 @@ def test_who_recovers_for_long_stays_alive(
     def slow(*arguments: Any) -> Any:
         time.sleep(0.15)
         seconds, micros = server.time()
-        left.append(expiry(server, alive.channel._consumer) - seconds * 1000 - micros / 1000)
+        left.append(expiry(server, alive.channel.consumer.name) - seconds * 1000 - micros / 1000)
         return take_back(*arguments)
 
     monkeypatch.setattr(Records, "_take_back", slow)
@@ -122,7 +124,7 @@ def test_a_child_beats_for_none_of_its_parent_s(connect: Connect) -> None:
     consuming = Consuming(connect(), "queue", prefetch=1)
     consuming.drain(0.01)
     heart = consuming.channel.connection._heart
-    assert list(heart._consumers) == [consuming.channel._consumer]
+    assert list(heart._consumers) == [consuming.channel.consumer.name]
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -52,7 +52,7 @@ def recover(connect: Connect, **options: Any) -> None:
 
     def only_this_one() -> bool:
         heart.run_once()
-        return server.zrange(consuming.channel._keys.consumers, 0, -1) == [consuming.channel._consumer.encode()]
+        return server.zrange(consuming.channel.keys.consumers, 0, -1) == [consuming.channel.consumer.name.encode()]
 
     wait_until(only_this_one, message="the dead to be found")
     consuming.close()
@@ -129,9 +129,9 @@ def test_who_beats_is_not_recovered(connect: Connect, server: redis.Redis) -> No
     publish(connect(), "queue", 0)
     alive = Consuming(connect(), "queue", prefetch=1)
     alive.take(1)
-    consumer = alive.channel._consumer
+    consumer = alive.channel.consumer.name
     assert consumer is not None
-    alive.channel._records.recover(consumer)
+    alive.channel.records.recover(consumer)
     assert server.hlen(f"_sidejob.held.{consumer}") == 1
 
 
@@ -167,7 +167,7 @@ def test_a_zombie_changes_nothing_of_the_new_owner_s(connect: Connect, server: r
 def test_what_cannot_be_read_holds_back_nothing(connect: Connect, server: redis.Redis, text: bytes) -> None:
     publish(connect(), "queue", 0)
     consuming = dead(connect, 1)
-    held = f"_sidejob.held.{consuming.channel._consumer}"
+    held = f"_sidejob.held.{consuming.channel.consumer.name}"
     server.hset(held, "1.9", b"5:queue" + text)
     recover(connect)
     assert server.hlen(held) == 0
@@ -223,7 +223,7 @@ def test_several_recover_many_at_once_and_each_message_once(
     wait_until(
         lambda: server.zcount("_sidejob.consumers", f"({_now_ms(server)}", "+inf") == 0, message="all to be dead"
     )
-    keys = connect().default_channel._keys
+    keys = connect().default_channel.keys
 
     def recover_all() -> None:
         with redis.Redis.from_url(redis_url) as client:

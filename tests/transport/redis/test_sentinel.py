@@ -66,7 +66,7 @@ def test_a_replica_takes_over_from_a_master_that_is_killed(
             publish(connection, "elsewhere", 1)
             assert after.take(1) == [1]
             with servers.client() as master:
-                assert master.hlen(f"_sidejob.held.{after.channel._consumer}") == 1, "it has learnt the scripts"
+                assert master.hlen(f"_sidejob.held.{after.channel.consumer.name}") == 1, "it has learnt the scripts"
 
         processes.start_worker("tests.transport.worker_app", env=env, pool="solo", queues="other")
         app.send_task("note", ("after",), queue="other")
@@ -97,12 +97,14 @@ def test_what_is_acknowledged_in_a_loop_is_so_at_the_master(servers: Watched, ur
         consuming = Looping(connection, "looped")
         publish(connection, "looped", 1, 2)
         assert consuming.take(2) == [1, 2]
-        assert master.hlen(f"_sidejob.held.{consuming.channel._consumer}") == 2
+        assert master.hlen(f"_sidejob.held.{consuming.channel.consumer.name}") == 2
 
         for message in consuming.messages:
             message.ack()
 
-        wait_until(lambda: not master.hlen(f"_sidejob.held.{consuming.channel._consumer}"), message="no message held")
+        wait_until(
+            lambda: not master.hlen(f"_sidejob.held.{consuming.channel.consumer.name}"), message="no message held"
+        )
         consuming.close()
 
 

@@ -17,6 +17,7 @@ PAIRS = (
     (Channel, stock.Channel), (QoS, stock.QoS), (Transport, stock.Transport), (SentinelChannel, stock.SentinelChannel),
 )  # fmt: skip
 READ = {
+    "Channel.__init__": "f189bdebe2436ccd",
     "Channel._brpop_read": "c42518699709f2df",
     "Channel._brpop_start": "06723d707ddf2240",
     "Channel._connparams": "e9a4295085a8fb90",

@@ -97,7 +97,7 @@ def test_a_frozen_worker_s_task_goes_to_another_and_stays_with_it(
     zombie.stop_signal()
     owner = Consuming(connect(consumer_timeout=1), "celery", prefetch=1)
     owner.take(1)  # recovered by its heart, as the zombie is silent
-    mine = f"_sidejob.held.{owner.channel._consumer}"
+    mine = f"_sidejob.held.{owner.channel.consumer.name}"
     before = server.hgetall(mine)
     assert len(before) == 1
 

@@ -74,7 +74,7 @@ def test_a_worker_that_held_nothing_goes_on_as_if_nothing_were(
     worker.stop_signal()
     other = Consuming(connect(consumer_timeout=1), "elsewhere", prefetch=1)
     other.drain(0.01)
-    mine = other.channel._consumer.encode()
+    mine = other.channel.consumer.name.encode()
     wait_until(lambda: server.zrange("_sidejob.consumers", 0, -1) == [mine], message="it to be recovered")
     worker.cont()
     worker.wait_for_log("was declared dead")

@@ -1,0 +1,146 @@
+"""Fetches of one channel: from which queues, how many messages, and what their answers say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kombu.utils.scheduling import priority_cycle, round_robin_cycle
+from redis.exceptions import NoScriptError
+
+from .consumer import Consumer
+from .records import BELL_MS
+from .scripts import FETCH
+from .tags import tag_of
+
+AT_MOST = 32
+"""The most messages that one fetch takes."""
+LOOK_AT_ONCE = 1000
+"""How many queues one fetch checks, because Redis does nothing else meanwhile. More are checked page by page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """A fetch whose answer is outstanding."""
+
+    consumer: str
+    number: int
+    queues: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A fetched message."""
+
+    queue: str
+    text: bytes
+    tag: str | None
+    """The delivery tag; None if no acknowledgement is expected, so nothing is recorded."""
+
+
+class Fetching:
+    """What one channel knows of its fetches."""
+
+    def __init__(self, channel: Any, consumer: Consumer) -> None:
+        self._channel = channel
+        self._consumer = consumer
+        self.unrecorded: set[str] = set()
+        """The consumed queues whose messages nobody acknowledges."""
+        self.is_idle = False
+        """Whether the last fetches found all queues empty, so that the channel waits for a bell."""
+        self.is_buffered = False
+        """Whether the last message that was delivered waits, in a Celery worker, for its turn."""
+        self.knows_scripts = True
+        self._number = 0
+        self._page = 0
+        self._barren_pages = 0
+
+    # -- asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, queues: Sequence[str], room: int) -> tuple[Fetch, list[Any]]:
+        """Return the next fetch and its command; each fetch of a channel has its own number."""
+        channel = self._channel
+        consumer = self._consumer.registered(records=not self.unrecorded.issuperset(queues))
+        self._number += 1
+        lists = [
+            channel.keys.kombu_list(channel._q_for_pri(queue, step))
+            for step in channel.priority_steps for queue in queues
+        ]  # fmt: skip
+        unrecorded = "".join("1" if queue in self.unrecorded else "0" for queue in queues)
+        keys = [channel.keys.consumers, channel.keys.held(consumer), *lists, *channel.keys.bells(queues)]
+        arguments = [
+            consumer, self._number, room, round(channel.consumer_timeout * 1000), len(queues),
+            len(channel.priority_steps), int(self._rotates), unrecorded, BELL_MS,
+        ]  # fmt: skip
+        by_text, self.knows_scripts = not self.knows_scripts, True
+        return Fetch(consumer, self._number, list(queues)), FETCH.command(keys, arguments, by_text=by_text)
+
+    def page_of(self, queues: Sequence[str]) -> Sequence[str]:
+        """Return the queues that the next fetch checks."""
+        first = self._page * LOOK_AT_ONCE
+        if first >= len(queues):
+            self._page = first = 0
+        return queues[first : first + LOOK_AT_ONCE]
+
+    @property
+    def room(self) -> int:
+        """How many messages may be fetched: several only where a prefetch says that so many are wanted.
+
+        One where they are worked on as they are handed over (the pool solo), so that the others need not wait for that;
+        where somebody else tells whether one more may be (Celery's worker_disable_prefetch) and not how many, or in
+        which order queues are served (a class of a project's own).
+        """
+        qos = self._channel.qos
+        one_by_one = "can_consume" in vars(qos) and "can_consume_max_estimate" not in vars(qos)
+        if not self.is_buffered or one_by_one or not (self._rotates or self._keeps_order):
+            return 1
+        free = qos.can_consume_max_estimate()
+        return 1 if free is None else max(1, min(free, AT_MOST))
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    def taken(self, fetch: Fetch, answer: Sequence[Any]) -> list[Taken]:
+        """Decode the answer to a fetch."""
+        self._consumer.has_fetched(fetch.consumer)
+        taken = []
+        for place in range(0, len(answer), 2):
+            queue = fetch.queues[answer[place] - 1]
+            tag = None if queue in self.unrecorded else tag_of(fetch.consumer, f"{fetch.number}.{place // 2 + 1}")
+            taken.append(Taken(queue, answer[place + 1], tag))
+        return taken
+
+    def turn_page(self, was_there_any: bool) -> None:
+        """Go to the next page, in a fixed order back to the first after a find; idle once all pages were empty."""
+        self._barren_pages = 0 if was_there_any else self._barren_pages + 1
+        self._page = 0 if was_there_any and not self._rotates else self._page + 1
+        self.is_idle = self._barren_pages * LOOK_AT_ONCE >= len(self._channel.active_queues)
+        if self.is_idle:
+            self._page = self._barren_pages = 0
+
+    def fetch_now(self, queue: str) -> list[Taken]:
+        """Fetch one message of a queue and wait for the answer; without redis-py's retries, which would fetch twice."""
+        pool = self._channel.pool
+        for by_text in (False, True):
+            self.knows_scripts = not by_text
+            fetch, command = self.ask([queue], 1)
+            connection = pool.get_connection()
+            try:
+                connection.send_command(*command)
+                return self.taken(fetch, connection.read_response())
+            except NoScriptError:
+                continue
+            except BaseException:  # at a time limit: the answer would be read as that of the next one
+                connection.disconnect()
+                raise
+            finally:
+                pool.release(connection)
+        raise AssertionError("a script sent as text is known")
+
+    @property
+    def _rotates(self) -> bool:
+        return type(self._channel._queue_cycle).rotate is round_robin_cycle.rotate
+
+    @property
+    def _keeps_order(self) -> bool:
+        return type(self._channel._queue_cycle).rotate is priority_cycle.rotate
