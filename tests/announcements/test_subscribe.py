@@ -161,6 +161,38 @@ def test_what_a_savepoint_takes_back_is_not_announced(told: Stage, engine: sqlal
         assert [message for _, message in heard(subscription, 4)] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.parametrize("mode", ["create_savepoint", "conditional_savepoint", "rollback_only"])
+def test_a_session_that_joins_a_transaction_announces_with_its_commit(
+    told: Stage, engine: sqlalchemy.Engine, mode: Any
+) -> None:
+    with told.sidejob.subscribe("/a", timeout=10) as subscription, engine.connect() as outer:
+
+        def publish(message: str) -> None:
+            with Session(outer, join_transaction_mode=mode) as session:
+                told.sidejob.publish("/a", message, transaction=session)
+                session.commit()
+
+        with outer.begin() as transaction:
+            publish("rolled back")
+            transaction.rollback()
+        with outer.begin():
+            savepoint = outer.begin_nested()
+            publish("in a savepoint")
+            savepoint.rollback()
+            told.sidejob.publish("/a", 1, transaction=outer)
+            publish("2")
+        assert [message for _, message in heard(subscription, 2)] == [1, "2"]
+
+
+def test_a_session_that_is_closed_without_a_commit_announces_nothing(told: Stage, engine: sqlalchemy.Engine) -> None:
+    with told.sidejob.subscribe("/a", timeout=10) as subscription, Session(engine) as session:
+        told.sidejob.publish("/a", "closed", transaction=session)
+        session.close()
+        told.sidejob.publish("/a", "committed", transaction=session)
+        session.commit()
+        assert heard(subscription, 1) == [("/a", "committed")]
+
+
 def test_a_commit_that_is_refused_announces_nothing(told: Stage, engine: sqlalchemy.Engine) -> None:
     told.sql("CREATE TABLE once (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     try:

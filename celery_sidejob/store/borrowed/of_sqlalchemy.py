@@ -68,7 +68,7 @@ class _SQLAlchemyTransaction(Borrowed):
         if self.autocommit:
             call()
         elif isinstance(self._owner, Session):
-            _follow_session(self._owner, call)
+            _follow_session(self._owner, self._connection(), call)
         else:
             _follow_connection(self._owner, call)
 
@@ -194,12 +194,12 @@ def _savepoint_released(connection: Connection, *_: Any) -> None:
     _pending(connection)
 
 
-def _follow_session(session: Session, call: Callable[[], None]) -> None:
+def _follow_session(session: Session, connection: Connection, call: Callable[[], None]) -> None:
     if PENDING not in session.info:
         event.listen(session, "after_commit", _session_committed)
-        event.listen(session, "after_rollback", _session_rolled_back)
+        event.listen(session, "after_transaction_end", _session_transaction_ended)
         event.listen(session, "after_soft_rollback", _session_savepoint_rolled_back)
-    session.info.setdefault(PENDING, []).append((call, _savepoints(session)))
+    session.info.setdefault(PENDING, []).append((call, connection, _savepoints(session)))
 
 
 def _savepoints(session: Session) -> list[SessionTransaction]:
@@ -216,18 +216,21 @@ def _session_committed(session: Session) -> None:
     if session.in_nested_transaction():  # a savepoint was released; the outermost commit is still to come
         return
     calls, session.info[PENDING] = session.info.get(PENDING, []), []
-    for call, _ in calls:
-        call()
+    for call, connection, _ in calls:
+        if connection.in_transaction():  # the session had joined it: its commit, or its rollback, is still to come
+            _follow_connection(connection, call)
+        else:
+            call()
 
 
-def _session_rolled_back(session: Session) -> None:
-    if not session.in_nested_transaction():
+def _session_transaction_ended(session: Session, transaction: SessionTransaction) -> None:
+    if transaction.parent is None:  # what has not been done by now was rolled back, or the session closed
         session.info[PENDING] = []
 
 
 def _session_savepoint_rolled_back(session: Session, transaction: SessionTransaction) -> None:
     if transaction.nested:
-        session.info[PENDING] = [each for each in session.info.get(PENDING, []) if transaction not in each[1]]
+        session.info[PENDING] = [each for each in session.info.get(PENDING, []) if transaction not in each[2]]
 
 
 def _check_dialect(connection: Connection) -> None:
