@@ -409,6 +409,11 @@ class SideJob:
                 store.connections.close()
             self._runtime.publisher.close()
 
+    def reread_settings(self) -> None:
+        """Close this process's connections, and read the settings anew at the next use: for tests that change them."""
+        self.close()
+        self._runtime = self._globs = self.announcer = None
+
     def register_tasks(self) -> None:
         """Tell the store which sidejob tasks this app serves, for clients that do not have their code."""
         served = self.runtime.tasks.served()

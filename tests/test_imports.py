@@ -42,6 +42,7 @@ def test_the_module_that_instrumentation_must_come_before_is_not_imported() -> N
     [
         pytest.param("import celery_sidejob.transport", id="the transport"),
         pytest.param("import celery_sidejob; dir(celery_sidejob)", id="the package"),
+        pytest.param("import celery_sidejob.testing.plugin", id="pytest's plugin"),
     ],
 )
 def test_the_transport_brings_nothing_of_the_rest(source: str) -> None:

@@ -122,7 +122,7 @@ def _clear_up(processes: Mapping[int, int], directories: dict[str, None]) -> Non
     """End processes, each by its signal and its group by SIGKILL after that, and remove directories, the last first."""
     for pid, signal_number in processes.items():
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal_number)
+            (os.killpg if signal_number == signal.SIGKILL else os.kill)(pid, signal_number)
     for pid in processes:
         _await(_has_ended, pid)
         with suppress(ProcessLookupError, PermissionError):

@@ -122,7 +122,7 @@ def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadl
 
     def others() -> list[int]:
         return [
-            pid for pid, (state, _, group) in _process_table().items() if group == process.pid != pid and state != "Z"
+            pid for pid, (state, _, group) in process_table().items() if group == process.pid != pid and state != "Z"
         ]
 
     process.send_signal(polite)
@@ -137,12 +137,12 @@ def end_group(process: subprocess.Popen[bytes], polite: signal.Signals, *, deadl
 
 def children(pid: int) -> list[int]:
     """List the direct children of a process."""
-    return [child for child, (_, parent, _) in _process_table().items() if parent == pid]
+    return [child for child, (_, parent, _) in process_table().items() if parent == pid]
 
 
 def is_alive(pid: int) -> bool:
     """Tell whether the process runs; a zombie does not."""
-    state, _, _ = _process_table().get(pid, ("Z", 0, 0))
+    state, _, _ = process_table().get(pid, ("Z", 0, 0))
     return state != "Z"
 
 
@@ -168,8 +168,8 @@ def environment() -> Mapping[str, str]:
     return {name: os.environ[name] for name in kept if name in os.environ} | {"LC_ALL": "C"}
 
 
-def _process_table() -> dict[int, tuple[str, int, int]]:
-    """Return the state (a letter), the parent and the group of each process."""
+def process_table() -> dict[int, tuple[str, int, int]]:
+    """Return the state (a letter, as of `ps`), the parent and the group of each process."""
     table = {}
     if sys.platform == "linux":  # where a slim image often has no `ps`
         for entry in Path("/proc").glob("[0-9]*/stat"):

@@ -23,14 +23,24 @@ def settings_of(app: Celery) -> Settings:
 
 
 def _ours(app: Celery) -> dict[str, Any]:
-    """Return every configuration key that could be one of ours, in the spelling found, nearest map first."""
+    """Return every configuration key that could be one of ours, in the spelling found.
+
+    As in Celery, a value given to `app.conf` goes before one of the configuration that was loaded, however each is
+    spelled. Two spellings in one place are both returned.
+    """
     app.conf.get("broker_url")  # loads a configuration that is still pending
     found: dict[str, Any] = {}
     for layer in app.conf.maps:
+        nearer = {_setting_of(key) for key in found}
         for key in list(layer):
-            if isinstance(key, str) and "sidejob_" in key.lower() and key not in found:
+            if isinstance(key, str) and "sidejob_" in key.lower() and _setting_of(key) not in nearer:
                 found[key] = layer[key]
     return found
+
+
+def _setting_of(key: str) -> str:
+    """Return the part of a key from which on it is one of ours, without the namespace."""
+    return key.lower()[key.lower().index("sidejob_") :]
 
 
 def broker_identity(app: Celery) -> str:

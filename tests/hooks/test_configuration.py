@@ -8,7 +8,7 @@ import kombu
 import pytest
 from celery import Celery
 
-from celery_sidejob.hooks.configuration import broker_identity, broker_is_store
+from celery_sidejob.hooks.configuration import broker_identity, broker_is_store, settings_of
 from celery_sidejob.model.errors import SettingsError
 from tests.tools.apps import make_app
 
@@ -181,3 +181,20 @@ def test_the_environment_of_libpq_counts(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert is_store("sidejobpg://h:6432/", sidejob_database_url="postgresql://h/shop")
     assert not is_store("sidejobpg://h:5432/", sidejob_database_url="postgresql://h/shop")
+
+
+def test_a_value_given_to_the_app_goes_before_the_loaded_one_however_it_is_spelled() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"CELERY_SIDEJOB_LEASE": 30, "CELERY_SIDEJOB_MAX_LOSSES": 5}, namespace="CELERY")
+    app.conf["sidejob_lease"] = 40
+
+    found = settings_of(app)
+    assert (found.lease, found.max_losses) == (40, 5)
+
+
+def test_two_spellings_in_one_place_contradict_each_other() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"CELERY_SIDEJOB_LEASE": 30, "CELERY_sidejob_lease": 40}, namespace="CELERY")
+
+    with pytest.raises(SettingsError, match="same setting with two values"):
+        settings_of(app)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import urlsplit
 
 import psycopg
 from psycopg import sql
 
+from celery_sidejob.testing.databases import Databases
 from tests.tools.pgbouncer import direct, pooling
+
+__all__ = ["SCHEMA", "Databases", "only_reading", "prepare_template"]
 
 SCHEMA = "sidejob"
 
@@ -47,35 +48,3 @@ def only_reading(url: str, *, ends_sessions: bool = False) -> Iterator[None]:
             yield
         finally:
             change("RESET default_transaction_read_only")
-
-
-class Databases:
-    """Makes and drops databases on the server of an administrator's URL."""
-
-    def __init__(self, admin_url: str) -> None:
-        self.admin_url = admin_url
-
-    def url_of(self, name: str) -> str:
-        """The administrator's URL with another database."""
-        return urlsplit(self.admin_url)._replace(path=f"/{name}").geturl()
-
-    @contextmanager
-    def fresh(self, *, template: str = "template1") -> Iterator[str]:
-        """A database of its own within the block, cloned from `template`; yields its name."""
-        name = f"sidejob_test_{secrets.token_hex(6)}"
-        self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
-        try:
-            yield name
-        finally:
-            # FORCE: what a test has left connected, even frozen, must not keep the database.
-            self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
-
-    def close_for_cloning(self, name: str) -> None:
-        """Let nobody connect to `name` from now on: a database that is in use cannot be cloned."""
-        self._execute("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", name)
-        with psycopg.connect(self.admin_url, autocommit=True) as connection:
-            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-
-    def _execute(self, statement: str, *names: str) -> None:
-        with psycopg.connect(self.admin_url, autocommit=True) as connection:
-            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))

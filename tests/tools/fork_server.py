@@ -28,8 +28,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.tools.waiting import wait_until
-
 IMPORTED = (
     "alembic.command", "celery.bin.amqp", "celery.bin.beat", "celery.bin.call", "celery.bin.control",
     "celery.bin.events", "celery.bin.graph", "celery.bin.list", "celery.bin.logtool", "celery.bin.migrate",
@@ -126,6 +124,8 @@ class ForkedProcess:
 
     def wait(self, timeout: float) -> int:
         """Return its exit code once it has ended."""
+        from tests.tools.waiting import wait_until  # here, because the server imports nothing of the package
+
         try:
             wait_until(lambda: self.poll() is not None, timeout=timeout)
         except TimeoutError:

@@ -51,7 +51,7 @@ def test_both_have_the_same_surroundings(tmp_path: Path, process_guard: Guard, f
             env = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "MINE": "given"}
             argv = [sys.executable, how, what, "tests.", "a word"]
             process = processes.start(argv, env=env, cwd=tmp_path)
-            assert isinstance(process._popen, ForkedProcess) is (server is not None)
+            assert isinstance(process._started, ForkedProcess) is (server is not None)
             assert process.wait() == 0, process.log()
             document, other = process.log().splitlines()
             assert other == "and to the other stream"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 import pytest
 
-from tests.tools.fork_server import ForkedProcess, ForkServer, can_fork
-from tests.tools.freezing import freeze, is_alive, send_all, thaw
+from celery_sidejob.testing.processes import Process as AnyProcess
+from celery_sidejob.testing.processes import start_process
+from tests.tools.fork_server import ForkServer, can_fork
 from tests.tools.guard import Guard
-from tests.tools.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT_VARIABLES = (
@@ -31,125 +28,21 @@ KEPT_VARIABLES = (
     "COVERAGE_PROCESS_START",
     "SIDEJOB_DIRECT_URL",  # of a test whose store is behind a PgBouncer
 )
-LOG_TAIL_LINES = 60
 READY_TIMEOUT_S = 30.0
 
 P = TypeVar("P", bound="Process")
 
 
-class Process:
-    """A process with a session of its own, whose output goes to a file.
+class Process(AnyProcess):
+    """A process of a test of ours: `kill` is for the main process alone, as an out-of-memory killer would do it."""
 
-    Its "group" is everything in that session: itself, its pool children, and those of its children that outlive it.
-    """
+    kill = AnyProcess.kill_main
+    stop_signal = AnyProcess.freeze
+    cont = AnyProcess.thaw
 
-    def __init__(
-        self,
-        argv: Sequence[str],
-        *,
-        name: str,
-        env: Mapping[str, str],
-        cwd: Path,
-        log_path: Path,
-        fork_server: ForkServer | None = None,
-    ) -> None:
-        self.name = name
-        self.argv = list(argv)
-        self.log_path = log_path
-        self._popen: subprocess.Popen[bytes] | ForkedProcess
-        if fork_server is not None and can_fork(argv, env):
-            self._popen = fork_server.start(argv, env=env, cwd=cwd, log_path=log_path)
-        else:
-            self._popen = _popen(argv, env=env, cwd=cwd, log_path=log_path)
-        self.pid = self._popen.pid
-
-    def __repr__(self) -> str:
-        state = "alive" if self.alive else f"ended with {self._popen.returncode}"
-        return f"<{type(self).__name__} {self.name} pid={self.pid} {state}>"
-
-    @property
-    def alive(self) -> bool:
-        """Whether the main process has not ended; a frozen one is alive."""
-        return self._popen.poll() is None
-
-    def log(self) -> str:
-        """All it has written, to standard output and standard error."""
-        return self.log_path.read_text(errors="replace")
-
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The last lines it has written."""
-        return "\n".join(self.log().splitlines()[-lines:])
-
-    def wait_for_log(self, text: str, timeout: float = 10.0, *, count: int = 1) -> None:
-        """Return once `text` has been written `count` times; AssertionError at once if the process ends before that."""
-
-        def outcome() -> str:
-            alive = self.alive  # before the log is read: what it wrote last must not be missed
-            if self.log().count(text) >= count:
-                return "written"
-            return "" if alive else "ended"
-
-        try:
-            how = wait_until(outcome, timeout=timeout, message=f"{self.name} to write {text!r}")
-        except TimeoutError as late:
-            raise TimeoutError(f"{late}; its log ends with:\n{self.log_tail()}") from None
-        if how == "ended":
-            raise AssertionError(f"{self!r} before it wrote {text!r}; its log ends with:\n{self.log_tail()}")
-
-    def wait(self, timeout: float = 10.0) -> int:
-        """Return its exit code, or minus the signal that ended it, once the main process has ended."""
-        try:
-            return self._popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(f"{self!r} not ended within {timeout:g} s:\n{self.log_tail()}") from None
-
-    def terminate(self) -> None:
-        """Send SIGTERM to the main process: a worker's warm shutdown. Does not wait."""
-        self.send_signal(signal.SIGTERM)
-
-    def send_signal(self, number: signal.Signals) -> None:
-        """Send any signal to the main process; nothing when it has ended."""
-        self._popen.send_signal(number)
-
-    def kill(self) -> None:
-        """SIGKILL the main process, and only that; when this returns it is gone, its children perhaps not.
-
-        On Linux the pool children of a prefork worker have asked to be killed at that moment (celery.platforms), and
-        are gone a little later even in the middle of a task.
-        """
-        self._popen.kill()
-        self._popen.wait(10)
-
-    def kill_group(self) -> None:
-        """SIGKILL everything in its session; when this returns all of it is gone."""
-
-        def all_gone() -> bool:
-            members = self.group()
-            send_all(members, signal.SIGKILL)
-            self._popen.poll()
-            return not members
-
-        wait_until(all_gone, message=f"all processes of {self!r} to be gone")
-        self._popen.wait(10)
-
-    def stop_signal(self) -> None:
-        """SIGSTOP everything in its session; when this returns all of it stands still."""
-        freeze(self.group)
-
-    def cont(self) -> None:
-        """SIGCONT everything in its session."""
-        thaw(self.group)
-
-    def children(self) -> list[int]:
-        """The direct children of the main process: a prefork worker's pool."""
-        try:
-            return [child.pid for child in psutil.Process(self.pid).children() if is_alive(child.pid)]
-        except psutil.NoSuchProcess:
-            return []
-
-    def group(self) -> list[int]:
-        """Everything alive in its session, whether or not the main process still is."""
-        return [pid for pid in psutil.pids() if _session_of(pid) == self.pid and is_alive(pid)]
+    def __init__(self, argv: Sequence[str], *, fork_server: ForkServer | None = None, **given: Any) -> None:
+        forks = fork_server is not None and can_fork(argv, given["env"])
+        super().__init__(argv, start=fork_server.start if forks else start_process, **given)
 
 
 class WorkerProcess(Process):
@@ -341,25 +234,5 @@ def pytest_runtest_makereport(
     return report
 
 
-def _popen(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> subprocess.Popen[bytes]:
-    with log_path.open("wb") as sink:
-        return subprocess.Popen(
-            argv,
-            env=env,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
 def _celery(app_module: str) -> list[str]:
     return [sys.executable, "-m", "celery", "-A", app_module]
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except (ProcessLookupError, PermissionError):
-        return None

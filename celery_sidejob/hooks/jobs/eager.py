@@ -7,9 +7,10 @@ nothing is waited for: a retry comes at once, and what is set for later stays in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from celery import states
+from celery import Celery, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 from celery.result import EagerResult
@@ -23,6 +24,7 @@ from ...services.heartbeat.heartbeat import Heartbeat
 from ...services.loop import Loop
 from ...store.outbox import doorbells
 from ..broker.publishing import INLINE
+from ..outcome import Outcome
 from .run import run_claimed
 from .task_body import TaskBody
 
@@ -76,28 +78,45 @@ def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
     Returns what the body of each job has returned or raised, by the job's id.
     """
     runtime = sidejob.runtime
+    outcomes: dict[int, Any] = {}
+    with worker_here(runtime) as worker:
+        for row in _waiting(runtime, asked_for):
+            outcome = run_owed(sidejob.app, worker, row, eager=True)
+            if outcome is not None and not outcome.rests:
+                outcomes[row.job_id] = outcome.value if outcome.error is None else outcome.error
+    return outcomes
+
+
+@contextmanager
+def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
+    """Have this process be a worker in the store within the block."""
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
     loop = Loop(heartbeat)
     loop.start()
-    outcomes: dict[int, Any] = {}
     try:
-        for row in _waiting(runtime, asked_for):
-            worker_id = heartbeat.worker_id
-            hold = runs.claim(runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=worker_id)
-            if hold is None:
-                continue
-            request = Context({"id": row.task_id, "is_eager": True, "called_directly": False})
-            try:
-                outcomes[row.job_id] = run_claimed(sidejob.app.tasks[row.task], runtime, hold, request)
-            except (Ignore, Retry):
-                pass  # it is suspended, say, or tried again
-            except Exception as error:
-                outcomes[row.job_id] = error
+        yield heartbeat
     finally:
         heartbeat.leave()
         loop.stop()
-    return outcomes
+
+
+def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcome | None:
+    """Do the run that a doorbell's row is for; None if it is not owed any more. An `eager` retry waits for nothing."""
+    delivery = worker.runs.received((row.job_id, row.for_run))  # else the worker gives back a run longer than its lease
+    try:
+        runtime = worker.runtime
+        hold = runs.claim(runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=worker.worker_id)
+        if hold is None:
+            return None
+        request = Context({"id": row.task_id, "is_eager": eager, "called_directly": False})
+        return Outcome(run_claimed(app.tasks[row.task], runtime, hold, request))
+    except (Ignore, Retry):
+        return Outcome(rests=True)
+    except Exception as error:
+        return Outcome(error=error)
+    finally:
+        worker.runs.over(delivery)
 
 
 def _waiting(runtime: Runtime, asked_for: set[int]) -> Iterator[Any]:

@@ -52,7 +52,6 @@ from ...store.trouble import is_trouble
 from ...unit.open_unit import NoRoom, OpenUnit, within
 from ..bodies import text_of
 from ..broker.connection import PAUSE_S
-from ..broker.publishing import INLINE
 from ..events import Suspended, Terminated
 from ..messages.doorbell import HEADER
 from ..worker import own_process, recording
@@ -378,7 +377,7 @@ def _retry(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, again: Re
     countdown = again.countdown if again.countdown is not None else task.default_retry_delay
     cause = again.exc
     error = _error_json(cause, _trace(cause)) if cause is not None else None
-    wait_s = float(countdown) if INLINE.get() is None else 0.0
+    wait_s = 0.0 if task.request.is_eager else float(countdown)
     ended = _end(unit, None, Ending(RunEnd.RETRIED, retry_in_s=wait_s, error=error))
     if ended == Status.QUEUED:
         _show(runtime, task, row, "retry", error)

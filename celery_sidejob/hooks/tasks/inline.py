@@ -1,0 +1,42 @@
+"""A durable task that is run from its row, without a broker and in the process of a test."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from celery import Celery, states
+from celery.app.trace import trace_task
+from kombu.compression import decompress
+from kombu.serialization import loads, prepare_accept_content
+
+from ...model.durable import DIGEST, WORKER, Digest, Message
+from ...services.heartbeat.heartbeat import Heartbeat
+from ..messages.kept_message import delivered
+from ..outcome import Outcome
+
+
+def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome:
+    """Run a kept message as a pool's process would, by Celery's own tracer; its end is written as always."""
+    given = delivered(message)
+    headers, properties, body = given["headers"], given["properties"], given["body"]
+    if headers.get("compression"):
+        body = decompress(body, headers["compression"])
+    accept = prepare_accept_content(app.conf.accept_content)
+    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
+    request: dict[str, Any] = {
+        **headers, **(embed or {}), "args": args, "kwargs": kwargs, "is_eager": False, "called_directly": False,
+        "delivery_info": properties["delivery_info"], "correlation_id": properties.get("correlation_id"),
+        "reply_to": properties.get("reply_to"), "hostname": socket.gethostname(),
+        WORKER: worker.worker_id, DIGEST: Digest(message.content.digest),
+    }  # fmt: skip
+    key = (message.task_id, message.generation)
+    delivery = worker.tasks.runs.received(key)  # else the worker gives back a run longer than its lease
+    try:
+        traced = trace_task(app.tasks[message.task], message.task_id, args, kwargs, request, app=app)
+    finally:
+        worker.tasks.runs.over(delivery)
+    if traced.info is None:
+        return Outcome(traced.retval)
+    error = traced.info.retval
+    return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)

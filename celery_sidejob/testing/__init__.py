@@ -1,0 +1,37 @@
+"""For tests of apps that use this package: workers that can be killed, servers, and questions about the store.
+
+The fixtures are in `plugin.py`, which pytest finds by itself. docs/testing.md shows how to use all of it. Each name is
+imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .inline import run_job, run_until_quiet
+    from .waiting import wait_until
+    from .worker import Worker, Workers
+
+_MODULE_OF = {
+    "Worker": ".worker",
+    "Workers": ".worker",
+    "run_job": ".inline",
+    "run_until_quiet": ".inline",
+    "wait_until": ".waiting",
+}
+
+__all__ = ["Worker", "Workers", "run_job", "run_until_quiet", "wait_until"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_MODULE_OF[name], __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,77 @@
+"""Databases of one Postgres: made for one run of tests, cloned from a template, and dropped."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from ..model.errors import SettingsError
+
+
+class Databases:
+    """Makes and drops databases on the server of an administrator's URL."""
+
+    def __init__(self, admin_url: str) -> None:
+        self.admin_url = admin_url
+
+    def url_of(self, name: str) -> str:
+        """Return the administrator's URL with another database."""
+        return urlsplit(self.admin_url)._replace(path=f"/{name}").geturl()
+
+    @contextmanager
+    def fresh(self, *, template: str = "template1") -> Iterator[str]:
+        """Make a database that exists within the block, cloned from `template`; yields its name."""
+        name = f"sidejob_test_{secrets.token_hex(6)}"
+        self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
+        try:
+            yield name
+        finally:
+            # FORCE: what a test has left connected, even frozen, must not keep the database.
+            self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def close_for_cloning(self, name: str) -> None:
+        """Let nobody connect to `name` from now on: a database that is in use cannot be cloned."""
+        self._execute("ALTER DATABASE {} WITH ALLOW_CONNECTIONS false", name)
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
+
+    def _execute(self, statement: str, *names: str) -> None:
+        with psycopg.connect(self.admin_url, autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(*map(sql.Identifier, names)))
+
+
+KEPT = frozenset({"meta", "alembic_version", "registry", "leases", "broker_queues", "broker_bindings"})
+"""Tables that are not of a test: what the schema is, the tasks that exist, and the queues that are declared."""
+
+
+def check_is_for_tests(url: str) -> None:
+    """Raise SettingsError for a database whose name does not say that it is one of tests: it is going to be emptied."""
+    name = str(conninfo_to_dict(url).get("dbname", ""))
+    if "test" not in name.lower():
+        raise SettingsError(
+            f"The tests would delete all jobs in the database {name!r}, whose name has no 'test' in it. Let "
+            "sidejob_database_url return the URL of a database of tests, or do not override it."
+        )
+
+
+def drop_schema(url: str, schema: str) -> None:
+    """Remove what an earlier run of tests has left: a schema belongs to the broker of its run."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+
+
+def empty(url: str, schema: str) -> None:
+    """Delete all jobs, messages and workers; nobody may be using the store."""
+    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
+        rows = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
+        for name in sorted({name for (name,) in rows} - KEPT, key=lambda name: name != "jobs"):  # it takes most along
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(schema, name)))
+        connection.execute(
+            sql.SQL("UPDATE {} SET holder = NULL, expires_at = now()").format(sql.Identifier(schema, "leases"))
+        )

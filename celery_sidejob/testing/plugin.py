@@ -1,0 +1,144 @@
+"""The pytest plugin: fixtures for users' own tests. docs/testing.md describes them.
+
+pytest loads it in every run, so it imports nothing until a fixture is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..extension import SideJob
+    from .servers import RedisPart
+    from .worker import Worker, Workers
+
+WORKERS: pytest.StashKey[Workers] = pytest.StashKey()
+"""Where a test has its workers, whose output is shown if it fails."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option that names the app."""
+    parser.addini("sidejob_app", "the app that the fixtures of celery_sidejob use, as `celery -A` is given it")
+
+
+@pytest.fixture(scope="session")
+def sidejob_postgres_url() -> Iterator[str]:
+    """An administrator's URL of a Postgres: that of SIDEJOB_TEST_DATABASE_URL, or of a throwaway one."""
+    from .servers import postgres
+
+    with postgres() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sidejob_redis() -> Iterator[RedisPart]:
+    """A Redis, or a part of that of SIDEJOB_TEST_REDIS_URL; only for an app whose broker or backend is one."""
+    from .servers import redis_part
+
+    with redis_part() as part:
+        yield part
+
+
+@pytest.fixture(scope="session")
+def sidejob_database_url(sidejob_postgres_url: str) -> Iterator[str]:
+    """The URL of the store: a database that this process makes and drops. Override it to use one of your own."""
+    from .databases import Databases
+
+    databases = Databases(sidejob_postgres_url)
+    with databases.fresh() as name:
+        yield databases.url_of(name)
+
+
+@pytest.fixture(scope="session")
+def sidejob_broker_url(request: pytest.FixtureRequest, sidejob_database_url: str) -> str:
+    """The URL of the broker, of the kind that the app has. Override it to use another one."""
+    from .servers import broker_url
+
+    return broker_url(_app(request), sidejob_database_url, _part(request))
+
+
+@pytest.fixture(scope="session")
+def sidejob_settings() -> Mapping[str, Any]:
+    """Further changes of the app's configuration for tests; none. Override it to have some."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def sidejob_configuration(
+    request: pytest.FixtureRequest, sidejob_database_url: str, sidejob_broker_url: str,
+    sidejob_settings: Mapping[str, Any],
+) -> Mapping[str, Any]:  # fmt: skip
+    """All changes of the app's configuration, in this process and in the workers of tests."""
+    from .servers import configuration
+
+    changes = configuration(_app(request), sidejob_database_url, sidejob_broker_url, _part(request))
+    return {**changes, **sidejob_settings}
+
+
+@pytest.fixture(scope="session")
+def sidejob_app(request: pytest.FixtureRequest, sidejob_configuration: Mapping[str, Any]) -> Iterator[Any]:
+    """Your app, on the servers of the tests until the end of the run."""
+    from .servers import configured
+
+    app = _app(request)
+    with configured(app, sidejob_configuration):
+        yield app
+
+
+@pytest.fixture
+def sidejob_store(request: pytest.FixtureRequest, sidejob_app: Any) -> Iterator[SideJob]:
+    """The app's `SideJob` on an empty store and broker; both are emptied after the test."""
+    from .servers import empty_all
+
+    yield sidejob_app.sidejob
+    empty_all(sidejob_app, _part(request))
+
+
+@pytest.fixture
+def sidejob_workers(
+    request: pytest.FixtureRequest, sidejob_store: SideJob, sidejob_configuration: Mapping[str, Any], tmp_path: Path
+) -> Iterator[Workers]:
+    """Starts real workers of your app: `sidejob_workers.start()`. They are killed after the test."""
+    from .worker import Workers
+
+    workers = Workers(request.config.getini("sidejob_app"), sidejob_configuration, tmp_path / "workers")
+    request.node.stash[WORKERS] = workers
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def sidejob_worker(sidejob_workers: Workers) -> Worker:
+    """A real worker of your app with one process, which consumes when the test begins."""
+    return sidejob_workers.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[Any]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show the output of a failed test's workers in its report."""
+    report = yield
+    workers = item.stash.get(WORKERS, None)
+    if report.failed and workers is not None:
+        report.sections += [(f"output of {worker!r}", worker.log_tail()) for worker in workers.started]
+    return report
+
+
+def _app(request: pytest.FixtureRequest) -> Any:
+    from .servers import app_of
+
+    return app_of(request.config.getini("sidejob_app"))
+
+
+def _part(request: pytest.FixtureRequest) -> RedisPart | None:
+    from .servers import kind_of
+
+    conf = _app(request).conf
+    needs = "redis" in (kind_of(conf.broker_url), kind_of(conf.result_backend))
+    part: RedisPart | None = request.getfixturevalue("sidejob_redis") if needs else None
+    return part

@@ -1,0 +1,162 @@
+"""A process that a test starts, kills and freezes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..embedded.processes import children
+from .freezing import freeze, send_all, session, thaw
+from .waiting import wait_until
+
+LOG_TAIL_LINES = 60
+
+
+class Started(Protocol):
+    """As much of `subprocess.Popen` as is needed here."""
+
+    pid: int
+    returncode: int | Any
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end and return the exit code."""
+        ...
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal, unless the process has ended."""
+        ...
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless the process has ended."""
+        ...
+
+
+class Start(Protocol):
+    """Starts a process in a session of its own, whose output goes to a file."""
+
+    def __call__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:
+        """Start it, and wait for nothing."""
+        ...
+
+
+def start_process(argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, log_path: Path) -> Started:
+    """Start a process in a session of its own, whose output goes to a file."""
+    with log_path.open("wb") as sink:
+        return subprocess.Popen(
+            argv, env=env, cwd=cwd, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+class Process:
+    """A process with a session of its own, whose output goes to a file.
+
+    Its "group" is all of that session: itself, its pool's processes, and those of its children that outlive it.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], *, name: str, env: Mapping[str, str], cwd: Path, log_path: Path,
+        start: Start = start_process,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.argv = list(argv)
+        self.log_path = log_path
+        self._started = start(argv, env=env, cwd=cwd, log_path=log_path)
+        self.pid = self._started.pid
+
+    def __repr__(self) -> str:
+        state = "alive" if self.alive else f"ended with {self._started.returncode}"
+        return f"<{type(self).__name__} {self.name} pid={self.pid} {state}>"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the main process has not ended; a frozen one is alive."""
+        return self._started.poll() is None
+
+    def log(self) -> str:
+        """Return all it has written, to standard output and standard error."""
+        return self.log_path.read_text(errors="replace")
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """Return the last lines it has written."""
+        return "\n".join(self.log().splitlines()[-lines:])
+
+    def wait_for_log(self, text: str, timeout: float = 10.0, *, count: int = 1) -> None:
+        """Return once `text` has been written `count` times; AssertionError at once if the process ends before that."""
+        self.wait_for(lambda: self.log().count(text) >= count, timeout, what=f"wrote {text!r}")
+
+    def wait_for(self, fact: Any, timeout: float, *, what: str) -> None:
+        """Return once the fact is true; AssertionError at once if the process ends before that."""
+
+        def outcome() -> str:
+            alive = self.alive  # asked before the fact: its last deed must not be missed
+            if fact():
+                return "true"
+            return "" if alive else "ended"
+
+        try:
+            how = wait_until(outcome, timeout=timeout, message=f"{self!r} {what}")
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}; its log ends with:\n{self.log_tail()}") from None
+        if how == "ended":
+            raise AssertionError(f"{self!r} before it {what}; its log ends with:\n{self.log_tail()}")
+
+    def wait(self, timeout: float = 10.0) -> int:
+        """Return its exit code, or minus the signal that ended it, once the main process has ended."""
+        try:
+            return self._started.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"{self!r} not ended within {timeout:g} s:\n{self.log_tail()}") from None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send any signal to the main process; nothing when it has ended."""
+        self._started.send_signal(number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the main process: a worker's warm shutdown. Does not wait."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill_main(self) -> None:
+        """Send SIGKILL to the main process alone; when this returns it is gone, its children perhaps not.
+
+        On Linux the pool's processes of a prefork worker have asked to be killed at that moment (celery.platforms), and
+        are gone a little later even in the middle of a task.
+        """
+        self._started.kill()
+        self._started.wait(10)
+
+    def kill_group(self) -> None:
+        """Send SIGKILL to everything in its session; when this returns all of it is gone."""
+
+        def all_gone() -> bool:
+            members = self.group()
+            send_all(members, signal.SIGKILL)
+            self._started.poll()
+            return not members
+
+        wait_until(all_gone, message=f"all processes of {self!r} to be gone")
+        self._started.wait(10)
+
+    def freeze(self) -> None:
+        """Send SIGSTOP to everything in its session; when this returns all of it stands still."""
+        freeze(self.group)
+
+    def thaw(self) -> None:
+        """Send SIGCONT to everything in its session."""
+        thaw(self.group)
+
+    def children(self) -> list[int]:
+        """Return the direct children of the main process: a prefork worker's pool."""
+        alive = set(self.group())
+        return [pid for pid in children(self.pid) if pid in alive]
+
+    def group(self) -> list[int]:
+        """Return everything alive in its session, whether or not the main process still is."""
+        return session(self.pid)

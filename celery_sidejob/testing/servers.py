@@ -1,0 +1,164 @@
+"""The servers of a run of tests, and the user's app on them.
+
+Where the environment names a server it is used, else a throwaway one is started. Of a given Postgres we make and drop
+databases of our own. In a given Redis our keys have a prefix of their own; others are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Celery
+from celery.app.utils import find_app
+
+from .. import embedded
+from ..model.errors import SettingsError
+from .databases import check_is_for_tests, drop_schema, empty
+
+POSTGRES = "SIDEJOB_TEST_DATABASE_URL"
+REDIS = "SIDEJOB_TEST_REDIS_URL"
+AMQP = "SIDEJOB_TEST_AMQP_URL"
+
+QUICK: Mapping[str, Any] = {
+    "sidejob_lease": 6,
+    "sidejob_heartbeat_interval": 1,
+    "sidejob_lost_after": 2,
+}
+"""Settings with shorter times than the defaults: a test kills its workers, and waits for what follows."""
+
+OVERRIDING = ("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL", "CELERY_RESULT_BACKEND")
+"""Variables that Celery takes before any configuration."""
+
+
+@dataclass(frozen=True)
+class RedisPart:
+    """A Redis, and the prefix of the keys in it that are the tests' own; with none all keys are."""
+
+    url: str
+    prefix: str = ""
+
+    def empty(self, *, bindings: bool = False) -> None:
+        """Delete the tests' keys; the bindings of queues only if asked to: the app's open connections rely on them."""
+        import redis  # here, because an app on another broker may not have it
+
+        with redis.Redis.from_url(self.url) as client:
+            keys = client.scan_iter(f"{self.prefix}*", count=1000)
+            found = [key for key in keys if bindings or b"_kombu.binding." not in key]
+            if found:
+                client.delete(*found)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Have a Postgres within the block; yields an administrator's URL."""
+    given = os.environ.get(POSTGRES)
+    if given:
+        yield given
+        return
+    with embedded.Postgres(durable=False) as server:
+        yield server.url
+
+
+@contextmanager
+def redis_part() -> Iterator[RedisPart]:
+    """Have a Redis within the block, or a part of the given one."""
+    given = os.environ.get(REDIS)
+    if not given:
+        with embedded.Valkey() as server:
+            yield RedisPart(server.url)
+        return
+    part = RedisPart(given, f"sidejob_test_{secrets.token_hex(6)}:")
+    try:
+        yield part
+    finally:
+        part.empty(bindings=True)
+
+
+def app_of(name: str | None) -> Celery:
+    """Return the app that `celery -A name` would find."""
+    if not name:
+        raise SettingsError(
+            "Which app is tested? Name it in pytest's configuration as `celery -A` is given it: sidejob_app = shop "
+            "(in pytest.ini, or under [tool.pytest.ini_options] in pyproject.toml, there in quotes)."
+        )
+    found: Celery = find_app(name)
+    if getattr(found, "sidejob", None) is None:
+        raise SettingsError(f"sidejob_app names {name!r}, an app without a SideJob: call SideJob(app) there.")
+    return found
+
+
+def kind_of(url: Any) -> str:
+    """Return the kind of server that a broker's or a result backend's URL needs: redis, postgres, amqp or other."""
+    scheme = (url if isinstance(url, str) else next(iter(url or ()), "")).partition(":")[0]
+    if scheme.startswith(("redis", "rediss", "valkey")) or scheme in ("sidejob", "sidejobs", "sentinel"):
+        return "redis"
+    if scheme == "sidejobpg" or scheme.startswith("db+postgres"):
+        return "postgres"
+    return "amqp" if scheme.startswith(("amqp", "pyamqp")) else "other"
+
+
+def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
+    """Return the URL of the test's broker: of the kind that the app has."""
+    own = app.conf.broker_url
+    match kind_of(own):
+        case "redis" if part is not None:
+            return ("sidejob" if str(own).startswith("sidejob") else "redis") + "://" + part.url.partition("://")[2]
+        case "postgres":
+            return "sidejobpg://" + database_url.partition("://")[2]
+        case "amqp" if os.environ.get(AMQP):
+            return os.environ[AMQP]
+    raise SettingsError(
+        f"The app's broker is of a kind that cannot be started for a test ({str(own).partition(':')[0]}://). Name one "
+        f"for tests: a RabbitMQ's vhost in {AMQP}, or override the fixture sidejob_broker_url."
+    )
+
+
+def configuration(app: Celery, database_url: str, broker: str, part: RedisPart | None) -> dict[str, Any]:
+    """Return the changes by which the app uses the servers of the tests."""
+    changes: dict[str, Any] = {
+        **QUICK, "sidejob_database_url": database_url, "sidejob_direct_url": None, "sidejob_failover_urls": [],
+        "broker_url": broker, "broker_read_url": None, "broker_write_url": None,
+    }  # fmt: skip
+    backend = app.conf.result_backend
+    if part is not None and part.prefix:
+        for key in ("broker_transport_options", "result_backend_transport_options"):
+            changes[key] = {**app.conf[key], "global_keyprefix": part.prefix}
+    match kind_of(backend):
+        case "redis" if part is not None:
+            changes["result_backend"] = part.url
+        case "postgres":
+            changes["result_backend"] = f"{backend.partition('://')[0]}://{database_url.partition('://')[2]}"
+    return changes
+
+
+@contextmanager
+def configured(app: Celery, changes: Mapping[str, Any]) -> Iterator[None]:
+    """Have the app use other servers within the block; the schema is made there."""
+    url, before = changes["sidejob_database_url"], dict(app.conf.changes)
+    check_is_for_tests(url)
+    hidden = {name: os.environ.pop(name) for name in OVERRIDING if name in os.environ}
+    try:
+        for key, value in changes.items():
+            app.conf[key] = value
+        app.sidejob.reread_settings()
+        drop_schema(url, app.sidejob.settings.schema)
+        app.sidejob.upgrade_schema()
+        yield
+    finally:
+        app.sidejob.reread_settings()
+        app.conf.changes.clear()
+        app.conf.changes.update(before)
+        os.environ.update(hidden)
+
+
+def empty_all(app: Celery, part: RedisPart | None) -> None:
+    """Delete what a test has left in the store and in the broker."""
+    app.sidejob.close()
+    empty(app.sidejob.settings.require_database_url(), app.sidejob.settings.schema)
+    if part is not None:
+        part.empty()

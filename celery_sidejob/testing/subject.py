@@ -1,0 +1,31 @@
+"""The app that a test asks about, and how its jobs are shown in messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..hooks import apps
+from ..jobs.job import Job
+from ..model.errors import SettingsError
+
+
+def sidejob_of(subject: Any = None) -> Any:
+    """Return the `SideJob` of a task, a job or an app; without any of these that of the present app."""
+    if isinstance(subject, Job):
+        runtime = subject._runtime
+        for app in apps.every_app():
+            found = getattr(app, "sidejob", None)
+            if found is not None and found.runtime.connections is runtime.connections:
+                return found
+    app = getattr(subject, "app", None) or apps.present()
+    found = getattr(app, "sidejob", None)
+    if found is None:
+        raise SettingsError("There is no app with a SideJob here: import yours, or give sidejob=.")
+    return found
+
+
+def shown(job: Job) -> str:
+    """Return a job as messages show it."""
+    kwargs = [f"{name}={value!r}" for name, value in job.kwargs.items()]
+    call = ", ".join([*map(repr, job.args), *kwargs])
+    return f"job {job.id} {job.task}({call}) [{job.status}, queue {job.queue}]"

@@ -1,0 +1,40 @@
+"""The app of a worker that a test has started: the user's app, on the servers of the test.
+
+`worker.py` runs ``celery -A celery_sidejob.testing.worker_app worker``, so that Celery imports everything in its own
+order: first it patches for the pool, then it imports the app.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from celery.app.utils import find_app
+from celery.signals import worker_ready
+
+from .variables import APP, CONFIGURATION, DJANGO, READY
+
+
+def _told() -> Any:
+    found = find_app(os.environ[APP])
+    for key, value in json.loads(os.environ[CONFIGURATION]).items():
+        found.conf[key] = value
+    names = json.loads(os.environ.get(DJANGO, "{}"))
+    if names and "django.db" in sys.modules:
+        for alias, name in names.items():
+            sys.modules["django.db"].connections[alias].settings_dict["NAME"] = name
+    return found
+
+
+@worker_ready.connect(weak=False)
+def _ready(**_: Any) -> None:
+    """Tell the test: this worker consumes now."""
+    Path(os.environ[READY]).touch()
+
+
+signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the test had them blocked while it started us (janitor.py)
+app = _told()
