@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import atexit
 import logging
+import queue
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..model.errors import SettingsError
@@ -50,13 +52,15 @@ class Announcer:
         _announcers.add(self)
 
     def _begin(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may announce too
+        # A signal handler may announce in the middle of an announcement. So the lock lets its thread in again, and a
+        # SimpleQueue rings the bell: an Event has a lock that does not.
+        self._lock = threading.RLock()
         self._queue: deque[Message] = deque()
         self._bytes = 0
         self._thread: threading.Thread | None = None
-        self._rung = threading.Event()
-        self._done = threading.Event()
-        self._done.set()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._busy = False
+        self._flushes: list[queue.SimpleQueue[None]] = []
 
     # -- for everybody -------------------------------------------------------------------------------------------
 
@@ -80,7 +84,7 @@ class Announcer:
                 return
             self._queue.append((channel, text))
             self._bytes += len(text)
-            self._done.clear()
+            self._busy = True
         self._wake()
 
     @property
@@ -100,12 +104,19 @@ class Announcer:
 
     def flush(self, within_s: float = LAST_S) -> bool:
         """Wait until what was announced is sent, for at most this many seconds; tell whether it is."""
-        return self._done.wait(within_s)
+        with self._lock:
+            if not self._busy:
+                return True
+            done: queue.SimpleQueue[None] = queue.SimpleQueue()
+            self._flushes.append(done)
+        with suppress(queue.Empty):
+            done.get(timeout=within_s)
+            return True
+        return False
 
     def close(self) -> None:
         """Send what is left, within `LAST_S`, and close the connection; the next announcement opens another."""
-        self.flush()
-        if self._way is not None and self._done.is_set():
+        if self.flush() and self._way is not None:
             with self._turn:
                 self._way.close()
 
@@ -129,21 +140,24 @@ class Announcer:
         if thread is not None:
             try:
                 thread.start()
-            except RuntimeError:  # the interpreter is ending
+            except RuntimeError:  # the interpreter is ending, or there may be no more threads just now
                 with self._lock:
+                    self._thread = None
                     self._queue.clear()
                     self._bytes = 0
-                self._done.set()
-        self._rung.set()
+                self._rest()
+        if self._bell.empty():
+            self._bell.put(None)
 
     def _run(self) -> None:
-        queue = self._queue
-        while queue is self._queue:
-            if not self._rung.wait(IDLE_S):
+        mine, bell = self._queue, self._bell
+        while mine is self._queue:
+            try:
+                bell.get(timeout=IDLE_S)
+            except queue.Empty:
                 with self._turn:
                     self.way.close()
-                self._rung.wait()
-            self._rung.clear()
+                bell.get()
             self._send(self._taken())
             while batch := self._taken():
                 self._send(batch)
@@ -162,8 +176,12 @@ class Announcer:
 
     def _rest(self) -> None:
         with self._lock:
-            if not self._queue:
-                self._done.set()
+            if self._queue:
+                return
+            self._busy = False
+            flushes, self._flushes = self._flushes, []
+        for done in flushes:
+            done.put(None)
 
     def _send(self, batch: Sequence[Message]) -> None:
         way = self.way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
-from celery_sidejob.announcements.announcer import MOST
+from celery_sidejob.announcements.announcer import MOST, Announcer
 from celery_sidejob.announcements.over_postgres import PIECE, parts_of
 from celery_sidejob.announcements.over_redis import LISTENING
 from celery_sidejob.announcements.subscription import Subscription
@@ -342,6 +343,32 @@ def test_a_subscriber_that_does_not_read_loses_the_oldest(told: Stage) -> None:
         wait_until(lambda: subscription.dropped == 10 - announcer.dropped)
         assert announcer.dropped == 0
         assert next(subscription).message == 10
+
+
+def test_a_signal_handler_announces_in_the_middle_of_an_announcement(told: Stage) -> None:
+    announcer, lines = told.runtime.announcer, 0
+
+    def handle(frame: Any, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_globals["__name__"] not in ("threading", Announcer.__module__):
+            return None
+        if event == "line":
+            lines += 1
+            announcer.announce("/a", "0")
+        return handle
+
+    def announce() -> None:
+        sys.settrace(handle)
+        announcer.announce("/a", "1")
+        sys.settrace(None)
+
+    with told.sidejob.subscribe("/a", timeout=10) as subscription:
+        interrupted = threading.Thread(target=announce, daemon=True)
+        interrupted.start()
+        interrupted.join(10)
+        assert not interrupted.is_alive(), "it waits for itself"
+        assert lines > 5
+        assert sorted(message for _, message in heard(subscription, lines + 1)) == [0] * lines + [1]
 
 
 def test_several_subscriptions_and_the_end_of_one(told: Stage) -> None:
