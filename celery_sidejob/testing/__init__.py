@@ -10,6 +10,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .assertions import assert_dead, assert_enqueued, assert_packets, refute_enqueued
+    from .clock import move_clock
     from .inline import run_job, run_until_quiet
     from .waiting import wait_until
     from .worker import Worker, Workers
@@ -17,12 +19,28 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     "Worker": ".worker",
     "Workers": ".worker",
+    "assert_dead": ".assertions",
+    "assert_enqueued": ".assertions",
+    "assert_packets": ".assertions",
+    "move_clock": ".clock",
+    "refute_enqueued": ".assertions",
     "run_job": ".inline",
     "run_until_quiet": ".inline",
     "wait_until": ".waiting",
 }
 
-__all__ = ["Worker", "Workers", "run_job", "run_until_quiet", "wait_until"]
+__all__ = [
+    "Worker",
+    "Workers",
+    "assert_dead",
+    "assert_enqueued",
+    "assert_packets",
+    "move_clock",
+    "refute_enqueued",
+    "run_job",
+    "run_until_quiet",
+    "wait_until",
+]
 
 
 def __getattr__(name: str) -> Any:

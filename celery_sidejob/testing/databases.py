@@ -75,3 +75,24 @@ def empty(url: str, schema: str) -> None:
         connection.execute(
             sql.SQL("UPDATE {} SET holder = NULL, expires_at = now()").format(sql.Identifier(schema, "leases"))
         )
+
+
+STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
+"""Tables whose times do not move: a worker that lives would seem to be dead."""
+NEVER = "9000-01-01"
+"""Times beyond this one are no times: a row that is held back is due in the year 9999."""
+
+
+def move_back(url: str, schema: str, seconds: float) -> None:
+    """Move all times of jobs, messages and results into the past."""
+    columns = """
+        SELECT c.table_name::text, array_agg(c.column_name::text) FROM information_schema.columns c
+        JOIN information_schema.tables t USING (table_schema, table_name)
+        WHERE c.table_schema = %s AND c.data_type = 'timestamp with time zone' AND t.table_type = 'BASE TABLE'
+        GROUP BY c.table_name"""
+    one = sql.SQL("{0} = CASE WHEN {0} < {1} THEN {0} - make_interval(secs => {2}) ELSE {0} END")
+    with psycopg.connect(url, autocommit=True) as connection, connection.transaction():
+        for table, names in connection.execute(columns, [schema]).fetchall():
+            if table not in STILL:
+                moved = sql.SQL(", ").join(one.format(sql.Identifier(name), NEVER, seconds) for name in names)
+                connection.execute(sql.SQL("UPDATE {} SET {}").format(sql.Identifier(schema, table), moved))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..hooks import apps
@@ -17,6 +18,7 @@ def sidejob_of(subject: Any = None) -> Any:
             found = getattr(app, "sidejob", None)
             if found is not None and found.runtime.connections is runtime.connections:
                 return found
+    # A SideJob has an app as a task has one.
     app = getattr(subject, "app", None) or apps.present()
     found = getattr(app, "sidejob", None)
     if found is None:
@@ -26,6 +28,9 @@ def sidejob_of(subject: Any = None) -> Any:
 
 def shown(job: Job) -> str:
     """Return a job as messages show it."""
-    kwargs = [f"{name}={value!r}" for name, value in job.kwargs.items()]
-    call = ", ".join([*map(repr, job.args), *kwargs])
-    return f"job {job.id} {job.task}({call}) [{job.status}, queue {job.queue}]"
+    return f"job {job.id} {call_of(job.task, job.args, job.kwargs)} [{job.status}, queue {job.queue}]"
+
+
+def call_of(task: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a call as Python writes it."""
+    return f"{task}({', '.join([*map(repr, args), *(f'{name}={value!r}' for name, value in kwargs.items())])})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from celery import Celery, states
@@ -19,13 +20,10 @@ from ..outcome import Outcome
 def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome:
     """Run a kept message as a pool's process would, by Celery's own tracer; its end is written as always."""
     given = delivered(message)
-    headers, properties, body = given["headers"], given["properties"], given["body"]
-    if headers.get("compression"):
-        body = decompress(body, headers["compression"])
-    accept = prepare_accept_content(app.conf.accept_content)
-    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
+    headers, properties = given["headers"], given["properties"]
+    args, kwargs, embed = body_of(app, given)
     request: dict[str, Any] = {
-        **headers, **(embed or {}), "args": args, "kwargs": kwargs, "is_eager": False, "called_directly": False,
+        **headers, **embed, "args": args, "kwargs": kwargs, "is_eager": False, "called_directly": False,
         "delivery_info": properties["delivery_info"], "correlation_id": properties.get("correlation_id"),
         "reply_to": properties.get("reply_to"), "hostname": socket.gethostname(),
         WORKER: worker.worker_id, DIGEST: Digest(message.content.digest),
@@ -40,3 +38,13 @@ def run_kept(app: Celery, worker: Heartbeat, message: Message) -> Outcome:
         return Outcome(traced.retval)
     error = traced.info.retval
     return Outcome(error=error) if traced.info.state == states.FAILURE else Outcome(rests=True)
+
+
+def body_of(app: Celery, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Return the arguments in a message as it is delivered, and what else is in its body."""
+    body = given["body"]
+    if given["headers"].get("compression"):
+        body = decompress(body, given["headers"]["compression"])
+    accept = prepare_accept_content(app.conf.accept_content)
+    args, kwargs, embed = loads(body, given["content-type"], given["content-encoding"], accept=accept)
+    return args, kwargs, embed or {}

@@ -1,4 +1,4 @@
-"""Rows whose run could begin now, in the order in which they are due: for tests, which run them without a broker."""
+"""Rows as tests ask for them: those whose run could begin now, and those of durable tasks that are not done."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ ORDER BY m.due_at, m.job_id, m.task_id LIMIT 100""")
 def due(executor: Reader, job_id: int | None = None) -> Sequence[Any]:
     """Read rows of jobs, or of one job, and of durable tasks; a job's have no `body`."""
     return executor.run(_DUE, job_id=job_id)
+
+
+_UNDONE = Statement("""
+SELECT task_id, task, queue, publication, body, generation, expires_at FROM {messages}
+WHERE body IS NOT NULL AND doom IS NULL ORDER BY due_at, task_id LIMIT %(limit)s""")
+
+
+def undone(executor: Reader, limit: int) -> Sequence[Any]:
+    """Read messages of durable tasks that are not done, whenever they are due."""
+    return executor.run(_UNDONE, limit=limit)

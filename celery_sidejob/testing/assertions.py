@@ -1,0 +1,122 @@
+"""Assertions about the store; each message lists what is there instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..deadset import DeadEntry
+from ..hooks.messages.kept_message import delivered
+from ..hooks.tasks.inline import body_of
+from ..jobs.job import Job
+from ..jobs.port import Port
+from ..model.durable import Message
+from ..model.status import Status
+from ..store.outbox.due import undone
+from .subject import call_of, shown, sidejob_of
+
+MOST = 1000
+"""How many jobs, messages, entries or packets an assertion looks at."""
+LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A durable task that was called and is not done."""
+
+    task_id: str
+    task: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    queue: str
+
+    def __str__(self) -> str:
+        return f"durable task {call_of(self.task, self.args, self.kwargs)} [queue {self.queue}]"
+
+
+def assert_enqueued(
+    task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
+    sidejob: Any = None,
+) -> Job | Waiting:  # fmt: skip
+    """Return the first queued job of a task, or durable task that is not done; AssertionError if there is none.
+
+    `task` is a task or its name. What is not given is not compared. It counts whether or not it is due already.
+    """
+    there, found = _enqueued(task, args, kwargs, queue, sidejob)
+    if not found:
+        raise AssertionError(f"{_wanted(task, args, kwargs, queue)} is not enqueued; {_listed(there)}")
+    return found[0]
+
+
+def refute_enqueued(
+    task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
+    sidejob: Any = None,
+) -> None:  # fmt: skip
+    """Raise AssertionError if `assert_enqueued` would find something."""
+    _, found = _enqueued(task, args, kwargs, queue, sidejob)
+    if found:
+        raise AssertionError(f"{_wanted(task, args, kwargs, queue)} is enqueued; {_listed(found)}")
+
+
+def assert_dead(
+    task: Any = None, *, error: str | None = None, job: Job | None = None, sidejob: Any = None
+) -> DeadEntry:
+    """Return the newest entry of the dead set of a task, or of a job, whose error contains this text.
+
+    AssertionError if there is none.
+    """
+    name = getattr(task, "name", task)
+    entries: Sequence[DeadEntry] = sidejob_of(sidejob or job or task).dead.list(limit=MOST)
+    for entry in reversed(entries):
+        of_job = job is None or entry.job_id == job.id
+        if of_job and name in (None, entry.task) and (error is None or error in entry.error):
+            return entry
+    wanted = [name, f"of job {job.id}" if job is not None else None, f"with {error!r}" if error is not None else None]
+    there = [f"{entry.task} [{entry.reason}: {entry.error}]" for entry in entries]
+    raise AssertionError(f"No entry {' '.join(filter(None, wanted))} is in the dead set; {_listed(there)}")
+
+
+def assert_packets(port: Port, values: Iterable[Any]) -> None:
+    """Raise AssertionError unless just these values wait on a port, in this order; none is taken off the port."""
+    wanted = list(values)
+    there = [packet.value for packet in port.peek(MOST + len(wanted))]
+    if there != wanted:
+        differs = next((n for n, (a, b) in enumerate(zip(there, wanted, strict=False)) if a != b), None)
+        first = min(len(there), len(wanted)) if differs is None else differs
+        raise AssertionError(f"{port!r} has {there!r}, not {wanted!r}; they differ from number {first} on.")
+
+
+def _enqueued(
+    task: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None, sidejob: Any
+) -> tuple[list[Job | Waiting], list[Job | Waiting]]:
+    """Return all that is enqueued, and what of it is meant."""
+    owner = sidejob_of(sidejob or task)
+    name = getattr(task, "name", task)
+    jobs: list[Job | Waiting] = list(owner.jobs(status=Status.QUEUED, limit=MOST))
+    there = jobs + [_waiting(owner.app, row) for row in undone(owner.runtime.connections, MOST)]
+    wanted = None if args is None else list(args)
+    found = [
+        one for one in there
+        if one.task == name and queue in (None, one.queue)
+        and (wanted is None or list(one.args) == wanted) and (kwargs is None or one.kwargs == kwargs)
+    ]  # fmt: skip
+    return there, found
+
+
+def _waiting(app: Any, row: Any) -> Waiting:
+    args, kwargs, _ = body_of(app, delivered(Message.of_row(row)))
+    return Waiting(row.task_id, row.task, args, kwargs, row.queue)
+
+
+def _wanted(task: Any, args: Any, kwargs: Any, queue: str | None) -> str:
+    name = str(getattr(task, "name", task))
+    call = name if args is None and kwargs is None else call_of(name, list(args or ()), kwargs or {})
+    return call if queue is None else f"{call} in queue {queue!r}"
+
+
+def _listed(there: Sequence[Any]) -> str:
+    lines = [shown(one) if isinstance(one, Job) else str(one) for one in there[:LISTED]]
+    if len(there) > LISTED:
+        lines.append(f"… and {len(there) - LISTED} more")
+    return "there are:\n  " + "\n  ".join(lines) if lines else "there is nothing."

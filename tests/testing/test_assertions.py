@@ -1,0 +1,126 @@
+"""Assertions about the store, what they say when they fail, and a clock that is moved."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from celery_sidejob import InvalidValueError, RunningJob
+from celery_sidejob.testing import (
+    assert_dead,
+    assert_enqueued,
+    assert_packets,
+    move_clock,
+    refute_enqueued,
+    run_job,
+    run_until_quiet,
+)
+from tests.tools.in_process import Stage
+
+
+@pytest.fixture
+def mail(stage: Stage) -> Any:
+    """A durable task."""
+
+    @stage.app.task(name="shop.mail", durable=True, shared=False)
+    def mail(to: str, copies: int = 1) -> str:
+        return to
+
+    return mail
+
+
+def test_what_is_enqueued_is_found_by_what_is_given(stage: Stage, mail: Any) -> None:
+    job = stage.sidejob.enqueue(stage.call, (1,), queue="math", countdown=3600)
+    sent = mail.apply_async(("ada",), {"copies": 2})
+
+    assert assert_enqueued(stage.call) == assert_enqueued("stage.call", [1], {}, queue="math", sidejob=stage.sidejob)
+    assert assert_enqueued(stage.call, (1,)) == job
+    assert assert_enqueued(mail, ("ada",), {"copies": 2}).task_id == sent.id
+    refute_enqueued(stage.idle)
+    refute_enqueued(mail, ("bob",))
+    refute_enqueued(stage.call, queue="celery")
+
+
+def test_the_message_lists_what_is_enqueued(stage: Stage, mail: Any) -> None:
+    with pytest.raises(AssertionError, match=r"^shop\.mail\('bob'\) is not enqueued; there is nothing\.$"):
+        assert_enqueued(mail, ("bob",))
+
+    stage.sidejob.enqueue(stage.call, (1,), queue="math")
+    mail.delay("ada", copies=2)
+    with pytest.raises(AssertionError) as caught:
+        assert_enqueued(mail, ("bob",), queue="post")
+    assert str(caught.value).splitlines() == [
+        "shop.mail('bob') in queue 'post' is not enqueued; there are:",
+        "  job 1 stage.call(1) [queued, queue math]",
+        "  durable task shop.mail('ada', copies=2) [queue celery]",
+    ]
+    with pytest.raises(AssertionError, match=r"^shop\.mail is enqueued; there are:\n  durable task shop\.mail\('ada'"):
+        refute_enqueued(mail)
+
+
+def test_the_newest_entry_of_the_dead_set_is_found(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        raise ValueError(f"number {job.id}")
+
+    jobs = [stage.job(body) for _ in range(2)]
+    with pytest.raises(AssertionError, match=r"No entry stage\.call is in the dead set; there is nothing\."):
+        assert_dead(stage.call)
+    for job in jobs:
+        run_job(job, raise_errors=False)
+
+    assert assert_dead(stage.call).job_id == jobs[1].id
+    assert assert_dead(job=jobs[0], error="number 1").reason == "failed"
+    with pytest.raises(AssertionError, match=r"with 'number 3' is in the dead set; there are:\n  stage\.call \[failed"):
+        assert_dead(error="number 3", sidejob=stage.sidejob)
+
+
+def test_packets_stay_on_their_port(stage: Stage) -> None:
+    job = stage.job()
+    job.input("i").write_many([1, 2])
+
+    assert_packets(job.input("i"), [1, 2])
+    assert_packets(job.input("i"), (1, 2))
+    with pytest.raises(AssertionError, match=r"<Port in:i of job 1> has \[1, 2\], not \[1, 3\]; .* number 1 on"):
+        assert_packets(job.input("i"), [1, 3])
+    with pytest.raises(AssertionError, match="number 2 on"):
+        assert_packets(job.input("i"), [1, 2, 3])
+
+
+def test_timers_retries_and_durable_tasks_obey_the_clock(stage: Stage, mail: Any) -> None:
+    stage.job(lambda job: None if job.request.retries else _again(job), countdown=3600)
+    mail.apply_async(("ada",), countdown=7200)
+    assert run_until_quiet(stage.sidejob) == 0
+
+    move_clock(timedelta(hours=1))
+    assert run_until_quiet(stage.sidejob) == 1
+    move_clock(3599, sidejob=stage.sidejob)
+    assert run_until_quiet(stage.sidejob) == 0
+    move_clock(1)
+    assert run_until_quiet(stage.sidejob) == 2
+    assert stage.row_counts()["messages"] == 0
+
+
+def test_the_age_of_what_is_kept_obeys_the_clock_and_workers_live_on(stage: Stage) -> None:
+    beat = stage.sql("SELECT beat_at FROM workers")
+    job = stage.job(lambda job: 1 / 0)
+    run_job(job, raise_errors=False)
+    move_clock(timedelta(days=179))
+    stage.sidejob.poll()
+    assert_dead(stage.call)
+
+    move_clock(timedelta(days=2))
+    stage.sidejob.poll()
+    assert len(stage.sidejob.dead) == 0
+    assert stage.sql("SELECT beat_at FROM workers") == beat
+
+
+@pytest.mark.parametrize("by", [-1, "an hour", float("nan"), timedelta(seconds=-1)])
+def test_time_only_passes(stage: Stage, by: Any) -> None:
+    with pytest.raises(InvalidValueError, match="takes seconds or a timedelta"):
+        move_clock(by)
+
+
+def _again(job: RunningJob) -> None:
+    raise job.retry(countdown=3600)
