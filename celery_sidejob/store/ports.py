@@ -18,10 +18,14 @@ gone AS (
   DELETE FROM {{subscriptions}} s USING p WHERE s.port_id = p.id AND NOT s.channel = ANY(p.channels)),
 s AS (
   INSERT INTO {{subscriptions}} (channel, job_id, port_id)
-  SELECT DISTINCT unnest(channels), job_id, id FROM p WHERE direction = 'in' AND name <> '{WILDCARD}'
+  SELECT DISTINCT unnest(channels), job_id, id FROM p
+  WHERE direction = 'in' AND name <> '{WILDCARD}' AND NOT EXISTS (
+    SELECT FROM {{jobs}} j WHERE j.id = p.job_id AND j.status = 'terminated')
   ON CONFLICT DO NOTHING)
 SELECT {_ROW} FROM p"""
 """The end of a statement whose CTE `p` writes the channels of ports: input ports subscribe to just these.
+
+Those of a terminated job subscribe when it is revived (`subscribe`).
 
 The pattern `"*"` subscribes to none; it gives its channels to the ports that are made by it.
 """

@@ -362,6 +362,46 @@ def test_a_store_that_is_away_ends_the_duty(
         sweep(stage)
 
 
+# -- jobs that do not run --------------------------------------------------------------------------------------------
+
+
+def test_channels_that_a_terminated_job_gets_count_from_its_revival_on(stage: Stage) -> None:
+    job = stage.job(inports={"in1": {}, "*": {"channels": [CHANNEL]}})
+    stage.drain()
+    job.terminate()
+    stage.drain()
+    job.input("in1").channels = [CHANNEL]
+    assert stage.sidejob.publish(CHANNEL, 1) == 0
+    with stage.sidejob.port_options(notify=False):
+        job.input("made").write(0)
+    job.configure_ports(inports={"in1": {"channels": [CHANNEL]}, "in2": {"channels": [CHANNEL]}})
+    assert stage.sidejob.publish(CHANNEL, 2) == 0
+    job.run(force=True)
+    assert stage.sidejob.publish(CHANNEL, 3) == 2
+    assert arrived(job) == [3]
+
+
+def test_a_failed_job_still_gets_messages_and_reads_them_when_it_is_run_again(stage: Stage) -> None:
+    got: list[int] = []
+
+    def body(job: RunningJob) -> None:
+        for value in job.for_inputs("in1"):
+            if value == 0 and not got:
+                raise ValueError(value)
+            got.append(value)
+
+    job = stage.job(body, inports={"in1": {"channels": [CHANNEL]}})
+    stage.sidejob.publish(CHANNEL, 0)
+    with pytest.raises(ValueError, match="0"):
+        stage.run(job)
+    assert stage.sidejob.publish(CHANNEL, 1) == 1
+    assert (job.refresh().status, arrived(job)) == ("failed", [0, 1])
+    got.append(-1)
+    job.run(force=True)
+    stage.drain()
+    assert (job.refresh().status, got) == ("completed", [-1, 0, 1])
+
+
 # -- in whose transaction ------------------------------------------------------------------------------------------
 
 
