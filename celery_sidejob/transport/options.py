@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import kombu
+
 from ..model.checks import SLIP, Form, is_number, is_seconds, nearest
+
+DEFAULTS: Mapping[str, Any] = {
+    "loop_timeout": 30.0, "delivery_limit": 20, "dead_list_limit": 10_000, "dead_list_days": 90,
+}  # fmt: skip
+"""What both transports take for an option that is not given."""
 
 SHARED: Mapping[str, Form] = {
     "consumer_timeout": ("a number of seconds above 0", lambda value: is_seconds(value) and value > 0),
@@ -19,6 +26,12 @@ SHARED: Mapping[str, Form] = {
     ),
 }  # fmt: skip
 """Options, each with its values."""
+
+
+def require_kombu(scheme: str) -> None:
+    """Raise ImportError if kombu is too old for our transports."""
+    if tuple(kombu.VERSION[:2]) < (5, 7):
+        raise ImportError(f"{scheme}:// needs kombu 5.7 or newer; this is {kombu.__version__}")
 
 
 def check_options(given: Mapping[str, Any], ours: Mapping[str, Form]) -> None:

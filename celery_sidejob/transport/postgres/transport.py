@@ -15,7 +15,6 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-import kombu
 import psycopg
 from kombu.log import get_logger
 from kombu.transport import virtual
@@ -24,7 +23,7 @@ from ...model import native
 from ...model.checks import Form, is_text
 from ...model.errors import SettingsError
 from ...store.broker import consumers, messages, queues
-from ..options import SHARED, check_options
+from ..options import DEFAULTS, SHARED, check_options, require_kombu
 from ..pulse import Pulse
 from . import bell, dead, sending
 from .address import SCHEME, database_url, hide_password, is_alone, without_password
@@ -38,8 +37,7 @@ from .topology import Topology
 
 logger = get_logger(__name__)
 
-if tuple(kombu.VERSION[:2]) < (5, 7):
-    raise ImportError(f"sidejobpg:// needs kombu 5.7 or newer; this is {kombu.__version__}")
+require_kombu(SCHEME)
 
 BACK_OFF_S = (0.01, 0.05, 0.25, 1.0, 1.0, 5.0)
 """When an idle consumer looks again, though nobody has rung: its sender may have died before the ring."""
@@ -79,11 +77,11 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **options: Any) -> None:
         super().__init__(client, **options)
-        given = client.transport_options
-        check_options(given, OPTIONS)
+        check_options(client.transport_options, OPTIONS)
+        self._options = given = {**DEFAULTS, **client.transport_options}
         hide_password(client)
         self.silence_s = float(given.get("consumer_timeout", 10.0))
-        self.pulse = Pulse(given.get("loop_timeout", 30.0))
+        self.pulse = Pulse(given["loop_timeout"])
         self.has_loop = False
         """Whether Celery's event loop runs the polls."""
         self.broadcasts = Broadcasts(lambda: self.link, self._callbacks)
@@ -112,7 +110,7 @@ class Transport(virtual.Transport):
     @property
     def delivery_limit(self) -> float:
         """How often a message may come back that had begun before it goes to the dead list."""
-        limit = self.client.transport_options.get("delivery_limit", 20)
+        limit = self._options["delivery_limit"]
         return inf if limit is None else int(limit)
 
     def driver_version(self) -> str:
@@ -232,8 +230,7 @@ class Transport(virtual.Transport):
 
     def bound_dead_list(self, run: Run) -> None:
         """Drop what the dead list keeps no longer, in the heart's thread."""
-        given = self.client.transport_options
-        dead.bound(run, limit=given.get("dead_list_limit", 10_000), days=given.get("dead_list_days", 90))
+        dead.bound(run, limit=self._options["dead_list_limit"], days=self._options["dead_list_days"])
 
     # -- polls ------------------------------------------------------------------------------------------------------
 

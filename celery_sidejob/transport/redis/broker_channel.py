@@ -25,6 +25,7 @@ from redis.exceptions import NoScriptError
 
 from ..announcements import message_refused
 from ..decoding import Message
+from ..options import DEFAULTS
 from ..quarantine import Quarantine
 from .acknowledgements import Acknowledgement, Acknowledgements
 from .connections import WITHOUT_NOTICES, breaking, has_come
@@ -71,13 +72,13 @@ class Channel(redis.Channel):
     )
     consumer_timeout = 3.5
     """Seconds of silence after which a consumer is dead."""
-    loop_timeout: float | None = 30.0
+    loop_timeout: float | None = DEFAULTS["loop_timeout"]
     """Seconds for which the thread that consumes may stand still before its consumers are left to others; None for any
     time."""
-    delivery_limit: int | None = 20
+    delivery_limit: int | None = DEFAULTS["delivery_limit"]
     """How often a message that had begun may come back before it goes to the dead list; None for any number."""
-    dead_list_limit: int | None = 10_000
-    dead_list_days: float | None = 90
+    dead_list_limit: int | None = DEFAULTS["dead_list_limit"]
+    dead_list_days: float | None = DEFAULTS["dead_list_days"]
     """How many messages the dead list keeps, and for how long; None for any number, and for ever."""
 
     _kept_client: Any = None

@@ -8,14 +8,13 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
-import kombu
 from kombu.log import get_logger
 from kombu.transport import redis
 from redis import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ..options import SHARED, check_options
+from ..options import SHARED, check_options, require_kombu
 from ..pulse import Pulse
 from .broker_channel import Channel as BrokerChannel
 from .dead import DeadList
@@ -25,9 +24,7 @@ from .scripts import BEAT, FETCH, GIVE_BACK, PUT
 
 logger = get_logger(__name__)
 
-if tuple(kombu.VERSION[:2]) < (5, 7):
-    raise ImportError(f"sidejob:// needs kombu 5.7 or newer; this is {kombu.__version__}")
-
+require_kombu("sidejob")
 
 OLDEST_REDIS = (6, 2)
 """The version that kombu 5.7 needs; Valkey reports 7.2."""
