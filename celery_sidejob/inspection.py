@@ -7,7 +7,7 @@ tracebacks, as in `Job.info`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -41,6 +41,8 @@ from .store.statement import Transaction
 
 CHILDREN = 100
 """How many children and timers are shown with a job; `tree` and `jobs` show more, in pages."""
+DEEPEST = 10_000
+"""Levels of a tree below its first job that are shown."""
 NUMBERS = ("depth", "running", "delayed", "scheduled", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")
 NOBODY: Mapping[str, int] = MappingProxyType({})
@@ -180,10 +182,10 @@ class Inspection:
         If jobs were left out, their parent's `children` is larger than the number shown.
         """
 
-        def work(executor: Transaction) -> list[Node]:
-            return list(_walk(executor, job.id, depth, limit))
-
-        return self._runtime.connections.transact("inspect", work)
+        found = trees.tree(self._runtime.connections, job.id, depth=DEEPEST if depth is None else depth, limit=limit)
+        if not found:
+            raise JobNotFoundError(f"There is no job {job.id}: it was deleted, or never committed.")
+        return [_node(row) for row in found]
 
     def stats(self) -> dict[str, Any]:
         """Return the state of the store at a glance, as JSON values; very large numbers are estimated.
@@ -313,11 +315,10 @@ class Inspection:
         return set(served.workers_of_queues(executor, silent))
 
     def _details(self, executor: Transaction, job_id: int) -> dict[str, Any]:
-        found = jobs.find(executor, [job_id])
-        if not found:
+        shown, found = trees.tree(executor, job_id, depth=1, limit=1 + CHILDREN), jobs.find(executor, [job_id])
+        if not shown or not found:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
-        children = trees.nodes_below(executor, [job_id], limit=CHILDREN)
-        node = trees.node(executor, job_id)
+        node, *children = shown
         message = doorbells.of_job(executor, job_id)
         hide = self._runtime.settings.redacted
         return {
@@ -326,8 +327,8 @@ class Inspection:
             "state": hide({key: values.decode(text) for key, text in state.read(executor, job_id).items()}),
             **_ports(executor, job_id, hide),
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},
-            "children_count": min(node.children, trees.COUNTED) if node is not None else 0,
-            "more_children": node is not None and node.children > trees.COUNTED,
+            "children_count": min(node.children, trees.COUNTED),
+            "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
@@ -415,24 +416,9 @@ def _ports(executor: Transaction, job_id: int, hide: Callable[[Any], Any]) -> Ma
     return shown
 
 
-def _walk(executor: Transaction, root: int, depth: int | None, limit: int) -> Iterator[Node]:
-    """Read a tree level by level, so that only the nodes that are shown are read."""
-    row = trees.node(executor, root)
-    if row is None:
-        raise JobNotFoundError(f"There is no job {root}: it was deleted, or never committed.")
-    yield _node(row, 0)
-    seen, level, down = {root}, [row], 0
-    while level and len(seen) < limit and (depth is None or down < depth):
-        down += 1
-        above = [row.id for row in level if row.children]
-        found = trees.nodes_below(executor, above, limit=limit - len(seen)) if above else ()
-        level = [row for row in found if row.id not in seen]  # a job that was adopted meanwhile is shown once
-        seen.update(row.id for row in level)
-        yield from (_node(row, down) for row in level)
-
-
-def _node(row: Any, depth: int) -> Node:
+def _node(row: Any) -> Node:
     children = min(row.children, trees.COUNTED)
     return Node(
-        row.id, row.parent_id, row.name, row.task, row.status, depth, children, more_children=row.children > children
-    )
+        row.id, row.parent_id, row.name, row.task, row.status, row.depth, children,
+        more_children=row.children > children,
+    )  # fmt: skip

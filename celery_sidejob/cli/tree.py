@@ -10,27 +10,29 @@ import click
 from rich.text import Text
 from rich.tree import Tree
 
-from ..inspection import Inspection, Node
+from ..inspection import DEEPEST, Inspection, Node
 from ..model.checks import MOST
 from ..model.plural import counted
 from .command import Failed, answering, job_argument, job_named
 from .drawing import draw_tree
 from .output import Output, at_least, printable, status
 
-DEEPEST = 10_000
-"""Levels below a job."""
-
 
 @click.command()
 @job_argument
-@click.option("--depth", type=click.IntRange(0, DEEPEST), default=DEEPEST, help="Show at most this many levels.")
+@click.option(
+    "--depth", type=click.IntRange(0, DEEPEST), default=100, show_default=True, help="Show at most this many levels."
+)
 @click.option(
     "--limit", type=click.IntRange(1, MOST), default=1000, show_default=True, help="Show at most this many jobs."
 )
 @click.option("--svg", metavar="FILE", type=click.Path(dir_okay=False), help="Draw the graph into this file.")
 @answering
 def tree(sidejob: Any, output: Output, job_id: str, depth: int, limit: int, svg: str | None) -> None:
-    """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second."""
+    """Show a job and all jobs below it. Reading and printing a thousand jobs takes a fifth of a second.
+
+    Each level moves the lines by four columns: of a tree that is a thousand levels deep, --json and --svg are shorter.
+    """
     with output.progress("Reading the tree"):
         nodes = Inspection(sidejob.runtime).tree(job_named(sidejob, job_id), depth=depth, limit=limit)
     output.answer([asdict(node) for node in nodes], _grown(nodes) if svg is None else _drawn(nodes, svg))

@@ -68,7 +68,7 @@ class Unit:
 
 
 LOOK_MOST = 500
-"""Children up to which a claim reads them: the body may not ask for any."""
+"""Children up to which a claim reads them. The body may not ask for any, so of more it reads none."""
 
 
 def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: int) -> Hold | None:
@@ -85,9 +85,7 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
     """
 
     def work(executor: Transaction) -> Sequence[Any]:
-        return claims.claim(
-            executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST + 1, how=how
-        )
+        return claims.claim(executor, job_id, task=task, for_run=for_run, worker_id=worker_id, most=LOOK_MOST, how=how)
 
     uncertain, how = False, Try.AT_ONCE
     deadline = time.monotonic() + runtime.settings.lease
@@ -106,9 +104,8 @@ def claim(runtime: Runtime, job_id: int, *, task: str, for_run: int, worker_id: 
         return None
     # Asks may have been left to a further run: the job is queued then, and this run is in progress.
     row = found[0] if found[0].status == Status.TERMINATING else found[0]._replace(status=str(Status.RUNNING))
-    children = (
-        sorted(found[1:], key=attrgetter("id")) if row.run_kind == "run" and len(found) <= LOOK_MOST + 1 else None
-    )
+    reads_them = row.run_kind == "run" and not row.has_many_children
+    children = sorted(found[1:], key=attrgetter("id")) if reads_them else None
     return Hold(job_id, row.run_no, worker_id, row.run_kind, started=row.started, row=row, children=children)
 
 

@@ -19,7 +19,7 @@ from .statement import Reader, Statement, Transaction, first
 _RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
 """The columns of its job and its asking that a run needs."""
 
-_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::boolean, NULL::boolean"
+_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::boolean, NULL::boolean, NULL::boolean"
 """A child of the job, in the same columns as the job in the result of a claim."""
 
 
@@ -28,7 +28,8 @@ def _claim(changes: str, condition: str) -> Statement:
 
     `before` is the job in the snapshot. The UPDATE may have waited for the job's row and find more wakes there, from
     ends of children that the snapshot does not show. If it takes the run, it leaves those wakes: the job is queued as
-    if asked during the run.
+    if asked during the run. Of a family with more than `most` children it reads no rows, only that many entries of an
+    index.
     """
     return Statement(
         f"""
@@ -47,16 +48,22 @@ past AS (
   DELETE FROM {{timers}} t USING claimed
   WHERE t.job_id = claimed.id AND claimed.status <> 'terminating' AND t.due_at <= now() AND t.ask IN ('run', 'force')
     AND NOT EXISTS (
-      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree')))
+      SELECT FROM {{timers}} e WHERE e.job_id = t.job_id AND e.id < t.id AND e.ask IN ('terminate', 'terminate_tree'))),
+family AS MATERIALIZED (
+  SELECT id, EXISTS (
+      SELECT FROM {{jobs}} c WHERE c.parent_id = claimed.id ORDER BY c.parent_id, c.name OFFSET %(most)s LIMIT 1
+    ) AS is_large
+  FROM claimed WHERE run_kind = 'run')
 SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
   j.status <> 'terminating' AND j.ended_at IS NULL AND EXISTS (
     SELECT FROM {{jobs}} p
-    WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late
+    WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late,
+  (SELECT is_large FROM family) AS has_many_children
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
 UNION ALL
-SELECT c.* FROM claimed CROSS JOIN LATERAL (
-  SELECT {_CHILD} FROM {{jobs}} j WHERE j.parent_id = claimed.id LIMIT %(most)s) c
-WHERE claimed.run_kind = 'run'""",
+SELECT c.* FROM family CROSS JOIN LATERAL (
+  SELECT {_CHILD} FROM {{jobs}} j WHERE j.parent_id = family.id OFFSET 0) c
+WHERE NOT family.is_large""",
         frequent=True,
     )
 
@@ -92,11 +99,11 @@ class Try(IntEnum):
 def claim(
     executor: Transaction, job_id: int, *, task: str, for_run: int, worker_id: int, most: int, how: Try
 ) -> Sequence[Any]:
-    """Begin run `for_run` of the job for this worker; returns the job, then up to `most` children of one snapshot.
+    """Begin run `for_run` of the job for this worker; returns the job, then the children of the same snapshot.
 
-    Returns nothing if the delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest
-    and was not terminated, and its parent was terminated recursively before the transaction that made it a child was
-    committed.
+    No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
+    delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
+    and its parent was terminated recursively before the transaction that made it a child was committed.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
     row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`. The

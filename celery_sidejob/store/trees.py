@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from .statement import Reader, Statement, first
+from .statement import Reader, Statement
 
 _SUBTREE = Statement("""
 WITH RECURSIVE tree AS (
@@ -59,27 +59,26 @@ COUNTED = 10_000
 TOO_MANY = COUNTED + 1
 """The number of children of a job that has more."""
 
-_NODE = f"""j.id, j.parent_id, j.name, j.task, j.status, (
-    SELECT count(*) FROM (SELECT FROM {{jobs}} c WHERE c.parent_id = j.id LIMIT {TOO_MANY}) few) AS children"""
-_NODE_OF = Statement(f"SELECT {_NODE} FROM {{jobs}} j WHERE j.id = %(id)s")
-_NODES_BELOW = Statement(f"""
-SELECT {_NODE} FROM (
-  SELECT x.* FROM unnest(%(ids)s::bigint[]) AS r(id) CROSS JOIN LATERAL (
-    SELECT c.* FROM {{jobs}} c WHERE c.parent_id = r.id ORDER BY c.parent_id, c.name LIMIT {TOO_MANY}) x
-  ORDER BY x.parent_id, x.id LIMIT %(limit)s) j ORDER BY j.parent_id, j.id""")
+_TREE = Statement(f"""
+WITH RECURSIVE tree AS (
+  SELECT id, parent_id, name, task, status, 0 AS depth FROM {{jobs}} WHERE id = %(id)s
+  UNION ALL SELECT j.*, tree.depth + 1 FROM tree CROSS JOIN LATERAL (
+    SELECT x.* FROM (
+      SELECT c.id, c.parent_id, c.name, c.task, c.status FROM {{jobs}} c WHERE c.parent_id = tree.id
+      ORDER BY c.parent_id, c.name LIMIT {TOO_MANY}) x
+    ORDER BY x.id LIMIT %(limit)s) j
+  WHERE tree.depth < %(depth)s)
+SELECT t.*, (SELECT count(*) FROM (SELECT FROM {{jobs}} c WHERE c.parent_id = t.id LIMIT {TOO_MANY}) few) AS children
+FROM (SELECT * FROM tree LIMIT %(limit)s) t ORDER BY t.depth, t.parent_id, t.id""")
 
 
-def node(executor: Reader, job_id: int) -> Any | None:
-    """Read a job as a tree shows it, with the number of its children, `TOO_MANY` at most."""
-    return first(executor.run(_NODE_OF, id=job_id))
+def tree(executor: Reader, job_id: int, *, depth: int, limit: int) -> Sequence[Any]:
+    """Read up to `limit` jobs of a tree, level by level, each with the number of its children, `TOO_MANY` at most.
 
-
-def nodes_below(executor: Reader, ids: Iterable[int], *, limit: int) -> Sequence[Any]:
-    """Read up to `limit` children of these jobs, each parent's oldest first, as a tree shows them.
-
-    For a job with more than `COUNTED` children, the oldest among the first ones by name.
+    The search stops at the limit. Each job's oldest children come first; of a job with more than `COUNTED` children,
+    the oldest among the first ones by name.
     """
-    return executor.run(_NODES_BELOW, ids=list(ids), limit=limit)
+    return executor.run(_TREE, id=job_id, depth=depth, limit=limit)
 
 
 _ANCESTORS = Statement("""
