@@ -93,11 +93,11 @@ def test_timers_retries_and_durable_tasks_obey_the_clock(stage: Stage, mail: Any
     mail.apply_async(("ada",), countdown=7200)
     assert run_until_quiet(stage.sidejob) == 0
 
-    move_clock(timedelta(hours=1))
+    move_clock(timedelta(hours=1), sidejob=stage.sidejob)
     assert run_until_quiet(stage.sidejob) == 1
     move_clock(3599, sidejob=stage.sidejob)
     assert run_until_quiet(stage.sidejob) == 0
-    move_clock(1)
+    move_clock(1, sidejob=stage.sidejob)
     assert run_until_quiet(stage.sidejob) == 2
     assert stage.row_counts()["messages"] == 0
 
@@ -106,11 +106,11 @@ def test_the_age_of_what_is_kept_obeys_the_clock_and_workers_live_on(stage: Stag
     beat = stage.sql("SELECT beat_at FROM workers")
     job = stage.job(lambda job: 1 / 0)
     run_job(job, raise_errors=False)
-    move_clock(timedelta(days=179))
+    move_clock(timedelta(days=179), sidejob=stage.sidejob)
     stage.sidejob.poll()
     assert_dead(stage.call)
 
-    move_clock(timedelta(days=2))
+    move_clock(timedelta(days=2), sidejob=stage.sidejob)
     stage.sidejob.poll()
     assert len(stage.sidejob.dead) == 0
     assert stage.sql("SELECT beat_at FROM workers") == beat
