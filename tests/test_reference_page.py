@@ -18,7 +18,8 @@ from celery_sidejob.model.columns import OPTIONS
 
 PAGE = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
 FOR_OURSELVES = {
-    "announcer", "check_store", "durable_globs", "heartbeat", "heartbeats", "register_tasks", "reread_settings", "runtime",
+    "announcer", "check_store", "durable_globs", "heartbeat", "heartbeats", "register_tasks", "reread_settings",
+    "runtime",
 }  # fmt: skip
 """What the package's own layers use of `SideJob`."""
 CLASSES = ("SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription")
