@@ -87,14 +87,22 @@ def peek(executor: Reader, port: PortKey, **options: Any) -> list[Any]:
     return [row for row in read_ahead(executor, port, **options) if row.id is not None]
 
 
+_LOCKED = "{0}.ctid = ANY(ARRAY(SELECT place FROM free))"
+"""That a row of `packets` is one of those which the CTE `free` has found and locked.
+
+They are found again by their place, so that no plan reads the table once for each: Postgres may take a full table for
+empty (`outbox/kinds.py`). A row that was changed between the statement's start and its lock has another place by then.
+It is not found, and is left as if it were still locked.
+"""
+
 _TAKE = Statement(f"""
 WITH free AS (
-  SELECT p.port_id, p.id FROM {{packets}} p
+  SELECT p.ctid AS place FROM {{packets}} p
   WHERE p.port_id = (SELECT o.id FROM {{ports}} o WHERE {_PORT}) AND {_FREE}
     AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
   ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
 UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
-FROM free WHERE q.port_id = free.port_id AND q.id = free.id
+WHERE {_LOCKED.format("q")}
 RETURNING q.port_id, q.{_COLUMNS.format("q")}""")
 
 
@@ -109,8 +117,12 @@ def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limi
 
 
 CONSUME = f"""
-DELETE FROM {{packets}} p USING unnest(%(port_ids)s::bigint[], %(packet_ids)s::bigint[]) AS r(port_id, id)
-WHERE p.port_id = r.port_id AND p.id = r.id AND (
+WITH r AS MATERIALIZED (
+  SELECT o.port_id, o.first, o.last, o.ids::bigint[] AS ids
+  FROM unnest(%(port_ids)s::bigint[], %(firsts)s::bigint[], %(lasts)s::bigint[], %(packet_ids)s::text[])
+    AS o(port_id, first, last, ids))
+DELETE FROM {{packets}} p USING r
+WHERE p.port_id = r.port_id AND p.id BETWEEN r.first AND r.last AND p.id = ANY(r.ids) AND (
   (p.taken_by = %(id)s::bigint AND p.taken_run = %(run_no)s::bigint)
   OR {_FREE}
     AND EXISTS (SELECT FROM {{ports}} o WHERE o.id = p.port_id AND o.job_id = %(id)s::bigint))
@@ -128,9 +140,30 @@ def consume(executor: Transaction, read: Sequence[tuple[int, int]], *, job_id: i
     return executor.run(_CONSUME, **those(read), id=job_id, run_no=run_no)
 
 
-def those(read: Sequence[tuple[int, int]]) -> dict[str, list[int]]:
-    """Return packets, (port id, packet id), as parameters of `CONSUME`."""
-    return {"port_ids": [port for port, _ in read], "packet_ids": [packet for _, packet in read]}
+STRETCH = 500
+"""Packets of a port that `CONSUME` compares with each other."""
+
+
+def those(read: Sequence[tuple[int, int]]) -> dict[str, list[Any]]:
+    """Return packets, (port id, packet id), as parameters of `CONSUME`: stretches of a port, each with its packets.
+
+    A stretch is one range of the index, in which there is hardly anything that was not read. And where Postgres takes
+    a full table for empty (`outbox/kinds.py`), and reads it as a whole for each row of `r`, the rows of `r` are few.
+    """
+    of_ports: dict[int, list[int]] = {}
+    for port, packet in read:
+        of_ports.setdefault(port, []).append(packet)
+    stretches = [
+        (port, ids[start : start + STRETCH])
+        for port, ids in ((port, sorted(ids)) for port, ids in of_ports.items())
+        for start in range(0, len(ids), STRETCH)
+    ]
+    return {
+        "port_ids": [port for port, _ in stretches],
+        "firsts": [ids[0] for _, ids in stretches],
+        "lasts": [ids[-1] for _, ids in stretches],
+        "packet_ids": ["{" + ",".join(map(str, ids)) + "}" for _, ids in stretches],
+    }
 
 
 _RELEASE = Statement("""
@@ -148,10 +181,10 @@ def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
 _POP = f"""
 WITH o AS (SELECT o.id, o.default_value, o.channels FROM {{ports}} o WHERE {_PORT}),
 free AS (
-  SELECT p.port_id, p.id FROM {{packets}} p WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
+  SELECT p.ctid AS place FROM {{packets}} p WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
   ORDER BY p.id LIMIT %s FOR UPDATE OF p SKIP LOCKED),
 gone AS (
-  DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id
+  DELETE FROM {{packets}} q WHERE {_LOCKED.format("q")}
   RETURNING q.{_COLUMNS.format("q")}, q.port_id, q.limited)
 SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true"""
 
@@ -172,10 +205,10 @@ def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
 
 _MOVE = Statement(f"""
 WITH free AS (
-  SELECT p.port_id, p.id FROM {{packets}} p WHERE p.port_id = %(source)s AND {_FREE}
+  SELECT p.ctid AS place FROM {{packets}} p WHERE p.port_id = %(source)s AND {_FREE}
   ORDER BY p.id FOR UPDATE OF p SKIP LOCKED),
 gone AS (
-  DELETE FROM {{packets}} q USING free WHERE q.port_id = free.port_id AND q.id = free.id RETURNING q.*),
+  DELETE FROM {{packets}} q WHERE {_LOCKED.format("q")} RETURNING q.*),
 moved AS (
   INSERT INTO {{packets}} (port_id, value, context, options, limited)
   SELECT t.id, gone.value, gone.context, gone.options, CASE WHEN t.packet_limit > 0 THEN true END

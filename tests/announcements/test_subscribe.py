@@ -396,5 +396,17 @@ def test_the_registry_of_a_queue_is_published_when_it_changes(told: Stage) -> No
     assert [set(message) for message in collected if "one" in message] == [{"one"}, {"one", "two"}]
 
 
+def test_a_task_whose_address_leads_nowhere_does_not_keep_others_from_the_registry(
+    told: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    told.task(nothing, name="lost", exchange="nowhere", routing_key="none")
+    told.task(nothing, name="found", queue="q")
+    with told.sidejob.subscribe("/sidejob/workers/q", timeout=10) as subscription:
+        told.sidejob.register_tasks()
+        [(_, registered)] = heard(subscription, 1)
+    assert list(registered) == ["found"]
+    assert "Task lost is not announced" in caplog.text
+
+
 def nothing(job: RunningJob) -> None:
     pass

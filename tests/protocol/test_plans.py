@@ -303,6 +303,58 @@ def test_a_page_takes_no_more_steps_where_a_full_table_is_taken_for_empty(
     assert rows_read(found[0]["Plan"]) < 20 * (ROWS + KEYS), json.dumps(found[0]["Plan"], indent=1)
 
 
+FILL_PORTS = (
+    f"INSERT INTO packets (port_id, value) SELECT id, '1' FROM ports, generate_series(1, {ROWS}) WHERE name = 'a'"
+)
+EMPTIED_PORTS = f"""
+ALTER TABLE packets SET (autovacuum_enabled = off);
+INSERT INTO jobs (id, task, queue, status) VALUES (1, 'task', 'q', 'suspended');
+INSERT INTO ports (job_id, direction, name) VALUES (1, 'in', 'a'), (1, 'in', 'b');
+{FILL_PORTS};
+DELETE FROM packets"""
+
+
+@pytest.fixture(scope="module")
+def emptied_ports(databases: Databases, database_template: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a store with a thousand packets on port 1, where Postgres takes `packets` for empty."""
+    with filled(databases, database_template, EMPTIED_PORTS) as connection:
+        connection.execute("ANALYZE jobs, ports")
+        connection.execute("VACUUM (TRUNCATE off, ANALYZE) packets")
+        connection.execute(FILL_PORTS)
+        yield connection
+
+
+PORT_A = {"owner_id": 1, "direction": "in", "name": "a"}
+THOSE = packets.those([(1, n) for n in range(ROWS + 1, 2 * ROWS + 1)])
+OF_PACKETS: dict[str, tuple[Statement, dict[str, Any]]] = {
+    "consume": (packets._CONSUME, {**THOSE, "id": 1, "run_no": 1}),
+    "fence": (claims._FENCE, {**THOSE, "id": 1, "run_no": 1, "unit_no": 1, "worker_id": 1}),
+    "take": (packets._TAKE, {**PORT_A, "job_id": 1, "run_no": 1, "limit": ROWS}),
+    "pop": (packets._POP_MANY, {**PORT_A, "limit": ROWS}),
+    "move": (packets._MOVE, {"source": 1, "targets": [2]}),
+    "read": (packets._READ_AHEAD, {**PORT_A, "seen": [], "limit": ROWS, "job_id": 1, "run_no": 1}),
+}
+"""What does something with many packets of a port."""
+
+
+@pytest.mark.parametrize("name", OF_PACKETS)
+def test_a_packet_takes_no_more_steps_where_the_full_table_is_taken_for_empty(
+    emptied_ports: psycopg.Connection[Any], name: str
+) -> None:
+    statement, parameters = OF_PACKETS[name]
+    with emptied_ports.transaction(force_rollback=True):
+        emptied_ports.execute("SET LOCAL statement_timeout = '30 s'")
+        text, names = statement.positional(SCHEMA)
+        emptied_ports.execute("DEALLOCATE ALL")
+        emptied_ports.execute(b"PREPARE many AS " + text)
+        values = sql.SQL(", ").join(sql.Literal(parameters[name]) for name in names)
+        (found,) = emptied_ports.execute(
+            sql.SQL("EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE many ({})").format(values)
+        ).fetchone()  # type: ignore[misc]
+
+    assert rows_read(found[0]["Plan"]) < 20 * ROWS, json.dumps(found[0]["Plan"], indent=1)
+
+
 # -- what was planned while the tables were empty ---------------------------------------------------------------------
 
 

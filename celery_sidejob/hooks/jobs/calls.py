@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -28,6 +29,8 @@ from ...store.connection.connections import Connections
 from ..call_options import check_options
 from ..messages.carried import check_headers, check_names
 from .propagation import propagated
+
+logger = logging.getLogger("celery_sidejob")
 
 KEPT = frozenset(
     {
@@ -230,12 +233,21 @@ class CeleryTasks:
         return found
 
     def served(self) -> list[dict[str, str]]:
-        """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them."""
-        return [
-            {"task": task.name, "queue": self._queue(task, None, (), {}, {}), "options": _shown(task)}
-            for task in self._app.tasks.values()
-            if getattr(task, "sidejob", False)
-        ]
+        """Return the sidejob tasks of this app, with what a client without their code needs to make jobs of them.
+
+        A task whose address leads to no queue is left out with a warning: nobody can make a job of it without `queue=`,
+        and the other tasks are served all the same.
+        """
+        served = []
+        for task in self._app.tasks.values():
+            if getattr(task, "sidejob", False):
+                try:
+                    queue = self._queue(task, None, (), {}, {})
+                except InvalidValueError as error:
+                    logger.warning("Task %s is not announced to clients without its code: %s", task.name, error)
+                else:
+                    served.append({"task": task.name, "queue": queue, "options": _shown(task)})
+        return served
 
     def localize(self, eta: datetime) -> datetime:
         """Give a naive `eta` the app's time zone."""

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, Task
+from celery import Celery, Task, _state
 from celery.contrib.django.task import DjangoTask
 from kombu import Exchange, Queue
 
@@ -84,6 +84,12 @@ assert _state.default_app is None, "importing made an app"
 assert not {"django.db", "django.conf", "celery_sidejob.cli"} & sys.modules.keys()
 print("untouched")
 """
+
+
+@pytest.fixture(autouse=True)
+def shared_tasks_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared tasks made in a test are not those of every app that later tests make in this process."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", _state._on_app_finalizers.copy())
 
 
 @pytest.fixture
