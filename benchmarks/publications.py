@@ -26,7 +26,7 @@ from benchmarks.turns import Median, take_turns
 from celery_sidejob import Job
 from tests.tools.apps import make_app
 
-SIZES = (10, 100, 1000, 10_000)
+SIZES = (10, 100, 1000, 10_000, 100_000)
 BATCH = 1000
 
 AT_REST = """
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks publications", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--subscribers", type=int, default=SIZES[-1], help="how many get a packet in each turn")
+    parser.add_argument("--subscribers", type=int, default=10_000, help="how many get a packet in each turn")
     parser.add_argument("--packets", type=int, default=20_000, help="how many a client reads")
     given = parser.parse_args(arguments)
     with servers(appendonly=False) as (postgres, broker_url):

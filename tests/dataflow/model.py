@@ -210,6 +210,8 @@ class Run:
         self.world = world
         self.job = job
         self.unit = Unit()
+        self.taken: list[tuple[Key, Packet]] = []
+        """What it has read of output ports: others do not find that while it runs."""
         self.undone: str | None = None
         """After a block that was not committed: "inputs" if packets were read for it, else "nothing read"."""
         node = world.jobs[job]
@@ -258,6 +260,8 @@ class Run:
         self.undone = None
         if stored := self.waiting(key):
             self.unit.read.append(stored[0])
+            if key[1] == "out":
+                self.taken.append((key, stored[0]))
             return stored[0][0]
         if (written := self._written(key)) is not None:
             return written.pop(0)
@@ -317,5 +321,9 @@ class Run:
         self.world.ask(node.parent)
 
     def crash(self) -> None:
-        """Be lost, and rescued."""
+        """Be lost, and rescued: the parents of jobs whose packets are free again may have found none."""
         self.world.jobs[self.job].status = "queued"
+        for key, packet in self.taken:
+            reader = self.world.jobs[key[0]].parent
+            if reader != self.job and any(packet is left for left in self.world.port(key).packets):
+                self.world.ask(reader)
