@@ -17,6 +17,7 @@ from .announcements.announcer import Announcer
 from .announcements.subscription import Subscription
 from .deadset import DeadSet
 from .hooks import announcing, apps, beat, configuration, control, logs
+from .hooks.broker.announcing_client import check_url
 from .hooks.broker.connection import BrokerConnection
 from .hooks.broker.publishing import CeleryPublisher
 from .hooks.broker.view import CeleryBroker
@@ -162,6 +163,7 @@ class SideJob:
     def _make_runtime(self) -> Runtime:
         app = self.app
         settings = configuration.settings_of(app)
+        check_url(settings.redis_url)
         pause_s = max(settings.lease / 2, SHORTEST_PAUSE_S)
         connections = MeasuredConnections(
             settings.database_url, settings.schema, prepare=settings.direct_url is None, longest_pause_s=pause_s,

@@ -29,6 +29,7 @@ from .store import (
     kept,
     packets,
     ports,
+    room,
     served,
     state,
     statistics,
@@ -127,7 +128,8 @@ class Inspection:
         """Return everything about a job that a person may want to see.
 
         The document has the job's `info`, aliases, state, ports, the first `CHILDREN` children, the message of its
-        present or next run, timers, and its entry in the dead set. Packets of a port, and children, are counted up to
+        present or next run, timers, who waits for room on which port (`waiting_for_room`: the job itself, or others on
+        its ports), and its entry in the dead set. Packets of a port, and children, are counted up to
         10,000; `more_packets` and `more_children` say whether there are more.
         """
 
@@ -331,6 +333,7 @@ class Inspection:
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
+            "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
         }
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..diagnosis import Diagnosis
 from ..hooks import task_check
-from ..hooks.broker import broker_check
+from ..hooks.broker import announcing_client, broker_check
 from ..model.finding import Finding, Level
 from .command import answering, load_modules, with_app
 from .output import Output, printable, table
@@ -41,6 +41,7 @@ def doctor(sidejob: Any, output: Output, thorough: bool) -> None:
                 Diagnosis(there, sidejob.owner).of_further_store() for there in sidejob.runtime.in_each_store()[1:]
             ),
             *broker_check.findings(sidejob.app),
+            *announcing_client.findings(sidejob.app),
             *task_check.findings(sidejob.app),
         ]
     found = [replace(one, found=with_app(one.found), remedy=with_app(one.remedy)) for one in found]

@@ -46,7 +46,7 @@ def show(sidejob: Any, output: Output, which: str) -> None:
         return
     details = inspection.details(job)
     head = Text.assemble((f"Job {details['id']}", "bold"), f"  {printable(details['task'])}  ")
-    sections = _facts(details), _state(details), _ports(details), _children(details), *_trouble(details)
+    sections = _facts(details), _state(details), _ports(details), _room(details), _children(details), *_trouble(details)
     output.answer(details, head + status(details["status"]), *sections)
 
 
@@ -101,6 +101,15 @@ def _ports(details: dict[str, Any]) -> RenderableType | None:
         for name, port in details[f"{direction}ports"].items()
     ]  # fmt: skip
     return table_if_any("", "Port", "Packets", "Default", "Channels", title="Ports", rows=rows)
+
+
+def _room(details: dict[str, Any]) -> RenderableType | None:
+    rows = [
+        (row["waiter_id"], f"{row['direction']} {row['port']} of {row['job_id']}", row["needs"], row["packets"],
+         row["limit"])
+        for row in details["waiting_for_room"]
+    ]  # fmt: skip
+    return table_if_any("Job", "Waits for room on", "Needs", "Packets", "Limit", title="Waiting for room", rows=rows)
 
 
 def _children(details: dict[str, Any]) -> RenderableType | None:

@@ -101,6 +101,28 @@ def circle(executor: Transaction, job_id: int, *, run_no: int) -> Any | None:
     return first(executor.run(_CIRCLE, job_id=job_id, run_no=run_no))
 
 
+_WAITING = Statement(f"""
+SELECT w.job_id AS waiter_id, w.needs, o.job_id, o.direction, o.name AS port, o.packet_limit AS "limit",
+  (SELECT count(*) FROM {{packets}} k WHERE k.port_id = o.id) AS packets
+FROM (
+  SELECT mine.* FROM {{port_waiters}} mine WHERE mine.job_id = %(job_id)s::bigint
+  UNION
+  SELECT there.* FROM {{ports}} own JOIN {{port_waiters}} there ON there.port_id = own.id
+  WHERE own.job_id = %(job_id)s::bigint) w
+JOIN {{jobs}} waiter ON {WAITS} AND waiter.status = 'suspended'
+JOIN {{ports}} o ON o.id = w.port_id
+ORDER BY w.job_id, o.id LIMIT %(limit)s""")
+
+
+def waiting(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
+    """Return which jobs wait for room on this job's ports, and the ports for whose room this job waits; for a person.
+
+    One row for each: the job that waits (`waiter_id`), the port (`job_id`, `direction`, `port`) with its `limit` and
+    `packets`, and the room that is needed. All packets of such a port are counted.
+    """
+    return executor.run(_WAITING, job_id=job_id, limit=limit)
+
+
 _STILL_WAITS = f"EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits"
 
 _FREED = Statement(f"""

@@ -215,6 +215,24 @@ def test_show_as_json_is_everything_in_one_document(stage: Stage, command: Comma
     assert datetime.fromisoformat(timer["due_at"]) > datetime.now(UTC)
 
 
+def test_show_tells_who_waits_for_room_on_which_port(stage: Stage, command: Command) -> None:
+    reader = stage.job(inports={"in": {"limit": 1}})
+    writer = stage.job(lambda job: stage.sidejob.get(reader.id).input("in").write(1))
+    reader.input("in").write(0)
+    assert command("show", reader.id, "--json").document["waiting_for_room"] == []
+    stage.run(writer)
+
+    expected = {
+        "waiter_id": writer.id, "job_id": reader.id, "direction": "in", "port": "in", "limit": 1, "packets": 1,
+        "needs": 1,
+    }  # fmt: skip
+    for job in (writer, reader):
+        assert command("show", job.id, "--json").document["waiting_for_room"] == [expected]
+        assert f"{writer.id} in in of {reader.id} 1 1 1" in command("show", job.id).lines
+    assert reader.input("in").read() == 0
+    assert command("show", writer.id, "--json").document["waiting_for_room"] == []
+
+
 def test_show_of_a_job_in_its_run_names_the_worker(stage: Stage, command: Command) -> None:
     job = stage.job()
     hold = stage.claim(job)

@@ -16,10 +16,10 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_sidejob import RunningJob
+from celery_sidejob import RunningJob, SettingsError
 from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
-from celery_sidejob.hooks.broker import broker_check
+from celery_sidejob.hooks.broker import announcing_client, broker_check
 from celery_sidejob.model.finding import Finding, Level
 from celery_sidejob.store import registry, served, workers
 from celery_sidejob.store.schema import migrate
@@ -554,6 +554,23 @@ def test_a_broker_that_refuses_or_is_silent(redis_url: str, monkeypatch: pytest.
 
 
 @KOMBU_5_7
+def test_a_redis_for_announcements(redis_url: str, database_url: str) -> None:
+    def found(url: str | None) -> list[tuple[str, str]]:
+        with make_app("stage", sidejob_database_url=database_url, sidejob_redis_url=url) as app:
+            return [(finding.check, str(finding.level)) for finding in announcing_client.findings(app)]
+
+    assert found(None) == []
+    assert found(redis_url) == [("announcements", "ok")]
+    assert found("redis://:secret@127.0.0.1:1/0") == [("announcements", "warning")]
+
+
+def test_a_url_of_no_redis_is_refused_with_the_first_call(database_url: str) -> None:
+    for url in ("amqp://127.0.0.1", "http://127.0.0.1", "redis://127.0.0.1:many/0"):
+        with make_app("stage", sidejob_database_url=database_url, sidejob_redis_url=url) as app:
+            with pytest.raises(SettingsError, match="sidejob_redis_url is not the URL of a Redis"):
+                app.sidejob.find(1)
+
+
 def test_a_broker_that_is_the_store_by_another_url(stage: Stage) -> None:
     url = direct(stage.database_url)
 

@@ -27,6 +27,7 @@ from celery_sidejob.store import (
     kept,
     packets,
     ports,
+    room,
     served,
     state,
     statistics,
@@ -54,7 +55,7 @@ from tests.tools.waiting import wait_until
 
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
-    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, served, state, statistics, tasks,
+    job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state, statistics, tasks,
     trees, duplicates, messages, queues,
 )  # fmt: skip
 
