@@ -152,6 +152,16 @@ CREATE TABLE {s}.messages (
 CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
 CREATE INDEX messages_locked_by_idx ON {s}.messages (locked_by) WHERE locked_by IS NOT NULL;
 
+CREATE TABLE {s}.parked (
+  job_id bigint CONSTRAINT parked_pkey PRIMARY KEY
+    CONSTRAINT parked_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
+  task text NOT NULL,
+  queue text NOT NULL,
+  parked_at timestamptz NOT NULL DEFAULT now(),
+  end_at timestamptz);
+CREATE INDEX parked_task_queue_idx ON {s}.parked (task, queue);
+CREATE INDEX parked_end_at_idx ON {s}.parked (end_at) WHERE end_at IS NOT NULL;
+
 CREATE TABLE {s}.duplicates (
   task_id text NOT NULL,
   call text NOT NULL,

@@ -61,6 +61,16 @@ class JobBuried(JobEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class JobParked(JobEvent):
+    """No worker of a job's queue knows its task: its run waits until one does."""
+
+    total = "jobs_parked"
+    meaning = "Jobs parked because no worker of their queue knew their task."
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunEvent(JobEvent):
     """Something that happened to a run of a job."""
 
@@ -155,6 +165,6 @@ class Swept:
 Event = JobEvent | TaskEvent | Swept
 
 COUNTED: tuple[type[JobEvent | TaskEvent], ...] = (
-    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobMoved,
+    RunLost, RunRescued, LeaseLost, TaskLost, TaskEndedWell, JobBuried, TaskBuried, JobParked, JobMoved,
 )  # fmt: skip
 """The events with a total, in the order in which people see them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..model.errors import LeaseLostError
 from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import trees, workers
+from ..store import parked, trees, workers
 from ..store.outbox import doorbells
 from . import recovery
 from .endings import end
@@ -34,6 +34,7 @@ def _terminating(runtime: Runtime, job_id: int, recursive: bool) -> list[int]:
 
 
 def _end(runtime: Runtime, job_id: int, worker_id: int) -> bool:
+    parked.release_one(runtime.connections, job_id)
     due = doorbells.waiting(runtime.connections, [job_id])
     hold = claim(runtime, job_id, task=due[0].task, for_run=due[0].for_run, worker_id=worker_id) if due else None
     if hold is None:

@@ -6,12 +6,15 @@ counts before the process became idle, while its connection is still open. An id
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..store import served
+from ..operations import parking
 from ..store.measured import MeasuredConnections
+
+logger = logging.getLogger("celery_sidejob")
 
 LOOK_S = 1.0
 QUIET_S = 2.0
@@ -57,6 +60,8 @@ class Recorder:
         if found is None or (found == self._noted and recent):
             return
         worker_id, queues, tasks = found
-        serve = partial(served.serve, worker_id=worker_id, queues=queues, tasks=tasks)
-        self._connections.transact("serve", serve)
+        serve = partial(parking.serve, worker_id=worker_id, queues=queues, tasks=tasks)
+        released = self._connections.transact("serve", serve)
+        if released:
+            logger.info("%d jobs go on that were parked: this worker knows their tasks", released)
         self._noted, self._noted_at = found, time.monotonic()

@@ -1,4 +1,7 @@
-"""Rows of `served`: the queues and tasks that each worker serves. They inform people; no decision depends on them."""
+"""Rows of `served`: the queues and tasks that each worker serves.
+
+They inform people. One decision depends on them: a job is parked if no live worker of its queue serves its task.
+"""
 
 from __future__ import annotations
 

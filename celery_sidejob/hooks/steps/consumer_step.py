@@ -10,6 +10,7 @@ from celery.concurrency.solo import TaskPool as Solo
 
 from ...services.loop import Loop
 from .. import events
+from ..jobs import unknown_task
 from ..masking import masked
 from ..messages import reference
 from ..patches import consumer_start, draining, lost_connection
@@ -32,6 +33,7 @@ class DisconnectionStep(bootsteps.StartStopStep):
         events.remember(c, task_events)
         consumer_start.install(c.blueprint)
         lost_connection.install(c, delivered.note_lost_connection)
+        unknown_task.install(c)
         self._looks: Loop | None = None
         self._appetite: Appetite | None = None
         if c.app.sidejob.settings.database_url is not None:

@@ -9,6 +9,7 @@ from .due_tasks import DueTasks
 from .emptied_broker import EmptiedBroker
 from .held_by_nobody import HeldByNobody
 from .lost_tasks import LostTasks
+from .parked_terminations import ParkedTerminations
 from .prune import Prune
 from .publications import Publications
 from .sweep import SweepDuty
@@ -30,6 +31,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DeadList,  # before the tasks it dooms would count as missing and be published again
     DueTasks,
     UnsentResults,
+    ParkedTerminations,
     Prune,
 )
 

@@ -43,6 +43,7 @@ TABLES = {
         "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom "
         "priority"
     ),
+    "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
     "askings": Table("task_id job_id options opened_at closed_at outcome result stored_at"),

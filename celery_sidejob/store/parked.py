@@ -1,0 +1,105 @@
+"""Rows of `parked`: jobs that are owed a run, and whose task no worker of their queue knows.
+
+A parked job's message is due at `NEVER`: nothing publishes it, no claim takes it, and no look of the sweeper reads it.
+A worker that comes to know the task releases it. Who parks and who tells what a worker serves take turns (`take_turn`),
+so neither overlooks what the other has just committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Autocommit, Reader, Statement, Transaction, first
+
+LOCK_CLASS = 0x53_4A_50_4B - 0x40_00_00_00
+"""The first half of the advisory lock's key ("SJPK", made to fit as `workers.LOCK_CLASS` is)."""
+
+NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
+"""When a parked message is due. Not infinity, which no datetime can be."""
+
+SHUTDOWN_WAITS_S = 60.0
+"""For how long a parked job that is terminated waits for a worker to run its shutdown."""
+
+_TAKE_TURN = Statement("SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{parked}'::regclass::oid::int)")
+
+
+def take_turn(executor: Transaction) -> None:
+    """Wait until nobody else parks jobs or tells what a worker serves; what follows sees what they have committed."""
+    executor.run(_TAKE_TURN, lock_class=LOCK_CLASS)
+
+
+_PARK = Statement(f"""
+WITH stopped AS (
+  UPDATE {{messages}} m SET due_at = {NEVER}, next_check_at = {NEVER}, published_at = NULL, suspected_at = NULL
+  FROM {{jobs}} j
+  WHERE m.job_id = %(job_id)s::bigint AND m.for_run = %(for_run)s::bigint AND m.locked_by IS NULL AND m.due_at <= now()
+    AND j.id = m.job_id AND j.task = %(task)s::text AND NOT EXISTS (
+      SELECT FROM {{served}} s JOIN {{workers}} w ON w.id = s.worker_id
+      WHERE w.dead_at IS NULL AND m.queue = ANY(s.queues) AND j.task = ANY(s.tasks))
+  RETURNING m.job_id, m.queue, j.status)
+INSERT INTO {{parked}} AS p (job_id, task, queue, end_at)
+SELECT job_id, %(task)s::text, queue,
+  CASE WHEN status = 'terminating' THEN now() + make_interval(secs => {SHUTDOWN_WAITS_S}) END
+FROM stopped
+ON CONFLICT (job_id) DO UPDATE
+  SET task = excluded.task, queue = excluded.queue, parked_at = excluded.parked_at, end_at = excluded.end_at
+RETURNING p.queue, p.end_at IS NOT NULL AS terminating""")
+
+
+def park(executor: Transaction, job_id: int, *, for_run: int, task: str) -> Any | None:
+    """Park a job whose run is owed now, unless a live worker of its queue knows the task; it is this caller's turn.
+
+    Returns (queue, terminating) of the job, None if it was not parked: a worker knows it, its run has begun, or the
+    message that was received is stale.
+    """
+    return first(executor.run(_PARK, job_id=job_id, for_run=for_run, task=task))
+
+
+_RELEASED = f"""
+UPDATE {{messages}} m SET due_at = now(), next_check_at = now()
+FROM gone WHERE m.job_id = gone.job_id AND m.due_at = {NEVER}
+RETURNING m.job_id"""
+
+_RELEASE = Statement(
+    """
+WITH gone AS (
+  DELETE FROM {parked} p USING unnest(%(queues)s::text[]) AS q(queue)
+  WHERE p.queue = q.queue AND p.task = ANY(%(tasks)s::text[]) RETURNING p.job_id)"""
+    + _RELEASED
+)
+
+
+def release(executor: Transaction, *, queues: Iterable[str], tasks: Iterable[str]) -> int:
+    """Have the runs begin of parked jobs in these queues with these tasks; it is this caller's turn. Returns how many.
+
+    The sweeper publishes them.
+    """
+    return len(executor.run(_RELEASE, queues=list(queues), tasks=list(tasks)))
+
+
+_RELEASE_ONE = Statement("WITH gone AS (DELETE FROM {parked} WHERE job_id = %(job_id)s RETURNING job_id)" + _RELEASED)
+
+
+def release_one(connections: Autocommit, job_id: int) -> bool:
+    """Have the run of a parked job begin; False if it is not parked."""
+    return bool(connections.run(_RELEASE_ONE, job_id=job_id))
+
+
+_TO_END = Statement("""
+SELECT p.job_id FROM {parked} p JOIN {jobs} j ON j.id = p.job_id
+WHERE p.end_at <= now() AND j.status = 'terminating' ORDER BY p.end_at LIMIT %(limit)s""")
+
+
+def to_end(executor: Reader, *, limit: int) -> list[int]:
+    """Read the parked jobs that were terminated and have waited long enough for their shutdown."""
+    return [row.job_id for row in executor.run(_TO_END, limit=limit)]
+
+
+_COUNT = Statement("""
+SELECT task, queue, count(*) AS jobs FROM {parked} GROUP BY task, queue ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s""")
+
+
+def count(executor: Reader, *, limit: int) -> Sequence[Any]:
+    """Count the parked jobs of each (task, queue), the most first; reads all of them."""
+    return executor.run(_COUNT, limit=limit)
