@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .jobs.job import Job
     from .jobs.port import Packet, Port
     from .jobs.running import RunningJob, Suspend, current_job, heartbeat, stopping
+    from .jobs.timers import Timer
     from .model.errors import (
         AliasTakenError,
         ChildNameTakenError,
@@ -65,6 +66,7 @@ _MODULES = {
     ".model.status": ("FINISHED", "Status"),
     ".jobs.port": ("Packet", "Port"),
     ".jobs.running": ("RunningJob", "Suspend", "current_job", "heartbeat", "stopping"),
+    ".jobs.timers": ("Timer",),
     ".services.sweep.sweeper": ("PollReport",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -109,6 +111,7 @@ __all__ = [
     "Subscription",
     "Suspend",
     "TaskRevokedError",
+    "Timer",
     "UnitNotCommittedError",
     "UnknownTaskError",
     "current_job",

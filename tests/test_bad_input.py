@@ -94,6 +94,7 @@ CALLS: dict[str, Call] = {
     "job.run(eta=)": lambda g, odd: g.job.run(eta=odd),
     "job.run(countdown=)": lambda g, odd: g.job.run(countdown=odd),
     "job.run(transaction=)": lambda g, odd: g.job.run(transaction=odd),
+    "job.cancel_timer()": lambda g, odd: g.job.cancel_timer(odd),
     "job.terminate(transaction=)": lambda g, odd: g.job.terminate(transaction=odd),
     "job.wait(statuses)": lambda g, odd: g.job.wait(odd, timeout=0),
     "job.wait(timeout=)": lambda g, odd: g.job.wait("queued", timeout=odd),

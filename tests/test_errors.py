@@ -205,6 +205,7 @@ UNWRITTEN: dict[str, Case] = {
     "an `eta` at the end of the calendar": lambda s: s.job.run(
         eta=datetime.max.replace(tzinfo=timezone(timedelta(hours=-5)))
     ),
+    "`cancel_timer` with something that is no timer": lambda s: s.job.cancel_timer("one"),  # type: ignore[arg-type]
     "`timeout=` of `wait` is not a time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
     "an option of a durable task is not a JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
@@ -230,7 +231,21 @@ IN_A_RUN: dict[str, Case] = {
     "a block of `job.unit()` inside another": lambda s: after_block(s, lambda job, *_: None, depth=2),
     "a run goes on while the transaction of its unit is open": lambda s: after_block(s, lambda job, *_: job.set(a=1)),
     "a body goes on after a block that was not committed": lambda s: after_block(s, rolled_back),
+    "`cancel_timer` of another job in a block of `job.unit()`": lambda s: cancelling_in_a_block(s),
+    "`cancel_timer` of a timer that its own unit sets": lambda s: s.inside(
+        lambda job: (job.run(countdown=60), job.cancel_timer(job.timers[0]))
+    ),
 }
+
+
+def cancelling_in_a_block(scene: Scene) -> None:
+    other = scene.stage.job(countdown=60)
+
+    def body(job: RunningJob) -> None:
+        with psycopg.connect(direct(scene.stage.database_url)) as connection, job.unit(transaction=connection):
+            other.cancel_timer(other.timers[0])
+
+    scene.stage.inside(body)
 
 
 def after_block(scene: Scene, then: Callable[[RunningJob, Any, TcpProxy], Any], depth: int = 1) -> None:

@@ -22,7 +22,9 @@ FOR_OURSELVES = {
     "runtime",
 }  # fmt: skip
 """What the package's own layers use of `SideJob`."""
-CLASSES = ("SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription")
+CLASSES = (
+    "SideJob", "Job", "RunningJob", "Port", "DeadSet", "DeadEntry", "Packet", "PollReport", "Subscription", "Timer",
+)  # fmt: skip
 
 
 def section(heading: str) -> str:

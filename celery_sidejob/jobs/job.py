@@ -13,6 +13,7 @@ from ..model.changes import (
     AddAlias,
     Adopt,
     Ask,
+    CancelTimer,
     Change,
     ConfigurePorts,
     Direction,
@@ -42,7 +43,7 @@ from ..operations.deletion import delete
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import carry_out
 from ..store import aliases as alias_rows
-from ..store import jobs, ports, trees
+from ..store import asks, jobs, ports, trees
 from ..store import state as state_rows
 from ..unit import view as unit_view
 from ..unit.lookup import locate
@@ -50,6 +51,7 @@ from ..unit.open_unit import active, submit
 from .creation import check_child_name_is_free, create, draft, port_rows, when
 from .port import Port
 from .scopes import current_context
+from .timers import Timer, timer_id, timers
 
 T = TypeVar("T")
 
@@ -218,6 +220,33 @@ class Job:
         if done.wakes.refused & {asked.id, self.id}:
             return None
         return asked if transaction is not None else asked._forget()
+
+    @property
+    def timers(self) -> list[Timer]:
+        """The job's timers that have not fired, soonest first; asks the store.
+
+        In a run they are as its unit leaves them; those that it sets itself have no id before the commit.
+        """
+        unit = active()
+        changes = () if unit is None else unit.changes
+        is_new = unit is not None and self.id in unit.new_jobs()
+        stored = () if is_new else asks.pending_timers(self._runtime.connections, self.id)
+        return self._found(timers(stored, changes, self.id))
+
+    def cancel_timer(self, timer: Timer | int) -> bool:
+        """Cancel one of the job's timers, by its id or as `timers` shows it; return whether it was there.
+
+        A cancelled timer never fires. One that has fired is not there any more: what it asked for stays asked for. A
+        job that was queued for its last timer alone is then as it was before that was set; one that never ran is
+        suspended. In a run it is cancelled by the commit, unless it fires before.
+        """
+        wanted = timer_id(timer)
+        if active() is not None:
+            is_there = any(each.id == wanted for each in self.timers)
+            if is_there:
+                self._do("cancel", CancelTimer(self.id, wanted))
+            return is_there
+        return wanted in carry_out(self._runtime, "cancel", [CancelTimer(self.id, wanted)]).wakes.found
 
     def terminate(self, *, recursive: bool = False, transaction: Any = None) -> Job:
         """Ask for the job's shutdown, with `recursive` for everything below it too. It supersedes earlier asks.

@@ -58,6 +58,14 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """A timer of the job that shall not fire."""
+
+    job_id: int
+    timer_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Terminate:
     """A request that the job be shut down (`tree`: with everything below it)."""
 
@@ -207,6 +215,7 @@ PortChange = Write | SetDefault | SetChannels | ConfigurePorts
 Change = (
     NewJob
     | Ask
+    | CancelTimer
     | Terminate
     | Publish
     | Announce

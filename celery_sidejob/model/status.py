@@ -46,7 +46,8 @@ _TG, _TD = Status.TERMINATING, Status.TERMINATED
 MOVES: dict[Status | None, frozenset[Status]] = {
     None: frozenset({_Q}),  # a new job
     # queued -> suspended, completed, failed: asked for again during the run, which now ends; announced, then queued.
-    # The row stays queued, unless this was one lost run too many: then it is failed.
+    # The row stays queued, unless this was one lost run too many: then it is failed. Or the last timer is cancelled,
+    # and no run was owed but for it.
     _Q: frozenset({_R, _TG, _S, _C, _F}),
     _R: frozenset({_Q, _S, _C, _F, _TG}),
     _S: frozenset({_Q, _TG}),

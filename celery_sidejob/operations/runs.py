@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from ..model.changes import Adopt, Change, Disown, RememberInputs, Terminate
+from ..model.changes import Adopt, CancelTimer, Change, Disown, RememberInputs, Terminate
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
 from ..store import claims, jobs, packets, room
@@ -141,6 +141,11 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         raise IllegalMoveError(
             f"adopt() and disown() of job {hold.job_id} cannot be part of job.unit(transaction=): they would lock "
             "other jobs until your commit. Do them before or after the block."
+        )
+    if any(isinstance(change, CancelTimer) and change.job_id != hold.job_id for change in unit.changes):
+        raise IllegalMoveError(
+            f"cancel_timer() of another job than job {hold.job_id} cannot be part of job.unit(transaction=): it would "
+            "lock that job until your commit. Do it before or after the block."
         )
 
     def work() -> tuple[int, Applied]:

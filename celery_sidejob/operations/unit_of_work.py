@@ -13,6 +13,7 @@ from typing import Any
 from ..model.changes import (
     Announce,
     Ask,
+    CancelTimer,
     Change,
     Connect,
     FamilyChange,
@@ -111,7 +112,7 @@ class Applied:
             match change:
                 case Write() | Publish() | Connect():
                     self._mailboxes.write(change)
-                case Ask() | Terminate():
+                case Ask() | CancelTimer() | Terminate():
                     self.wakes.add(change)
                 case Announce():
                     self.after_commit.announcements.append((change.channel, change.value))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model.changes import Ask, Terminate
+from ..model.changes import Ask, CancelTimer, Terminate
+from ..model.events import JobBuried
 from ..model.status import ASKABLE, Status
-from ..store import asks, jobs, ports, trees
+from ..store import asks, dead, jobs, ports, trees
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .lock_set import LockSet
@@ -29,13 +31,20 @@ class Wakes:
         self._noting = noting
         self._steps: list[tuple[str, int]] = []
         self._timed: list[Ask] = []
+        self._cancelled: list[CancelTimer] = []
+        self.found: set[int] = set()
+        """Timers that were cancelled; others had fired, or were removed by a termination."""
         self.refused: set[int] = set()
         """Jobs whose status allows no ask, and jobs without a parent whose parent was to be asked."""
 
     # -- collecting ----------------------------------------------------------------------------------------------
 
-    def add(self, change: Ask | Terminate) -> None:
+    def add(self, change: Ask | CancelTimer | Terminate) -> None:
         """Add a change, to be applied in its turn."""
+        if isinstance(change, CancelTimer):
+            self._steps.append(("cancel", len(self._cancelled)))
+            self._cancelled.append(change)
+            return
         if isinstance(change, Terminate):
             self._steps.append(("terminate_tree" if change.tree else "terminate", change.job_id))
             return
@@ -119,6 +128,9 @@ class Wakes:
         if kind == "timer":
             for place in ids:
                 self._set_timer(self._timed[place])
+        elif kind == "cancel":
+            for place in ids:
+                self._cancel(self._cancelled[place])
         elif kind == "note" or self._noting:
             late = [job_id for job_id in ids if not self._just_created(job_id)]
             asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
@@ -152,6 +164,31 @@ class Wakes:
         else:
             after = asks.set_timer(self._executor, job_id, due_at=change.due_at, wait_s=change.wait_s, force=force)
             self._moved(job_id, after)
+
+    def _cancel(self, change: CancelTimer) -> None:
+        """Remove a timer; a job queued for nothing else rests as before, but a terminated one is terminated again."""
+        if not asks.cancel_timer(self._executor, change.job_id, change.timer_id):
+            return
+        self.found.add(change.timer_id)
+        rested = asks.rest(self._executor, change.job_id)
+        if rested is None:
+            return
+        if rested.status == Status.TERMINATED:
+            self.terminate([change.job_id], tree=False)
+            return
+        self._moved(change.job_id, rested.status)
+        if rested.status == Status.FAILED:
+            self._bury(change.job_id, rested)
+
+    def _bury(self, job_id: int, rested: Any) -> None:
+        """Enter a failed job in the dead set again: asking for a forced run had taken it out."""
+        error = json.loads(rested.error)
+        text = f"{error['type']}: {error['message']}"
+        entry = dead.bury(
+            self._executor, job_id, task_id=rested.task_id, reason="failed", error=text,
+            traceback=error.get("traceback"), retries=rested.retries, wake_pending=False,
+        )  # fmt: skip
+        self._after_commit.events.append(JobBuried(job_id, self._lock_set.job(job_id).task, entry, "failed"))
 
     def _just_created(self, job_id: int) -> bool:
         """Whether the job is new and its first run, which no one can have claimed yet, is owed at once."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .outbox.arming import armed
-from .statement import Reader, Statement, Transaction
+from .statement import Reader, Statement, Transaction, first
 
 _ASK = Statement(
     """
@@ -178,9 +178,55 @@ def due(executor: Reader, limit: int) -> list[int]:
     return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
 
 
-_TIMERS_OF = Statement("SELECT due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s")
+_TIMERS_OF = Statement("""
+SELECT id, due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s""")
 
 
 def timers_of(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
     """Read what will be asked of the job, and when, soonest first."""
     return executor.run(_TIMERS_OF, id=job_id, limit=limit)
+
+
+_IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
+"""Whether a row is for later, as SQL: others are asks that a transaction has noted, to be applied at once."""
+
+_PENDING = Statement(f"""
+SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {_IS_TIMER} ORDER BY t.due_at, t.id""")
+
+
+def pending_timers(executor: Reader, job_id: int) -> Sequence[Any]:
+    """Read the job's timers that have not fired, soonest first; one that is due fires within a second or so."""
+    return executor.run(_PENDING, id=job_id)
+
+
+_CANCEL = Statement(f"""
+DELETE FROM {{timers}} t WHERE t.job_id = %(id)s AND t.id = %(timer_id)s AND {_IS_TIMER} RETURNING t.id""")
+
+
+def cancel_timer(executor: Transaction, job_id: int, timer_id: int) -> bool:
+    """Remove a timer of a locked job; False if it is not there: it has fired, or a termination has removed it."""
+    return bool(executor.run(_CANCEL, id=job_id, timer_id=timer_id))
+
+
+_REST = Statement("""
+WITH rests AS (
+  SELECT j.id, a.task_id, CASE WHEN a.closed_at IS NULL THEN 'suspended' WHEN a.closed_at < j.ended_at THEN 'terminated'
+    ELSE a.outcome END AS status
+  FROM {jobs} j LEFT JOIN LATERAL (
+    SELECT a.task_id, a.closed_at, a.outcome FROM {askings} a WHERE a.job_id = j.id
+    ORDER BY a.closed_at DESC NULLS FIRST LIMIT 1) a ON true
+  WHERE j.id = %(id)s AND j.status = 'queued' AND j.unit_no IS NULL
+    AND NOT EXISTS (SELECT FROM {messages} m WHERE m.job_id = j.id)
+    AND NOT EXISTS (SELECT FROM {timers} t WHERE t.job_id = j.id))
+UPDATE {jobs} j SET status = CASE rests.status WHEN 'terminated' THEN 'queued' ELSE rests.status END
+FROM rests WHERE j.id = rests.id RETURNING rests.status, rests.task_id, j.retries, j.error::text AS error""")
+
+
+def rest(executor: Transaction, job_id: int) -> Any | None:
+    """Have a locked job rest as it did before, if it is queued for timers alone and the last of them is gone.
+
+    Returns the status in which it rested, with columns for the dead set; None if a run is owed, or in progress. A job
+    that never ran, or whose asking is open, is suspended. One that was terminated is left to the caller: it must be
+    terminated again. The end of a run closes the asking of that run; only a shutdown may end without one.
+    """
+    return first(executor.run(_REST, id=job_id))

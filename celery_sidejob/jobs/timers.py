@@ -1,0 +1,63 @@
+"""A job's timers: what it was asked for later and has not begun to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from ..model.changes import Ask, CancelTimer, Change, NewJob, Terminate
+from ..model.checks import is_number, shown
+from ..model.errors import InvalidValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """An ask that was made for later: by ``run(eta=)`` or ``run(countdown=)``, or by those options of ``enqueue``."""
+
+    id: int | None
+    """Its number, which `Job.cancel_timer` takes; None while the unit that sets it is not committed."""
+    due_at: datetime | None
+    """When it fires; None for a ``countdown`` in a unit, because it counts from the commit."""
+    ask: Literal["run", "force"]
+    """What it asks for: a run, or a forced one."""
+
+
+def timers(rows: Sequence[Any], changes: Sequence[Change], job_id: int) -> list[Timer]:
+    """Return the timers of a job, of these rows, as the changes of a unit leave them; the unit's own come last."""
+    found = [Timer(row.id, row.due_at, row.ask) for row in rows]
+    for change in changes:
+        match change:
+            case Terminate() if change.job_id == job_id:
+                found = []
+            case CancelTimer() if change.job_id == job_id:
+                found = [timer for timer in found if timer.id != change.timer_id]
+            case _:
+                found += _set_by(change, job_id)
+    return found
+
+
+def timer_id(timer: Any) -> int:
+    """Return the number of a timer that is given as such or as its number; InvalidValueError for anything else."""
+    number = timer.id if isinstance(timer, Timer) else timer
+    if isinstance(timer, Timer) and number is None:
+        raise InvalidValueError(
+            "cancel_timer() was given a timer that its own unit sets: it has no id before the commit. Commit the unit "
+            "first, with job.checkpoint()."
+        )
+    if not is_number(number, least=1):
+        raise InvalidValueError(f"cancel_timer() takes one of job.timers, or its id, not {shown(timer)}.")
+    return number
+
+
+def _set_by(change: Change, job_id: int) -> Iterator[Timer]:
+    match change:
+        case NewJob(id=asked, due_at=due_at, wait_s=wait_s):
+            ask: Literal["run", "force"] = "run"
+        case Ask(job_id=asked, due_at=due_at, wait_s=wait_s, of_parent=False):
+            ask = "force" if change.force else "run"
+        case _:
+            return
+    if asked == job_id and (due_at is not None or wait_s):
+        yield Timer(None, due_at, ask)
