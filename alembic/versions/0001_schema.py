@@ -92,6 +92,10 @@ CREATE TABLE {s}.jobs (
   losses int NOT NULL DEFAULT 0,
   max_losses int,
   retention_s double precision,
+  rate_interval_s double precision,
+  rate_burst int,
+  rate_terminates boolean,
+  rate_opens_at timestamptz,
   retries int NOT NULL DEFAULT 0,
   started boolean NOT NULL DEFAULT false,
   ran_at timestamptz,
@@ -111,7 +115,9 @@ CREATE TABLE {s}.jobs (
   CONSTRAINT jobs_no_parked_wake_check CHECK (wakes = wakes_taken OR status IN ('queued', 'terminating')),
   CONSTRAINT jobs_queued_in_run_check CHECK (unit_no IS NULL OR status <> 'queued' OR wakes > wakes_taken),
   CONSTRAINT jobs_child_name_check CHECK ((parent_id IS NULL) = (name IS NULL)),
-  CONSTRAINT jobs_own_parent_check CHECK (parent_id <> id)
+  CONSTRAINT jobs_own_parent_check CHECK (parent_id <> id),
+  CONSTRAINT jobs_rate_check CHECK ((rate_interval_s IS NULL) = (rate_burst IS NULL)
+    AND (rate_interval_s IS NULL) = (rate_terminates IS NULL) AND rate_interval_s > 0 AND rate_burst > 0)
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE TABLE {s}.messages (

@@ -15,6 +15,7 @@ from ..model.checks import SLIP, Form, in_seconds, is_number, is_seconds, misfit
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
+from ..model.rate import FORM, ON_RUN_RATE, parse_rate
 from .durability import lost_policy
 
 _FLAG = ("True or False", lambda value: value in (True, False))
@@ -25,12 +26,14 @@ FORMS: Mapping[str, Form] = {
     "on_lost": ("'requeue' or 'dead'", lambda value: value in ON_LOST),
     "max_losses": ("a number of runs, at least 1", lambda value: is_number(value, least=1)),
     "locks_late": _FLAG,
+    "run_rate": (FORM, lambda value: parse_rate(value) is not None),
+    "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
     "retention": ("a timedelta or a number of seconds", lambda value: is_seconds(in_seconds(value))),
 }
 """The values that each option may have; ports are parsed instead."""
 
-LATER_OPTIONS = frozenset({"run_rate", "on_run_rate", "capacity"})
+LATER_OPTIONS = frozenset({"capacity"})
 """Refused as long as nothing acts on them."""
 
 OF_OTHERS = frozenset({"durable", "locks_late"})
@@ -64,6 +67,8 @@ def check_options(options: dict[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"{wrong}.")
     if (options.get("lease_renewal") == "manual") != (options.get("lease") is not None):
         raise SettingsError('lease= is the deadline of a run with lease_renewal="manual": give both, or neither.')
+    if options.get("on_run_rate") == "terminate" and options.get("run_rate") is None:
+        raise SettingsError('on_run_rate="terminate" needs a rate: give run_rate= too, such as run_rate="600/m".')
     return dict(options)
 
 

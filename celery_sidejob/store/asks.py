@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .outbox.arming import armed
+from .outbox.arming import OPENS_AT, armed
 from .statement import Reader, Statement, Transaction, first
 
 _ASK = Statement(
@@ -19,7 +19,7 @@ WITH asked AS (
     losses = CASE WHEN status IN ('failed', 'terminated') THEN 0 ELSE losses END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END
   WHERE id = ANY(%(ids)s::bigint[])
-  RETURNING id, status, unit_no, run_no, task, queue, priority),
+  RETURNING id, status, unit_no, run_no, task, queue, priority, rate_terminates, rate_opens_at),
 revived AS (
   DELETE FROM {dead} WHERE %(force)s AND job_id = ANY(%(ids)s::bigint[])),
 opened AS (
@@ -33,6 +33,7 @@ spent AS (
         "asked j LEFT JOIN opened ON opened.job_id = j.id "
         "LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(opened.task_id, a.task_id, gen_random_uuid()::text)",
+        opens_at=OPENS_AT,
         cut_short="%(force)s",
     )
     + """
@@ -67,6 +68,7 @@ settled AS (
     + armed(
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
+        opens_at=None,
         cut_short="true",
     )
     + """

@@ -19,7 +19,7 @@ from .statement import Reader, Statement, Transaction, first
 _RUN = f"{ROW}, a.task_id, j.started, j.terminate_tree, a.options::text AS options"
 """The columns of its job and its asking that a run needs."""
 
-_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text, NULL::boolean, NULL::boolean, NULL::boolean"
+_CHILD = f"{HANDLE}, NULL::boolean, NULL::boolean, NULL::text{', NULL::boolean' * 4}"
 """A child of the job, in the same columns as the job in the result of a claim."""
 
 
@@ -58,7 +58,9 @@ SELECT {_RUN}, (SELECT held.losses > 0 FROM held) AS takes,
   j.status <> 'terminating' AND j.ended_at IS NULL AND EXISTS (
     SELECT FROM {{jobs}} p
     WHERE p.id = j.parent_id AND p.terminate_tree AND p.status IN ('terminating', 'terminated')) AS came_late,
-  (SELECT is_large FROM family) AS has_many_children
+  (SELECT is_large FROM family) AS has_many_children,
+  j.run_kind = 'run' AND j.rate_terminates AND j.rate_opens_at - make_interval(secs => j.rate_interval_s) > now()
+    AS is_too_soon
 FROM claimed j LEFT JOIN {{askings}} a ON a.job_id = j.id AND a.closed_at IS NULL
 UNION ALL
 SELECT c.* FROM family CROSS JOIN LATERAL (
@@ -71,7 +73,11 @@ WHERE NOT family.is_large""",
 _CLAIM = _claim(
     """run_no = j.run_no + 1, unit_no = 0, worker_id = %(worker_id)s, timer_in_run = false,
     run_kind = CASE j.status WHEN 'queued' THEN 'run' ELSE 'shutdown' END,
-    ran_at = CASE j.status WHEN 'queued' THEN now() ELSE j.ran_at END,""",
+    ran_at = CASE WHEN j.status <> 'queued' OR j.rate_terminates AND j.rate_opens_at > now() THEN j.ran_at
+      ELSE now() END,
+    rate_opens_at = CASE WHEN j.status <> 'queued' THEN j.rate_opens_at
+      ELSE make_interval(secs => j.rate_interval_s) + greatest(j.rate_opens_at,
+        now() - make_interval(secs => (j.rate_burst - 1)::double precision * j.rate_interval_s)) END,""",
     f"""j.status IN ('queued', 'terminating') AND j.unit_no IS NULL AND j.run_no = %(for_run)s::bigint - 1
     AND EXISTS (
       SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.for_run = %(for_run)s::bigint AND m.due_at <= now())
@@ -103,7 +109,9 @@ def claim(
 
     No children if there are more than `most` (`has_many_children`), and none for a shutdown. Returns nothing if the
     delivery is stale, or the job is of another `task`. `came_late`: the job never came to rest and was not terminated,
-    and its parent was terminated recursively before the transaction that made it a child was committed.
+    and its parent was terminated recursively before the transaction that made it a child was committed. `is_too_soon`:
+    the run is beyond the job's rate, by which the job is to be terminated. A run takes a token of its job's bucket: it
+    moves the moment from which the next may begin.
 
     Every deciding column is in `jobs`: of two claims that waited for each other only one finds its row. The message's
     row may be seen as of the statement's start, which is harmless: its `due_at` moves forward only with `run_no`. The
@@ -232,6 +240,8 @@ _MAY_TAKE = f"(%(own)s OR NOT {LIVES})"
 
 _RELEASE = _end_of_run(
     """losses = losses + CASE WHEN %(loss)s THEN 1 ELSE 0 END,
+    rate_opens_at = CASE run_kind WHEN 'run' THEN rate_opens_at - make_interval(secs => rate_interval_s)
+      ELSE rate_opens_at END,
     status = CASE status WHEN 'terminating' THEN status ELSE 'queued' END""",
     _MAY_TAKE,
     goes_on="true",
@@ -253,7 +263,8 @@ def release(
 ) -> Any | None:  # fmt: skip
     """Take a run from its worker, a dead one or the worker's `own`. The job is queued again, or terminating.
 
-    The inputs are unchanged, because only whole units of the run were committed. With an `outcome` the job has lost too
+    The inputs are unchanged, because only whole units of the run were committed. The run begins again, so it gives its
+    token back to the job's bucket. With an `outcome` the job has lost too
     many runs and rests: its asking is closed with the outcome and the `error`. A pending wake is recorded in the dead
     set; a terminating job is instead queued for it, or for a forced timer. Returns the same as `end`.
     """

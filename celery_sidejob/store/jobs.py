@@ -61,6 +61,7 @@ t AS (
         "(SELECT job_id AS id, task_id, queue, priority, 0::bigint AS run_no, NULL AS unit_no FROM r "
         "WHERE NOT later) j",
         task_id="j.task_id",
+        opens_at=None,
         cut_short=None,
         first_check_s="%(first_check_s)s",
     )
@@ -83,7 +84,7 @@ def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: fl
     """
     rows = [
         {
-            **{column.name: getattr(job, column.name) for column in COLUMNS},
+            **{column.name: value for column in COLUMNS if (value := getattr(job, column.name)) is not None},
             "id": job.id or None,
             "task_id": job.task_id,
             "options": job.options,

@@ -12,7 +12,9 @@ from celery_sidejob import InvalidPortError, SettingsError, SideJob, SideJobTask
 WRONG: list[tuple[str, Any, type[Exception]]] = [
     ("max_losses", 0, SettingsError),
     ("on_lost", "ded", SettingsError),
-    ("run_rate", "600/m", SettingsError),
+    ("run_rate", "600/min", SettingsError),
+    ("on_run_rate", "terminate", SettingsError),
+    ("capacity", 5, SettingsError),
     ("lease", 5, SettingsError),
     ("retention", -1, SettingsError),
     ("inports", ["not a name"], InvalidPortError),

@@ -82,8 +82,8 @@ def sidejob_task(function: Any = None, /, **options: Any) -> Any:
     """Make a function (or a `SideJobTask` class) the body of durable jobs, for whatever app there is or will be.
 
     Every option of a Celery task is allowed; own ones are `inports`, `outports`, `max_losses`, `on_lost`,
-    `retention`, and `lease_renewal` with `lease`. The function's first parameter is the running job; with
-    ``bind=True`` the second.
+    `retention`, `run_rate` with `on_run_rate`, and `lease_renewal` with `lease`. The function's first parameter is the
+    running job; with ``bind=True`` the second.
     """
     return _decorated(apps.present, _register_in_all, options, function)
 

@@ -22,7 +22,7 @@ from ...jobs.job import enqueue, find_by_task_id
 from ...jobs.running import RetryRun, RunningJob, Suspend
 from ...jobs.scopes import context
 from ...model import values
-from ...model.changes import Terminate
+from ...model.changes import Change, Terminate
 from ...model.durable import WORKER
 from ...model.errors import (
     FullPort,
@@ -38,7 +38,7 @@ from ...model.events import JobMoved, LeaseLost
 from ...model.messages import Outcome, is_readable
 from ...model.run_end import RunEnd
 from ...model.status import Status
-from ...operations import endings, recovery, runs
+from ...operations import endings, log, recovery, runs
 from ...operations.endings import error_json, storable
 from ...operations.hold import Hold
 from ...operations.job_run_end import Ending
@@ -135,7 +135,7 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
     unit.stopping = partial(own_process.is_to_stop, task.app, (hold.job_id, hold.run_no))
     job = RunningJob(unit, row)
     unit.job = job
-    if hold.kind == "run":
+    if hold.kind == "run" and not row.is_too_soon:
         moved = JobMoved(row.id, row.task, Status.QUEUED, Status.RUNNING, hold.run_no, row.task_id)
         runtime.observer.tell(moved)
     try:
@@ -194,6 +194,8 @@ def _run(task: TaskBody, runtime: Runtime, unit: OpenUnit, job: RunningJob, row:
         return _fail(unit, RevokedError(f"The asking {row.task_id} was revoked before it ran."))
     if row.came_late:
         _terminate_too(runtime, unit.hold)
+    if row.is_too_soon:
+        _terminate_too_fast(runtime, unit.hold)
     try:
         value = _value(task, unit, job)
         wanted = runtime.results.wanted(task.name, options) or options.get("link")
@@ -246,10 +248,25 @@ def _terminate_too(runtime: Runtime, hold: Hold) -> NoReturn:
     """Terminate a job that became a child of one while that was terminated with all below it; it does not run."""
     logger.info("The parent of job %d was terminated with all below it. It is terminated too.", hold.job_id)
     with within(None):
-        # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
-        carry_out(runtime, "terminate", [Terminate(hold.job_id, tree=True)])
-        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+        _terminate_instead(runtime, hold, [Terminate(hold.job_id, tree=True)])
     raise Ignore(f"job {hold.job_id} is terminated with its parent")
+
+
+def _terminate_too_fast(runtime: Runtime, hold: Hold) -> NoReturn:
+    """Terminate a job that was asked to run more often than its rate allows; its body is not called."""
+    told = f"Job {hold.job_id} was terminated: it was asked to run more often than its run_rate allows."
+    logger.warning("%s", told, extra={"job_id": hold.job_id, "task": hold.row.task})
+    with within(None):
+        entry = log.error_entry(runtime, {"job": hold.job_id, "run": hold.run_no}, told, None)
+        _terminate_instead(runtime, hold, [Terminate(hold.job_id), *([entry] if entry else [])])
+    raise Ignore(f"job {hold.job_id} is terminated by its run rate")
+
+
+def _terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
+    """Terminate the job of a run whose body was not called, and give the run back: a shutdown follows it."""
+    # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
+    carry_out(runtime, "terminate", changes)
+    recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
 
 
 def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:

@@ -13,6 +13,7 @@ from ...jobs.running import RetryRun
 from ...model.checks import in_seconds
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
+from ...model.rate import parse_rate
 from ...operations.runtime import Runtime
 from ...unit.open_unit import active
 from .. import bodies
@@ -43,6 +44,8 @@ class SideJobTask(TaskBody):
     max_losses: int | None = None
     on_lost = "requeue"
     retention: float | timedelta | None = None
+    run_rate: str | float | None = None
+    on_run_rate = "delay"
     lease_renewal = "auto"
     lease: float | None = None
     publish_status = True
@@ -69,9 +72,18 @@ class SideJobTask(TaskBody):
     @property
     def job_columns(self) -> Mapping[str, Any]:
         """The columns of its jobs that follow from its options; ``on_lost="dead"`` allows no run to be repeated."""
-        return {
+        columns = {
             "max_losses": 1 if self.on_lost == "dead" else self.max_losses,
             "retention_s": in_seconds(self.retention),
+        }
+        rate = parse_rate(self.run_rate)
+        if rate is None:
+            return columns
+        return {
+            **columns,
+            "rate_interval_s": rate.interval_s,
+            "rate_burst": rate.burst,
+            "rate_terminates": self.on_run_rate == "terminate",
         }
 
     def start_strategy(self, app: Celery, consumer: Any, **options: Any) -> Any:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..statement import Statement, Transaction
+from ..statement import Reader, Statement, Transaction, first
 from ..task_end import UNLOCKED
 from .references import ARMED, priority_of_job, referred
 
 FIRST_CHECK_S = 2.0
 """How long a fresh row may stay unpublished before the sweeper publishes it."""
 
+OPENS_AT = "CASE WHEN j.status <> 'terminating' AND NOT j.rate_terminates THEN j.rate_opens_at END"
+"""The moment from which its rate lets the next run of a job begin, as SQL; NULL if nothing is to be waited for.
+
+A job that a run beyond its rate terminates waits for nothing, nor does a shutdown.
+"""
+
 
 def armed(
-    jobs: str, *, task_id: str, cut_short: str | None = "false", wait_s: str = "0::double precision",
-    losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
+    jobs: str, *, task_id: str, opens_at: str | None, cut_short: str | None = "false",
+    wait_s: str = "0::double precision", losses: str = "0", first_check_s: str = f"{FIRST_CHECK_S}",
 ) -> str:  # fmt: skip
     """Return the CTE `armed`: the row of each of these jobs says when its next run is owed.
 
@@ -22,21 +28,24 @@ def armed(
     run), and thereby arms the row in the transaction that changes the job. Nothing else arms a row. A job whose run is
     in progress is not armed: the end of that run arms it.
 
-    **When a run is owed is decided here**, by the row's `due_at`: now, or after a backoff. A pause, a limit or a
-    dependency is a condition in `owed_at` and in no other place: with a `due_at` that never comes, the run is not
-    published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it.
+    **When a run is owed is decided here**, by the row's `due_at`: now, after a backoff, or once the job's rate allows
+    it. A pause, a limit or a dependency is a condition in `owed_at` and in no other place: with a `due_at` that never
+    comes, the run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
     unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no
     row: looking for one makes the insert of a thousand jobs a quarter slower.
 
     All arguments are SQL. `jobs` stands behind FROM and has the columns id, queue, priority, run_no and unit_no of each
-    job as `j`; `wait_s` is the backoff, `losses` are added to those of the row. A row that is due now is checked after
-    `first_check_s`. The statement takes the parameter `check_interval_s`. The CTE returns (task_id, job_id, for_run);
-    the caller publishes the message after the commit. A row that is not due yet has None for task_id and for_run: the
-    sweeper publishes it in time. Where the store is the broker, the statement itself publishes all of them.
+    job as `j`; `opens_at` is `OPENS_AT`, or None where no rate can delay the run; `wait_s` is the backoff, `losses` are
+    added to those of the row. A row that is due now is checked after `first_check_s`. The statement takes the parameter
+    `check_interval_s`. The CTE returns (task_id, job_id, for_run); the caller publishes the message after the commit. A
+    row that is not due yet has None for task_id and for_run: the sweeper publishes it in time. Where the store is the
+    broker, the statement itself publishes all of them.
     """
     owed_at = f"now() + make_interval(secs => {wait_s})"
+    if opens_at is not None:
+        owed_at = f"greatest({owed_at}, {opens_at})"
     turned = f"""
   ON CONFLICT (job_id) DO UPDATE
     SET task_id = excluded.task_id, for_run = excluded.for_run, due_at = excluded.due_at,
@@ -65,6 +74,7 @@ _REARM = Statement(
     + armed(
         "{jobs} j JOIN {messages} held ON j.id = %(id)s AND held.job_id = j.id",
         task_id="coalesce(%(task_id)s, held.task_id)",
+        opens_at=OPENS_AT,
         wait_s="%(wait_s)s::double precision",
         losses="CASE WHEN %(moved)s THEN 1 ELSE 0 END",
     )
@@ -88,3 +98,14 @@ def rearm(
     return executor.run(
         _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, moved=moved,
     )[0]  # fmt: skip
+
+
+_WAITS_FOR_RATE = Statement(f"""
+SELECT EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.locked_by IS NULL AND {OPENS_AT} > now()) AS waits
+FROM {{jobs}} j WHERE j.id = %(id)s""")
+
+
+def waits_for_rate(executor: Reader, job_id: int) -> bool:
+    """Tell whether the job's next run is owed, and its rate does not let it begin yet."""
+    found = first(executor.run(_WAITS_FOR_RATE, id=job_id))
+    return found is not None and bool(found.waits)

@@ -36,7 +36,7 @@ TABLES = {
     "jobs": Table(
         " ".join(column.name for column in COLUMNS) + " id created_at status run_no unit_no worker_id run_kind "
         "ended_run wakes wakes_taken timer_in_run terminate_tree losses retries started ran_at ended_at error "
-        "inputs_memo"
+        "inputs_memo rate_opens_at"
     ),
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "

@@ -17,5 +17,5 @@ def test_every_statement_that_arms_a_job_contains_the_one_text() -> None:
 
     names = {"asks._ASK", "asks._TERMINATE", "jobs._INSERT", "outbox.arming._REARM"}
     assert arming.keys() == names | {f"{name}, in the broker" for name in names}
-    assert GATE in armed("jobs j", task_id="'x'")
+    assert GATE in armed("jobs j", task_id="'x'", opens_at=None)
     assert all(text.count("armed AS (") == text.count(GATE) == 1 for text in arming.values())

@@ -23,8 +23,8 @@ SCHEMA = "sidejob"
 # What runs, asks and rescues change in a job. An index on one of these, or one that only names it in its WHERE, would
 # turn each of their updates into a row in every index of the table.
 CHANGED = {
-    "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "wakes", "wakes_taken", "timer_in_run",
-    "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
+    "status", "run_no", "unit_no", "worker_id", "run_kind", "ended_run", "rate_opens_at", "wakes", "wakes_taken",
+    "timer_in_run", "terminate_tree", "losses", "retries", "started", "ran_at", "ended_at", "error", "inputs_memo",
 }  # fmt: skip
 CHANGED_BY_ADOPTION = {"parent_id", "name"}
 
@@ -219,6 +219,7 @@ def test_statuses_are_those_of_the_model(connection: psycopg.Connection[Any]) ->
 
 IN_RUN = {"status": "running", "run_no": 1, "unit_no": 0, "worker_id": 1, "run_kind": "run"}
 SHUTTING_DOWN = {**IN_RUN, "status": "terminating", "run_kind": "shutdown"}
+RATE = {"rate_interval_s": 0.1, "rate_burst": 600, "rate_terminates": False}
 DOORBELL = {"job_id": 1, "for_run": 1}
 CONTINUATION = {"publication": "{}"}
 DURABLE = {**CONTINUATION, "task": "t", "body": b"[]", "generation": 1}
@@ -236,6 +237,7 @@ LEGAL = {
             {**IN_RUN, "status": "terminating"},
             {"status": "terminating", "wakes": 1},
             {"parent_id": 1, "name": "child"},
+            {**RATE, "rate_opens_at": NOW},
             *({"status": status} for status in Status if status is not Status.RUNNING),
         ],
     ),
@@ -285,6 +287,11 @@ ILLEGAL: dict[str, list[dict[str, Any]]] = {
     "jobs_queued_in_run_check": [{**IN_RUN, "status": "queued", "wakes": 1, "wakes_taken": 1}],
     "jobs_child_name_check": [{"parent_id": 1}, {"name": "child"}],
     "jobs_own_parent_check": [{"parent_id": 2, "name": "child"}],
+    "jobs_rate_check": [
+        {**RATE, "rate_interval_s": 0},
+        {**RATE, "rate_burst": 0},
+        *({name: value for name, value in RATE.items() if name != lacking} for lacking in RATE),
+    ],
     "messages_job_check": [
         {},
         {"job_id": 1},
