@@ -161,6 +161,29 @@ def leaf(job: RunningJob) -> None:
     """End at once."""
 
 
+@sidejob.task(name="acceptance.paced", run_rate="5/s")
+def paced(job: RunningJob, runs: int) -> None:
+    """Run so many times, as fast as the rate allows; note when each run has begun."""
+    assert job.ran_at is not None
+    number = job.get("runs", 0) + 1
+    note("paced", job, number=number, at=job.ran_at.timestamp())
+    job.set(runs=number)
+    if number < runs:
+        job.run()
+
+
+@sidejob.task(name="acceptance.hasty", run_rate="5/h", on_run_rate="terminate")
+def hasty(job: RunningJob) -> None:
+    """Run again and again, until the rate ends it."""
+    note("hasty", job)
+    job.run()
+
+
+@hasty.on_shutdown
+def _(job: RunningJob) -> None:
+    note("hasty ended", job)
+
+
 @sidejob.task(name="acceptance.linked")
 def linked(job: RunningJob, total: int) -> None:
     """What follows a family, as its callback."""
