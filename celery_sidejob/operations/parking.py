@@ -17,20 +17,22 @@ logger = logging.getLogger("celery_sidejob")
 def park(runtime: Runtime, job_id: int, *, for_run: int, task: str) -> None:
     """Park a job whose message a worker has received that does not know its task.
 
-    It is not parked if a live worker of the queue knows the task: that one gets the message when it is sent again. If
-    the process dies before the commit, the message counts as missing and is sent again too.
+    If a live worker of the queue knows the task, the message is sent again in a second instead. If the process dies
+    before the commit, the message counts as missing and is sent again too.
     """
 
-    def work(executor: Transaction) -> Any | None:
+    def work(executor: Transaction) -> tuple[Any | None, bool]:
         parked.take_turn(executor)
-        return parked.park(executor, job_id, for_run=for_run, task=task)
+        row = parked.park(executor, job_id, for_run=for_run, task=task)
+        return row, row is None and parked.send_again(executor, job_id, for_run=for_run, task=task)
 
-    row = runtime.connections.transact("park", work)
-    if row is None:
+    row, again = runtime.connections.transact("park", work)
+    if again:
         logger.warning(
-            "Job %d (%s) is not run here: this worker does not know the task. Its message is sent again if it is still "
-            "wanted.", job_id, task,
+            "Job %d is sent again: this worker does not know its task %s, and another worker of its queue does",
+            job_id, task,
         )  # fmt: skip
+    if row is None:
         return
     runtime.observer.tell(JobParked(job_id, task, row.queue))
     if row.terminating:

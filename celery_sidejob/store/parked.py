@@ -56,6 +56,21 @@ def park(executor: Transaction, job_id: int, *, for_run: int, task: str) -> Any 
     return first(executor.run(_PARK, job_id=job_id, for_run=for_run, task=task))
 
 
+_SEND_AGAIN = Statement("""
+UPDATE {messages} m SET published_at = NULL, suspected_at = NULL, next_check_at = now() + make_interval(secs => 1)
+FROM {jobs} j
+WHERE m.job_id = %(job_id)s::bigint AND m.for_run = %(for_run)s::bigint AND m.locked_by IS NULL AND m.due_at <= now()
+  AND j.id = m.job_id AND j.task = %(task)s::text RETURNING m.job_id""")
+
+
+def send_again(executor: Transaction, job_id: int, *, for_run: int, task: str) -> bool:
+    """Have the message of an owed run published again in a second; False if no such run is owed.
+
+    Where workers of a queue know different tasks, each sending reaches one that knows this one with some luck.
+    """
+    return bool(executor.run(_SEND_AGAIN, job_id=job_id, for_run=for_run, task=task))
+
+
 _RELEASED = f"""
 UPDATE {{messages}} m SET due_at = now(), next_check_at = now()
 FROM gone WHERE m.job_id = gone.job_id AND m.due_at = {NEVER}
