@@ -14,7 +14,7 @@ from .model.errors import SchemaError, SettingsError, SideJobError, StoreUnavail
 from .model.finding import Finding, error, warning, well
 from .model.plural import counted
 from .operations.runtime import Runtime
-from .store import depths, health, piles, revisions, served, statistics, workers
+from .store import depths, health, parked, piles, revisions, served, statistics, workers
 from .store.broker.messages import COUNTED
 from .store.connection.connections import Connections
 from .store.errors import LacksRights
@@ -295,23 +295,30 @@ class Diagnosis:
         if rows:
             shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
             yield error(
-                "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. Workers "
-                "discard a job's messages, which are sent again and again; a durable task goes to the dead set when a "
-                "worker gets its message.",
+                "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. A job is "
+                "parked when a worker gets its message; a durable task then goes to the dead set.",
                 remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
                 f"name too. {GIVE_UP}",
             )  # fmt: skip
-        unserved = {row.task for row in rows}
+        resting = parked.count(executor, limit=5)
+        if resting:
+            shown = ", ".join(f"{row.task} in {row.queue} ({row.jobs} jobs)" for row in resting)
+            yield error(
+                "tasks", f"parked, because no worker of its queue knows {shown}", meaning="These jobs wait and cost "
+                "nothing. They go on by themselves when a worker knows the task.",
+                remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
+                f"name too. {GIVE_UP}",
+            )  # fmt: skip
+        unserved = {row.task for row in [*rows, *resting]}
         unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
         if unknown:
             shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in unknown[:5])
             yield warning(
                 "tasks", f"no worker has ever served {shown}",
-                meaning="The task was renamed, or the workers do not import its module: they discard its messages, "
-                "which are sent again and again.",
+                meaning="The task was renamed, or the workers do not import its module: they park its jobs.",
                 remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
             )  # fmt: skip
-        elif not rows:
+        elif not rows and not resting:
             yield well("tasks", "every task of which a run is due is known to a worker")
 
     def _workers(self, executor: Transaction) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ from .store import (
     workers,
 )
 from .store.estimates import Count
+from .store.obstacles import obstacles
 from .store.outbox import arming, doorbells
 from .store.statement import Transaction
 
@@ -333,6 +334,7 @@ class Inspection:
             "more_children": node.children > trees.COUNTED,
             "message": message and {**message._asdict(), "waits_for_rate": arming.waits_for_rate(executor, job_id)},
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
+            "waiting_for": obstacles(executor, job_id),
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
         }

@@ -70,6 +70,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "losses": details["losses"] or None,
             "retries": details["retries"] or None,
             "message": message and _message(message),
+            "waits for": ", ".join(details["waiting_for"]) or None,
             "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
         }
     )

@@ -45,6 +45,7 @@ from ..operations.unit_of_work import carry_out
 from ..store import aliases as alias_rows
 from ..store import asks, jobs, ports, trees
 from ..store import state as state_rows
+from ..store.obstacles import obstacles
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -220,6 +221,18 @@ class Job:
         if done.wakes.refused & {asked.id, self.id}:
             return None
         return asked if transaction is not None else asked._forget()
+
+    @property
+    def waiting_for(self) -> list[str]:
+        """What keeps the job's next run from beginning: some of ``timer``, ``retry``, ``rate``, ``no worker``.
+
+        Empty if the run may begin now, is in progress, or is not asked for. ``no worker``: no live worker of the job's
+        queue knows its task. Asks the store, also in a run: what its unit will change is not seen.
+        """
+        found = obstacles(self._runtime.connections, self.id)
+        if found is None:
+            raise self._not_found()
+        return found
 
     @property
     def timers(self) -> list[Timer]:

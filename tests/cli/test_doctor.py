@@ -21,6 +21,7 @@ from celery_sidejob.diagnosis import Diagnosis
 from celery_sidejob.embedded import Valkey
 from celery_sidejob.hooks.broker import announcing_client, broker_check
 from celery_sidejob.model.finding import Finding, Level
+from celery_sidejob.operations import parking
 from celery_sidejob.store import registry, served, workers
 from celery_sidejob.store.schema import migrate
 from tests.cli.test_commands import ask
@@ -178,6 +179,16 @@ def test_a_task_that_no_live_worker_knows_any_more(locked: Stage) -> None:
     assert levels(locked, "tasks") == ["ok"]
     locked.sql("UPDATE workers SET dead_at = now() WHERE id = %s", other)
     assert levels(locked, "tasks") == ["error"]
+
+
+def test_jobs_that_are_parked(locked: Stage) -> None:
+    job = locked.job()
+    served.serve(locked.runtime.connections, locked.worker_id, queues=["celery"], tasks=["stage.call"])
+    parking.park(locked.runtime, job.id, for_run=1, task="stage.idle")
+
+    (finding,) = findings(locked)["tasks"]
+    assert finding.level == Level.ERROR
+    assert finding.found == "parked, because no worker of its queue knows stage.idle in celery (1 jobs)"
 
 
 def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
