@@ -28,7 +28,7 @@ class World:
     turn: str | None = None
     """Who has the advisory lock."""
     parker: str = "idle"
-    """The worker that does not know the task: idle, received, looked (before its turn), in turn, parks, leaves (it is to be sent again)."""
+    """The worker that does not know the task: idle, received, looked (before its turn), in turn, parks, leaves."""
     server: str = "starts"
     """The worker that does: starts, in turn, serves or releases (not committed), there."""
     deaths: int = 2
