@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, rule
 
 from tests.dataflow import script as scripts
-from tests.dataflow.model import NONE, Key, Refused, World
+from tests.dataflow.model import NONE, Key, World
 from tests.dataflow.real import Real
 from tests.dataflow.script import Script
+from tests.twins.machine import NEW, Counted, Twins, same
 
 PARENTS = (None, 0, None)
 """Of three jobs the second is a child of the first."""
@@ -38,8 +38,6 @@ def ports(*names: str) -> Any:
     return st.builds(lambda first, second: first | second, named, pattern)
 
 
-NEW = "a new value"
-"""Stands for a value, which the machine replaces by a number of its own: so no two packets are alike."""
 values = st.lists(st.just(NEW), min_size=1, max_size=3)
 PORT = "a port"
 """Stands for the port that a rule is about: two clients mostly meet there."""
@@ -96,54 +94,45 @@ scripts_of_runs = st.builds(
 )
 
 
-class Counted:
-    """How many operations machines have done: calls, and in runs what their turns did, and their ends."""
-
-    operations = 0
-
-
-class Dataflow(RuleBasedStateMachine):
+class Dataflow(Twins):
     """Three jobs, their clients and their runs."""
 
     real: Real
-    """Set by whoever runs the machine."""
+    act = staticmethod(scripts.do)
+
+    @staticmethod
+    def shown(world: World) -> tuple[list[Any], list[Any]]:
+        """Return jobs with their ports, and effects."""
+        seen = [
+            (
+                node.status,
+                {
+                    key: ([] if port.default is NONE else [port.default], port.channels, port.packets)
+                    for key, port in node.ports.items()
+                },
+            )
+            for node in world.jobs
+        ]
+        return seen, world.effects
 
     @initialize()
     def begin(self) -> None:
         self.world = World(PARENTS)
         self.real.begin(PARENTS)
-        self.number = 0
 
     @rule(port=keys, call=changes | looks)
     def client(self, port: Key, call: Any) -> None:
-        self._do(self._at(port, call))
+        self.do(self._at(port, call))
 
     @rule(port=keys, first=changes, second=changes)
     def two_clients(self, port: Key, first: Any, second: Any) -> None:
-        """The second does all of its change when the first has looked, and has not locked anything: as one by one."""
-        first, second = self._at(port, first), self._at(port, second)
-        done: list[Any] = []
-        self.real.between(lambda: done.append(_outcome(self.real.do, *second)))
-        found = _outcome(self.real.do, *first)
-        self.real.between(lambda: None)  # some calls lock nothing
-        store = self.real.look()
-        orders = []
-        for order in ([second, first], [first, second]) if done else ([first],):
-            world = deepcopy(self.world)
-            outcomes = [_outcome(scripts.do, world, *change) for change in order]
-            orders.append((outcomes if order[-1] == first else outcomes[::-1], _shown(world)))
-            if orders[-1] == ([*done, found], store):
-                self.world = world
-                break
-        else:
-            raise AssertionError(f"{([*done, found], store)!r} is none of {orders!r}")
-        Counted.operations += 2
+        self.meet(self._at(port, first), self._at(port, second))
 
     @rule(job=jobs, script=scripts_of_runs, waiting=st.integers(1, 4))
     def run_with_packets(self, job: int, script: Script, waiting: int) -> None:
         for name in script.names:
             if ("in", name) in self.world.jobs[job].ports:
-                self._do(self._numbered(("write", (job, "in", name), [NEW] * waiting, "plain")))
+                self.do(self.numbered(("write", (job, "in", name), [NEW] * waiting, "plain")))
         self._run(job, script)
 
     @rule(job=jobs, script=scripts_of_runs, default=defaults)
@@ -151,8 +140,8 @@ class Dataflow(RuleBasedStateMachine):
         """Nothing waits, so the body has one turn, or none if it had it before with these defaults."""
         for name in script.names:
             if ("in", name) in self.world.jobs[job].ports:
-                self._do(("drain", (job, "in", name)))
-                self._do(("set_default", (job, "in", name), default))
+                self.do(("drain", (job, "in", name)))
+                self.do(("set_default", (job, "in", name), default))
         self._run(job, script)
         self.the_store_is_as_the_model_says()
         self._run(job, script)
@@ -160,42 +149,18 @@ class Dataflow(RuleBasedStateMachine):
     def _run(self, job: int, script: Script) -> None:
         """A run of the job, which is asked for if it has to be."""
         if self.world.jobs[job].status != "queued":
-            self._do(("ask", job, True))
-        script = replace(script, turns=self._numbered(_of(job, script.turns)))
+            self.do(("ask", job, True))
+        script = replace(script, turns=self.numbered(_of(job, script.turns)))
         expected = scripts.run(self.world, job, script)
         found = self.real.run(job, script)
-        _same(found, expected)
+        same(found, expected)
         Counted.operations += 2 + len(found[0]) + sum(map(len, script.turns[: len(found[0])]))
-
-    @invariant()
-    def the_store_is_as_the_model_says(self) -> None:
-        if not hasattr(self, "world"):
-            return
-        _same(self.real.look(), _shown(self.world))
-
-    def teardown(self) -> None:
-        assert self.real.stage.broken_rules() == []
-
-    # ------------------------------------------------------------------------------------------------------------
-
-    def _do(self, call: Any) -> None:
-        _same(_outcome(self.real.do, *call), _outcome(scripts.do, self.world, *call))
-        Counted.operations += 1
 
     def _at(self, port: Key, call: Any) -> Any:
         """The call with its port and its values in their places."""
         if call[0] == "connect":
             call = (*call[:2], [target for target in call[2] if target != port])
-        return self._numbered(tuple(port if part == PORT else part for part in call))
-
-    def _numbered(self, given: Any) -> Any:
-        """The same with a number for each new value."""
-        if isinstance(given, tuple | list):
-            return type(given)(self._numbered(part) for part in given)
-        if given != NEW:
-            return given
-        self.number += 1
-        return self.number
+        return self.numbered(tuple(port if part == PORT else part for part in call))
 
 
 def _of(job: int, given: Any) -> Any:
@@ -205,29 +170,3 @@ def _of(job: int, given: Any) -> Any:
     if given[:1] == (OWN,):
         return (1 if job == 0 else job, "out", given[2]) if given[1] == "child" else (job, *given[1:])
     return tuple(_of(job, part) for part in given)
-
-
-def _outcome(call: Any, *given: Any) -> Any:
-    try:
-        return call(*given)
-    except Refused as error:
-        return f"raised {error}"
-
-
-def _shown(world: World) -> tuple[list[Any], list[Any]]:
-    """The world as `Real.look` tells it."""
-    seen = [
-        (
-            node.status,
-            {
-                key: ([] if port.default is NONE else [port.default], port.channels, port.packets)
-                for key, port in node.ports.items()
-            },
-        )
-        for node in world.jobs
-    ]
-    return seen, world.effects
-
-
-def _same(found: Any, expected: Any) -> None:
-    assert found == expected, f"{found!r} is not {expected!r}"

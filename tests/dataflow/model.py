@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.twins.real import Refused
+
 
 class _None:
     """Is one object, also after a copy."""
@@ -30,10 +32,6 @@ Key = tuple[int, str, str]
 """(job, direction, name)."""
 Packet = list[Any]
 Options = dict[str, dict[str, Any]]
-
-
-class Refused(Exception):
-    """A call raised this error of the package, and did nothing."""
 
 
 class Ended(Exception):

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-import psycopg
-import pytest
-
 from celery_sidejob import NO_DATA, Job, RunningJob
-from celery_sidejob.operations import recovery
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.operations.publications import deliver_page
 from celery_sidejob.store import asks, publications
-from tests.dataflow.model import NONE, Key, Options, Refused
-from tests.tools.between import between_look_and_lock
-from tests.tools.crash_points import arming
-from tests.tools.in_process import EMPTY, Stage
+from tests.dataflow.model import NONE, Key, Options
+from tests.tools.in_process import Stage
+from tests.twins.real import Crash, RealTwin, Refused, crash
 
 LOOK = """
 SELECT j.status, (SELECT json_agg(json_build_array(p.direction, p.name,
@@ -29,31 +24,19 @@ SELECT j.status, (SELECT json_agg(json_build_array(p.direction, p.name,
 FROM jobs j WHERE j.id = ANY(%s) ORDER BY j.id"""
 
 
-class Crash(SystemExit):
-    """The process dies here: nothing of the package may do anything more for this run."""
-
-
-class Real:
+class Real(RealTwin):
     """Does with jobs what `World` does with its own."""
 
     def __init__(self, stage: Stage) -> None:
-        self.stage = stage
+        super().__init__(stage)
         self.task = stage.task(self._body, name="dataflow.node", inports=["a", "b"], outports=["o"])
         stage.sql("CREATE TABLE IF NOT EXISTS public.effects (id bigint GENERATED ALWAYS AS IDENTITY, value json)")
         self.jobs: list[Job] = []
         self._script: Any = None
 
-    @contextmanager
-    def armed(self) -> Iterator[Real]:
-        """Within the block crashes and calls in between can be had."""
-        with pytest.MonkeyPatch.context() as patch:
-            self.at = arming(patch)
-            self.between = between_look_and_lock(patch, self.stage.outside)
-            yield self
-
     def begin(self, parents: Sequence[int | None]) -> None:
         """Make a new world."""
-        self.stage.sql(EMPTY)
+        self.empty()
         self.stage.sql("DELETE FROM public.effects")
         self.worker = self.stage.new_worker()
         self.jobs = []
@@ -96,14 +79,14 @@ class Real:
             self.port(key).write_many(values)
 
     def write_in_transaction(self, key: Key, values: Sequence[Any], commits: bool) -> None:
-        with self._transaction(commits) as connection:
+        with self.transaction(commits) as connection:
             self.port(key).write_many(values, transaction=connection)
 
     def read(self, key: Key) -> Any:
         return _shown(self.port(key).read())
 
     def read_in_transaction(self, key: Key, commits: bool) -> Any:
-        with self._transaction(commits) as connection:
+        with self.transaction(commits) as connection:
             return _shown(self.port(key).read(transaction=connection))
 
     def read_many(self, key: Key, most: int) -> list[Any]:
@@ -134,20 +117,6 @@ class Real:
     def ask(self, job: int, force: bool) -> None:
         self.jobs[job].run(force=force)
 
-    def do(self, name: str, *given: Any) -> Any:
-        """Do one of these by its name; raises Refused for an error of the package."""
-        try:
-            return getattr(self, name)(*given)
-        except Exception as error:
-            raise Refused(type(error).__name__) from error
-
-    @contextmanager
-    def _transaction(self, commits: bool) -> Iterator[psycopg.Connection[Any]]:
-        with self.stage.connect(autocommit=False) as connection:
-            yield connection
-            if not commits:
-                connection.rollback()
-
     # -- what runs do --------------------------------------------------------------------------------------------
 
     def run(self, job: int, script: Any) -> tuple[list[Any], str]:
@@ -155,13 +124,11 @@ class Real:
         self._script, self._seen = script, []
         hold = self.stage.claim(self.jobs[job], worker_id=self.worker)
         assert hold is not None, "a job that is queued has a run to begin"
-        script.arm_end(self.at, self._crash)
+        script.arm_end(self.at, crash)
         try:
             self.stage.perform(hold)
         except Crash:
-            self.stage.declare_dead(self.worker)
-            # A connection that the body had open may hold the job for a moment more.
-            recovery.rescue(self.stage.runtime, hold.job_id, run_no=hold.run_no, worker_id=self.worker, wait=True)
+            self.lose(hold)
             self.worker = self.stage.new_worker()
             return self._seen, "crashed"
         error = self.stage.raised.pop(hold.job_id, None)
@@ -169,9 +136,6 @@ class Real:
 
     def _body(self, job: RunningJob) -> None:
         self._script.play(RealRun(self, job), self._seen)
-
-    def _crash(self) -> None:
-        raise Crash
 
 
 class RealRun:
@@ -201,7 +165,7 @@ class RealRun:
         self._job.checkpoint()
 
     def crash(self, when: str) -> None:
-        self._real.at(f"checkpoint:{when}-commit", self._real._crash)
+        self._real.at(f"checkpoint:{when}-commit", crash)
         self._job.checkpoint()
 
     def fail(self) -> None:

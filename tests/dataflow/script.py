@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tests.dataflow.model import NONE, Ended, Key, Refused, Run, World
+from tests.dataflow.model import NONE, Ended, Key, Run, World
+from tests.twins.real import Refused
 
 Step = tuple[Any, ...]
 """The name of a method of `Player`, and its arguments."""

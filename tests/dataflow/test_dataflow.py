@@ -13,40 +13,11 @@ taken back:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
-
 from tests.dataflow.machine import Dataflow
 from tests.dataflow.real import Real
-from tests.tools.in_process import EMPTY, Stage
+from tests.twins.walks import beside, short_walk
 
 
-@pytest.fixture
-def real(stage_database_url: str) -> Iterator[Real]:
-    stage = Stage(stage_database_url, sidejob_max_losses=100_000)
-    try:
-        with Real(stage).armed() as armed:
-            yield armed
-    finally:
-        stage.sql(EMPTY)
-        stage.close()
-
-
-def test_the_store_does_what_the_model_does(real: Real) -> None:
-    Dataflow.real = real
-    run_state_machine_as_test(
-        Dataflow,
-        settings=settings(
-            max_examples=8,
-            stateful_step_count=30,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-            print_blob=False,
-        ),
-    )
+def test_the_store_does_what_the_model_does(stage_database_url: str) -> None:
+    with beside(Dataflow, Real, stage_database_url):
+        short_walk(Dataflow)

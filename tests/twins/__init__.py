@@ -1,0 +1,1 @@
+"""What machines share that do the same with the store and with a plain model in memory, and compare the two."""
