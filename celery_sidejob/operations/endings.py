@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
@@ -87,18 +87,18 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:  # fmt: skip
     changes = list(unit.changes if unit is not None else ending.asked)
-    handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes)
+    handed_down = _hand_down(executor, hold, changes) if hold.kind == "shutdown" else None
     applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
     try:
         applied.lock([hold.job_id], parents=parents)
     except JobNotFoundError:
         check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=from_outside)
-        if handed_down:
+        if handed_down and not handed_down <= applied.lock_set.rows.keys():
             raise Moved("a child was deleted before it was locked") from None
         raise
     job = applied.lock_set.rows[hold.job_id]
     check_fence(hold, job, any_unit=from_outside)
-    if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
+    if hold.kind == "shutdown" and job.terminate_tree and handed_down is None:
         raise Moved("the shutdown became one of the whole tree")
     if unit is not None:
         applied.have_read(consume(executor, hold, unit))
@@ -118,15 +118,18 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     return applied, row.status
 
 
-def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> bool:
-    """Terminate the children of a recursively terminated job too, including children that came since."""
+def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> Set[int] | None:
+    """Terminate the children of a recursively terminated job too, including children that came since.
+
+    Returns those that were there before; None if the job is not terminated recursively.
+    """
     row = claims.read_claimed(executor, hold.job_id)
     if row is None or not row.terminate_tree:
-        return False
+        return None
     below = jobs.child_ids(executor, hold.job_id)
-    below += [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
-    changes += [Terminate(child, tree=True) for child in below]
-    return True
+    new = [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
+    changes += [Terminate(child, tree=True) for child in (*below, *new)]
+    return set(below)
 
 
 def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit: AfterCommit) -> None:

@@ -75,6 +75,20 @@ def test_the_error_of_a_shutdown_that_its_commit_refuses_is_kept(stage: Stage) -
     assert (job.refresh().status, job.info["error"]["type"]) == ("terminated", "AliasTakenError")
 
 
+def test_a_shutdown_of_a_tree_that_asks_a_job_that_is_gone_ends_at_once(stage: Stage) -> None:
+    """It is not taken for one whose child was deleted meanwhile, which is tried again."""
+    other = stage.job()
+    other.terminate()
+    stage.drain()
+    assert other.delete()
+    job = terminating(stage, lambda job: other.run())
+    job.terminate(recursive=True)
+    assert stage.drain() == 1
+
+    assert (job.refresh().status, job.info["error"]["type"]) == ("terminated", "JobNotFoundError")
+    assert (job.info["losses"], len(stage.sidejob.dead)) == (0, 0)
+
+
 def test_a_shutdown_that_ran_into_its_time_limit_is_over_and_the_limit_is_told(stage: Stage) -> None:
     """The worker has killed its process, and ends the run."""
     job = terminating(stage, raises)
