@@ -30,9 +30,8 @@ class Family:
         self._after_commit = after_commit
         self._own = own
 
-    def create(self) -> None:
-        """Create the new jobs, with their ports, aliases and state."""
-        new = list(self._lock_set.new.values())
+    def create(self, new: Sequence[NewJob]) -> None:
+        """Create new jobs, with their ports, aliases and state."""
         if not new:
             return
         executor = self._executor

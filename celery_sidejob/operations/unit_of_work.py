@@ -7,7 +7,7 @@ messages of channels with many subscribers are kept, and delivered then (`public
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import (
@@ -16,10 +16,13 @@ from ..model.changes import (
     CancelTimer,
     Change,
     Connect,
+    Disown,
     FamilyChange,
+    NewJob,
     PortChange,
     Publish,
     RememberInputs,
+    RemoveAlias,
     SetState,
     Terminate,
     UnsetState,
@@ -103,19 +106,26 @@ class Applied:
             self.lock_set.lock(also, parents=parents)
 
     def apply(self) -> None:
-        """Apply everything: first objects, then data, then asks, each kind in the order of the changes."""
-        self._family.create()
-        for change in self._changes:
-            self._apply_object(change)
+        """Apply everything: first objects, then data, then asks, each kind in the order of the changes.
+
+        New jobs are made before the objects that follow them are changed, all at once where no name is freed first.
+        """
+        judged: list[Change | None] = []
+        for part in _parts(self._changes):
+            self._family.create([change for change in part if isinstance(change, NewJob)])
+            for change in part:
+                self._apply_object(change)
+                # A later change may give the job another parent.
+                judged.append(self.wakes.addressed(change) if isinstance(change, Ask) else change)
         self._write_state()
-        for change in self._changes:
-            match change:
+        for one in judged:
+            match one:
                 case Write() | Publish() | Connect():
-                    self._mailboxes.write(change)
+                    self._mailboxes.write(one)
                 case Ask() | CancelTimer() | Terminate():
-                    self.wakes.add(change)
+                    self.wakes.add(one)
                 case Announce():
-                    self.after_commit.announcements.append((change.channel, change.value))
+                    self.after_commit.announcements.append((one.channel, one.value))
         self._mailboxes.flush()
         self.wakes.apply()
 
@@ -138,3 +148,16 @@ class Applied:
                 state.remove(self._executor, change.job_id, change.keys)
         if values:
             state.put(self._executor, values)
+
+
+def _parts(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
+    """Cut the changes where a new job may be given a name that another job has had until then."""
+    part: list[Change] = []
+    frees = False
+    for change in changes:
+        if frees and isinstance(change, NewJob):
+            yield part
+            part, frees = [], False
+        part.append(change)
+        frees = frees or isinstance(change, Disown | RemoveAlias)
+    yield part

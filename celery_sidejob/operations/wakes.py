@@ -39,6 +39,16 @@ class Wakes:
 
     # -- collecting ----------------------------------------------------------------------------------------------
 
+    def addressed(self, change: Ask) -> Ask | None:
+        """Return the ask of the job that is meant: of the parent that a job has now. None if it has none."""
+        if not change.of_parent:
+            return change
+        parent = self._lock_set.parents.get(change.job_id)
+        if parent is None:
+            self.refused.add(change.job_id)
+            return None
+        return replace(change, job_id=parent, of_parent=False)
+
     def add(self, change: Ask | CancelTimer | Terminate) -> None:
         """Add a change, to be applied in its turn."""
         if isinstance(change, CancelTimer):
@@ -47,19 +57,11 @@ class Wakes:
             return
         if isinstance(change, Terminate):
             self._steps.append(("terminate_tree" if change.tree else "terminate", change.job_id))
-            return
-        job_id: int | None = change.job_id
-        if change.of_parent:
-            job_id = self._lock_set.parents.get(change.job_id)
-            if job_id is None:
-                self.refused.add(change.job_id)
-                return
-        assert job_id is not None
-        if change.due_at is not None or (change.wait_s or 0) > 0:
+        elif change.due_at is not None or (change.wait_s or 0) > 0:
             self._steps.append(("timer", len(self._timed)))
-            self._timed.append(replace(change, job_id=job_id, of_parent=False))
+            self._timed.append(change)
         else:
-            self._steps.append(("force" if change.force else "ask", job_id))
+            self._steps.append(("force" if change.force else "ask", change.job_id))
 
     def wake(self, job_id: int) -> None:
         """Ask a job, in its turn, to run and look at its new data."""

@@ -163,6 +163,39 @@ def test_a_child_can_move_to_another_parent_in_one_unit(stage: Stage) -> None:
     assert (one.children, two.children) == ({}, {"kid": kid})
 
 
+def test_a_unit_gives_a_new_child_the_name_of_one_that_it_has_disowned(stage: Stage) -> None:
+    old = stage.job()
+
+    def body(job: RunningJob) -> None:
+        job.adopt(old, "kid")
+        job.checkpoint()
+        for _ in range(2):
+            job.disown("kid")
+            job.enqueue(stage.idle, child_name="kid").enqueue(stage.idle, child_name="grandchild")
+
+    job = stage.inside(body)
+    kid = job.child("kid")
+    assert kid is not None
+    assert (kid != old, list(kid.children), old.refresh().parent) == (True, ["grandchild"], None)
+
+
+def test_a_run_asked_of_the_parent_is_that_of_the_parent_at_the_time(stage: Stage) -> None:
+    """Although the unit gives its job another parent, or none, before it is committed."""
+    first, second = stage.inside(lambda job: None), stage.inside(lambda job: None)
+    child = first.enqueue(stage.idle, child_name="kid")
+    stage.run(child)
+    stage.drain()
+
+    def body(job: RunningJob) -> None:
+        assert child.run(parent=True) == first
+        first.disown(child)
+        assert child.run(parent=True) is None
+        second.adopt(child, "kid")
+
+    stage.inside(body)
+    assert (first.refresh().status, second.refresh().status) == ("queued", "completed")
+
+
 def test_aliases_are_unique_everywhere(stage: Stage) -> None:
     job, other = stage.job(aliases=["b", "b"]), stage.job()
     job.add_alias("a")
@@ -198,6 +231,18 @@ def test_a_unit_sees_its_own_aliases(stage: Stage) -> None:
 
     job = stage.inside(body)
     assert (job.aliases, other.aliases) == (["taken"], [])
+
+
+def test_a_unit_gives_a_new_job_an_alias_that_it_has_taken_from_another(stage: Stage) -> None:
+    other = stage.job(aliases=["free"])
+
+    def body(job: RunningJob) -> None:
+        other.remove_alias("free")
+        stage.job(aliases=["free"])
+
+    stage.inside(body)
+    assert other.aliases == []
+    assert stage.sidejob.get("free") != other
 
 
 def test_a_parent_runs_once_for_all_children_that_end_before_it_begins_and_once_for_those_that_end_meanwhile(
