@@ -87,6 +87,20 @@ def test_jobs_announce_their_status_and_their_deletion(told: Stage) -> None:
     ]  # fmt: skip
 
 
+def test_of_a_tree_that_is_deleted_the_lowest_is_told_first_and_nothing_is_left_then(told: Stage) -> None:
+    root = told.job()
+    child = root.enqueue(told.idle, child_name="child")
+    leaf = child.enqueue(told.idle, child_name="leaf")
+    root.terminate(recursive=True)
+    told.drain()
+    told.runtime.announcer.flush(10)
+    tree = (root, child, leaf)
+    with told.sidejob.subscribe(*(f"/sidejob/job/{job.id}" for job in tree), timeout=10) as subscription:
+        assert root.delete()
+        assert heard(subscription, 3) == [(f"/sidejob/job/{job.id}", {"deleted": True}) for job in reversed(tree)]
+        assert told.sidejob.jobs() == []
+
+
 def test_a_task_may_keep_its_status_to_itself(told: Stage) -> None:
     quiet = told.task(nothing, name="quiet", publish_status=False)
     loud = told.task(nothing, name="loud")

@@ -53,6 +53,37 @@ def test_an_error_is_written_before_it_is_raised(stage: Stage, raises: bool) -> 
     assert job.refresh().status == "failed"
 
 
+def test_errors_of_several_runs_are_raised_one_by_one_or_kept(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        raise ZeroDivisionError("no")
+
+    for _ in range(2):
+        stage.job(body)
+    with pytest.raises(ZeroDivisionError):
+        run_until_quiet(stage.sidejob)
+    assert stage.sidejob.count_jobs() == {"failed": 1, "queued": 1}
+    assert run_until_quiet(stage.sidejob, raise_errors=False) == 1
+    assert stage.sidejob.count_jobs() == {"failed": 2}
+
+
+@pytest.mark.parametrize("status", ["suspended", "failed"])
+def test_a_job_at_rest_is_not_run_unless_it_is_asked(stage: Stage, status: str) -> None:
+    def body(job: RunningJob) -> None:
+        job.set(runs=job.run_no)
+        job.checkpoint()
+        if status == "suspended":
+            job.suspend()
+        raise ZeroDivisionError("no")
+
+    job = stage.job(body)
+    assert run_job(job, raise_errors=False).status == status
+    with pytest.raises(AssertionError, match="owes no run now"):
+        run_job(job)
+    assert (run_until_quiet(stage.sidejob), job.get("runs")) == (0, 1)
+    job.run(force=True)
+    assert run_job(job, raise_errors=False).get("runs") == 2
+
+
 def test_a_retry_is_no_error_and_one_for_later_stays(stage: Stage) -> None:
     tried = []
 
