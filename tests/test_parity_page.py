@@ -21,7 +21,7 @@ from celery.app.task import Task
 from kombu import Connection
 from kombu.transport import TRANSPORT_ALIASES
 
-import celery_sidejob
+import celery_sidejob.testing
 from celery_sidejob.cli import sidejob
 from celery_sidejob.model.settings import SETTINGS
 from celery_sidejob.transport.redis.broker_channel import Channel
@@ -50,14 +50,18 @@ PAGES = {
         *ids("B-U", 1, (1, 17)), *ids("B-K", 1, (1, 12)), *ids("P-", 2, (1, 18)),
     ],
     "sidejob": [
-        *ids("SJ-", 3, (120, 133), (200, 210), (240, 246), (250, 256), (260, 273), (280, 282), (285, 286), (290, 297)),
-        *ids("SJ-", 3, (300, 312)), *ids("WS-", 2, (1, 33)),
+        *ids("SJ-", 3, (1, 7), (10, 26), (30, 34), (40, 44), (50, 58), (60, 67), (80, 88), (90, 93)),
+        *ids("SJ-", 3, (100, 102), (104, 108), (110, 118), (120, 133), (150, 154), (160, 168), (175, 184), (190, 197)),
+        *ids("SJ-", 3, (200, 225), (230, 237), (240, 246), (250, 256), (260, 273), (280, 282), (285, 286), (290, 297)),
+        *ids("SJ-", 3, (300, 312), (320, 325), (330, 339)), *ids("WS-", 2, (1, 33)),
     ],
 }  # fmt: skip
-"""What each page has, which is all that was found in the older system; of SideJob, what concerns data."""
-HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18, "sidejob": 79 + 33}
+"""What each page has, which is all that was found in the older system; of SideJob four behaviours are still missing."""
+HOW_MANY = {"durable_job": 64 + 25, "reliable_fetch": 41 + 17 + 12 + 18, "sidejob": 235 - 4 + 33}
 MOST_THAT_DO_NOT_APPLY = {"durable_job": 5, "reliable_fetch": 8, "sidejob": 15}
 """Of each page."""
+LATER = "later: web page"
+"""What a line says whose counterpart comes with a page that is not made yet: it has neither a call nor a test."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def is_there(call: str) -> bool:
         theirs = CELERY_S.get(".".join(names[:count])) or TRANSPORT_S.get(".".join(names[:count]))
         if theirs is not None:
             return has(theirs, names[count:])
-    return names[0] in (*celery_sidejob.__all__, "transport") and has(celery_sidejob, names)
+    return names[0] in (*celery_sidejob.__all__, "transport", "testing") and has(celery_sidejob, names)
 
 
 def has(found: Any, names: Sequence[str]) -> bool:
@@ -174,10 +178,10 @@ def test_each_behaviour_and_weakness_is_there_once(page: str) -> None:
 
 @every_page
 def test_each_line_says_how_it_compares(page: str) -> None:
-    wrong = [row.id for row in ROWS[page] if not re.fullmatch(r"same|better: .+|does not apply: .+", row.how)]
+    wrong = [row.id for row in ROWS[page] if not re.fullmatch(rf"same|better: .+|does not apply: .+|{LATER}", row.how)]
     assert wrong == []
     assert sum(row.how.startswith("does not apply") for row in ROWS[page]) <= MOST_THAT_DO_NOT_APPLY[page]
-    assert [row.id for row in ROWS[page] if not row.calls] == []
+    assert [row.id for row in ROWS[page] if bool(row.calls) == (row.how == LATER)] == []
 
 
 @every_page
@@ -197,6 +201,6 @@ def test_a_call_that_does_not_exist_is_seen(call: str) -> None:
 
 @every_page
 def test_each_test_exists(page: str, request: pytest.FixtureRequest) -> None:
-    assert [row.id for row in ROWS[page] if not row.tests] == []
+    assert [row.id for row in ROWS[page] if bool(row.tests) == (row.how == LATER)] == []
     missing = unknown((test for row in ROWS[page] for test in row.tests), request.session)
     assert [(row.id, test) for row in ROWS[page] for test in row.tests if test in missing] == []

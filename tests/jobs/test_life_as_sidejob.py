@@ -433,6 +433,31 @@ def test_adoption_and_disowning_ask_nobody(stage: Stage) -> None:
     assert stage.drain() == 0
 
 
+def test_fibonacci_by_two_children_for_each_job(stage: Stage) -> None:
+    """SJ-218: the ends of children and what they write wake their parents, and a sum is written once."""
+
+    @stage.task(name="stage.fibonacci", outports=["sum"])
+    def fibonacci(job: RunningJob, number: int) -> None:
+        if number < 3:
+            job.output("sum").write(1)
+            return
+        if not job.children:
+            for before in (1, 2):
+                job.enqueue(fibonacci, (number - before,), child_name=f"{before} before")
+        below = job.children.values()
+        if not all(child.status == "completed" for child in below):
+            job.suspend()
+        if not job.get("done"):
+            job.set(done=True)
+            job.output("sum").write(sum(child.output("sum").read() for child in below))
+
+    root = fibonacci.enqueue((6,))
+    stage.drain()
+    assert root.refresh().status == "completed"
+    assert list(root.output("sum")) == [8]
+    assert stage.sidejob.count_jobs() == {"completed": 15}
+
+
 def test_a_parent_feeds_its_child_in_two_phases(stage: Stage) -> None:
     """SJ-219: it spawns a child and suspends, feeds it and asks it again, suspends, and collects."""
 
