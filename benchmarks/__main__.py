@@ -25,6 +25,7 @@ BENCHMARKS = {
     "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
     "dataflow": "200,000 operations on ports, channels and runs, compared with a plain model after each",
     "wiring": "jobs wired by ports and channels, whose workers are killed, and whether each packet counts once",
+    "parity_mutations": "lines of the package that are broken, and whether the tests that prove them fail",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",
     "soak": "hours of mixed load with outages in every state, and whether every promise was kept",
 }
@@ -36,7 +37,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in BENCHMARKS:
         print(__doc__)
         for name, what in BENCHMARKS.items():
-            print(f"  {name:12} {what}")
+            print(f"  {name:16} {what}")
         return 2 if arguments else 0
     code: int | None = import_module(f"benchmarks.{arguments[0]}").main(arguments[1:])
     return code or 0

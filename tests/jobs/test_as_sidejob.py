@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import InvalidPortError, Job, PortNotFoundError, RunningJob
+from celery_sidejob import InvalidChannelError, InvalidPortError, Job, PortNotFoundError, RunningJob
 from tests.tools.in_process import Stage
 
 
@@ -242,6 +242,19 @@ def test_a_port_that_a_wildcard_makes_has_its_channels(stage: Stage, how: str) -
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["input", "output"])
+def test_no_channels_are_a_list_without_names_in_both_directions(stage: Stage, direction: str) -> None:
+    """SJ-282."""
+    port: Any = getattr(stage.job(), direction)("a")
+    port.channels = ["/a"]
+    for wrong in (None, "/b"):
+        with pytest.raises(InvalidChannelError, match="takes a list of channel names"):
+            port.channels = wrong
+    assert port.channels == ["/a"]
+    port.channels = []
+    assert port.channels == []
 
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -68,18 +68,24 @@ def test_a_job_that_is_refused_leaves_nothing_behind(stage: Stage, why: str) -> 
     assert stage.everything(without=("published_at", "next_check_at")) == before
 
 
-def test_a_call_that_is_refused_draws_no_id_and_an_id_is_never_used_again(stage: Stage) -> None:
+@pytest.mark.parametrize("ports", [(), ("a",)], ids=["made in one statement", "in several"])
+def test_a_call_that_is_refused_draws_no_id_and_an_id_is_never_used_again(stage: Stage, ports: Sequence[str]) -> None:
     """SJ-010, SJ-012."""
-    first = stage.job()
+
+    @stage.task(name="stage.numbered", inports=ports)
+    def numbered(job: RunningJob) -> None:
+        pass
+
+    first = numbered.enqueue()
     with pytest.raises(UnknownTaskError):
         stage.sidejob.enqueue("no.such")
-    second = stage.job()
+    second = numbered.enqueue()
     assert second.id == first.id + 1
 
     second.terminate()
     stage.drain()
     assert second.delete()
-    assert stage.job().id == second.id + 1
+    assert numbered.enqueue().id == second.id + 1
 
 
 def test_each_run_is_given_the_arguments(stage: Stage) -> None:
