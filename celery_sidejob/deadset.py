@@ -22,7 +22,7 @@ from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
 from .model.status import Status
 from .operations import burials
-from .operations.deletion import delete_finished
+from .operations.deletion import delete_finished_tree
 from .operations.runtime import Runtime
 from .operations.stores import Store
 from .store import dead
@@ -291,7 +291,7 @@ class DeadSet:
     def _delete(self, store: Store, number: int, job_id: int | None) -> bool:
         if job_id is None:
             return self._ask(store, lambda executor: dead.delete_message(executor, number))
-        return delete_finished(self._runtime, [job_id], DELETABLE) == 1
+        return delete_finished_tree(self._runtime, job_id, DELETABLE)
 
     def _entry(self, store: Store, row: Any) -> DeadEntry:
         hide, label = self._runtime.settings.redacted, self._stores.label_of(store)

@@ -456,6 +456,14 @@ def one_store_twice(scene: Scene) -> None:
         stores.name_of(store)
 
 
+def part_of_a_deletion(scene: Scene) -> None:
+    """Disown a job of a tree whose deletion has begun."""
+    scene.stage.sql("INSERT INTO tree_deletions VALUES (%s)", scene.job.id)
+    scene.job.terminate(recursive=True)
+    scene.stage.drain()
+    scene.job.disown(scene.kid)
+
+
 def no_store(scene: Scene) -> None:
     """Neither store answers, and both are left alone."""
     app = Celery("away", broker="memory://", set_as_current=False)
@@ -483,6 +491,7 @@ ELSEWHERE: dict[str, Case] = {
         inports={"in": {"limit": 2}},
     ),
     "a thread continues a run that is over": left_behind,
+    "`disown` of a job while a large tree that it is in is being deleted": part_of_a_deletion,
     "a durable task's run that was declared lost calls `retry`": lost_on_the_way,
     "the `task_id=` of a durable task that is not finished": taken,
     "the body of a job, or a hook of it, is an `async def` or a generator": lambda s: s.stage.task(asynchronous),

@@ -189,6 +189,17 @@ CREATE INDEX timers_job_id_idx ON {s}.timers (job_id);
 CREATE INDEX timers_due_at_idx ON {s}.timers (due_at);
 CREATE INDEX timers_noted_idx ON {s}.timers (id) WHERE NOT accepted;
 
+CREATE TABLE {s}.tree_terminations (
+  job_id bigint CONSTRAINT tree_terminations_pkey PRIMARY KEY,
+  root bigint NOT NULL,
+  itself boolean NOT NULL,
+  after text NOT NULL DEFAULT '',
+  CONSTRAINT tree_terminations_after_check CHECK (after = '' OR NOT itself)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
+
+CREATE TABLE {s}.tree_deletions (
+  job_id bigint CONSTRAINT tree_deletions_pkey PRIMARY KEY);
+
 CREATE TABLE {s}.askings (
   task_id text CONSTRAINT askings_pkey PRIMARY KEY,
   job_id bigint NOT NULL CONSTRAINT askings_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,

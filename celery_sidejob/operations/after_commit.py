@@ -38,7 +38,7 @@ class AfterCommit:
     """The work that follows a commit, collected while the transaction is open.
 
     If the process dies before the work is done, only the events are lost. Doorbells, continuations, outcomes, noted
-    asks and publications are rows, which the sweeper finds.
+    asks, publications and places in large trees are rows, which the sweeper finds.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -46,6 +46,8 @@ class AfterCommit:
     continuations: list[Continuation] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
+    trees: set[int] = field(default_factory=set)
+    """Roots of large trees that are to be terminated, a page in each transaction."""
     published: dict[str, int] = field(default_factory=dict)
     """How many ports take the messages of each channel."""
     undelivered: set[str] = field(default_factory=set)

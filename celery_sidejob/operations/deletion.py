@@ -1,11 +1,12 @@
 """Deleting jobs. Asking and terminating are changes like any other (`unit_of_work`).
 
 A job is only deleted with everything below it. A tree too large for one transaction is deleted in parts, from the
-bottom up.
+bottom up. No part goes while a job of it is not at rest, or has a child that is not in the part.
 """
 
 from __future__ import annotations
 
+import logging
 from array import array
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence, Set
@@ -15,14 +16,17 @@ from typing import Any
 from ..model.errors import JobNotFoundError
 from ..model.events import JobDeleted
 from ..model.status import Status
-from ..store import jobs, trees
-from ..store.errors import Moved
+from ..store import jobs, tree_deletions, trees
+from ..store.errors import FAILURES, Moved
 from ..store.outbox import doorbells
 from ..store.statement import Transaction
 from .after_commit import tell
+from .lock_set import TOGETHER
 from .runtime import Runtime
 
-TOGETHER = 5000
+logger = logging.getLogger("celery_sidejob")
+
+PRUNED_TOGETHER = 5000
 """Jobs that the pruner deletes in one transaction, at most: deleting this many takes half a second."""
 PART = 500
 """Jobs of a larger tree that one transaction deletes."""
@@ -33,23 +37,50 @@ def delete(runtime: Runtime, job_id: int) -> bool:
 
     Terminated jobs are in no run and have no message, so no live run is deleted. Later deliveries and zombies find no
     row.
+
+    Up to `TOGETHER` jobs go in one transaction. The deletion of a larger tree is recorded in one, and is final then:
+    none of its jobs can be forced to run or be disowned. It goes on in parts, by the sweeper if this process dies.
     """
 
-    def work(executor: Transaction) -> Sequence[JobDeleted] | None:
-        before = {row.id for row in trees.subtree(executor, [job_id])}
+    def work(executor: Transaction) -> Sequence[JobDeleted] | bool:
+        before = {row.id for row in trees.subtree(executor, [job_id], most=TOGETHER + 1)}
+        if len(before) > TOGETHER:
+            return _begin(executor, job_id)
         if not before:
             raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
         locked = jobs.lock_exclusively(executor, before)
         if {row.id for row in trees.subtree(executor, [job_id])} != before or locked.keys() != before:
             raise Moved("children came or went before the subtree was locked")
         if any(row.status != Status.TERMINATED for row in locked.values()) or doorbells.pending(executor, before):
-            return None
+            return False
         jobs.delete(executor, before)
         return _deleted(locked.values())
 
     deleted = runtime.connections.transact("delete", work)
-    tell(runtime, *deleted or ())
-    return deleted is not None
+    if deleted is True:
+        tree = TerminatedTree(runtime, job_id)
+        try:
+            while tree.read() and tree.delete_part(waits=True):  # read again if the sweeper had a part in it
+                while tree.delete_part(waits=True):
+                    pass
+        except FAILURES as error:
+            logger.warning("The sweeper goes on deleting job %d and everything below it: %s", job_id, error)
+    elif deleted:
+        tell(runtime, *deleted)
+    return deleted is not False
+
+
+def _begin(executor: Transaction, job_id: int) -> bool:
+    """Record that a large tree is deleted, unless it is not terminated to its end; its root takes no run from now on.
+
+    A job below it that is about to be forced to run holds a lock on the root (`being_deleted`), so it is waited for.
+    """
+    if not jobs.lock_exclusively(executor, [job_id]):
+        raise Moved("the job was deleted before it was locked")
+    if not trees.rest(executor, job_id, Status.TERMINATED) or trees.due(executor, job_id):
+        return False
+    tree_deletions.begin(executor, job_id)
+    return True
 
 
 def delete_finished(
@@ -84,6 +115,21 @@ def delete_finished(
     return done[0]
 
 
+def delete_finished_tree(runtime: Runtime, job_id: int, statuses: Set[str]) -> bool:
+    """Delete a job with all below it, as `delete_finished` does; a tree of more than `TOGETHER` jobs goes in parts.
+
+    False if the job, or the rest of its tree, stays. If this process dies between two parts, the job stays, too.
+    """
+    gone = delete_finished(runtime, [job_id], statuses, most=TOGETHER)
+    if gone is not None:
+        return gone == 1
+    tree = LargeTree(runtime, job_id, statuses)
+    if tree.read():
+        while tree.delete_part():
+            pass
+    return not jobs.find(runtime.connections, [job_id])
+
+
 def _deleted(rows: Iterable[Any]) -> Sequence[JobDeleted]:
     """Return the events of deleted jobs: those of children, which have the higher ids, before those of parents."""
     return [JobDeleted(row.id, row.task) for row in sorted(rows, key=attrgetter("id"), reverse=True)]
@@ -115,13 +161,16 @@ class LargeTree:
             self._left = array("q", found)
         return found is not None
 
-    def delete_part(self) -> bool:
-        """Delete the next part; False if nothing more can or need be deleted."""
+    def delete_part(self, *, waits: bool = False) -> bool:
+        """Delete the next part; False if nothing more can or need be deleted. With `waits`, wait for locked jobs."""
         part = self._left[-PART:].tolist()
 
         def work(executor: Transaction) -> Sequence[JobDeleted] | None:
-            locked = jobs.lock_free_exclusively(executor, {self._root, *part})
-            if not self._are_free(executor, locked, part):
+            wanted = {self._root, *part}
+            locked = (jobs.lock_exclusively if waits else jobs.lock_free_exclusively)(executor, wanted)
+            if locked.keys() != wanted or any(row.status not in self._statuses for row in locked.values()):
+                return None
+            if {row.id for row in trees.subtree(executor, part)} != set(part) or self._are_due(executor, part):
                 return None
             jobs.delete(executor, part)
             return _deleted(locked[job_id] for job_id in part)
@@ -133,8 +182,18 @@ class LargeTree:
         del self._left[-PART:]
         return bool(self._left)
 
-    def _are_free(self, executor: Transaction, locked: dict[int, Any], part: list[int]) -> bool:
-        if locked.keys() != {self._root, *part} or any(row.status not in self._statuses for row in locked.values()):
-            return False
-        below = {row.id for row in trees.subtree(executor, part)}
-        return below == set(part) and not jobs.unsettled(executor, {self._root, *part})
+    def _are_due(self, executor: Transaction, part: list[int]) -> bool:
+        return bool(jobs.unsettled(executor, {self._root, *part}))
+
+
+class TerminatedTree(LargeTree):
+    """A large tree whose deletion is recorded: a job that is found not terminated came by a caller's own transaction.
+
+    Then the rest stays until that job is terminated too, and the deletion goes on.
+    """
+
+    def __init__(self, runtime: Runtime, root: int) -> None:
+        super().__init__(runtime, root, frozenset({Status.TERMINATED}))
+
+    def _are_due(self, executor: Transaction, part: list[int]) -> bool:
+        return doorbells.pending(executor, part)

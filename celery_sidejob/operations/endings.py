@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
 from ..model.changes import Change, NewJob, Terminate
@@ -11,7 +11,7 @@ from ..model.errors import JobNotFoundError
 from ..model.messages import FORMAT
 from ..model.run_end import RunEnd
 from ..model.status import ASKABLE, Status
-from ..store import claims, jobs
+from ..store import claims, jobs, tree_terminations
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
@@ -46,7 +46,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
         return _ended_before(runtime, hold)
     applied, status = done
     follow(runtime, applied.after_commit)
-    apply_noted_asks(runtime, applied.after_commit.noted)
+    apply_noted_asks(runtime, applied.after_commit.noted, applied.after_commit.trees)
     deliver(runtime, applied.after_commit.undelivered)
     return status
 
@@ -87,14 +87,14 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     parents: Mapping[int, int | None],
 ) -> tuple[Applied, str]:  # fmt: skip
     changes = list(unit.changes if unit is not None else ending.asked)
-    handed_down = _hand_down(executor, hold, changes) if hold.kind == "shutdown" else None
+    begun: set[int] = set()
+    handed_down = hold.kind == "shutdown" and _hand_down(executor, hold, changes, begun)
     applied = Applied(runtime, executor, changes, own=hold.job_id, bounded=hold.kind != "shutdown")
+    applied.after_commit.trees |= begun
     try:
         applied.lock([hold.job_id], parents=parents)
     except JobNotFoundError:
         check_fence(hold, applied.lock_set.rows.get(hold.job_id), any_unit=from_outside)
-        if handed_down and not handed_down <= applied.lock_set.rows.keys():
-            raise Moved("a child was deleted before it was locked") from None
         raise
     job = applied.lock_set.rows[hold.job_id]
     check_fence(hold, job, any_unit=from_outside)
@@ -118,18 +118,19 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
     return applied, row.status
 
 
-def _hand_down(executor: Transaction, hold: Hold, changes: list[Change]) -> Set[int] | None:
+def _hand_down(executor: Transaction, hold: Hold, changes: list[Change], begun: set[int]) -> bool:
     """Terminate the children of a recursively terminated job too, including children that came since.
 
-    Returns those that were there before; None if the job is not terminated recursively.
+    The unit's own new children are terminated with it. Others are recorded, with the job among `begun` as their root,
+    and follow the commit.
     """
     row = claims.read_claimed(executor, hold.job_id)
     if row is None or not row.terminate_tree:
-        return None
-    below = jobs.child_ids(executor, hold.job_id)
+        return False
     new = [change.id for change in changes if isinstance(change, NewJob) and change.parent_id == hold.job_id]
-    changes += [Terminate(child, tree=True) for child in (*below, *new)]
-    return set(below)
+    changes += [Terminate(child, tree=True) for child in new]
+    begun |= tree_terminations.hand_down(executor, hold.job_id)
+    return True
 
 
 def announce(hold: Hold, before: str, status: str, ending: Ending, after_commit: AfterCommit) -> None:

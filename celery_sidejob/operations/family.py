@@ -12,6 +12,7 @@ from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
+from .being_deleted import is_being_deleted
 from .lock_set import LockSet
 from .mailboxes import port_row
 from .runtime import Runtime
@@ -101,6 +102,10 @@ class Family:
             raise NotAChildError(f"Job {parent_id} has no child {child!r}; see job.children.")
         if child_id not in self._lock_set.statuses:
             raise Moved(f"another job became child {child!r} of job {parent_id}")
+        if self._lock_set.statuses[child_id] == Status.TERMINATED and is_being_deleted(self._executor, child_id):
+            raise IllegalMoveError(
+                f"Job {child_id} is being deleted with the tree that it is in: it cannot be disowned."
+            )
         jobs.set_parent(self._executor, child_id, parent_id=None, name=None)
         self._lock_set.parents[child_id] = None
 

@@ -31,6 +31,9 @@ from ..store import jobs, ports, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
 
+TOGETHER = 10_000
+"""Jobs that one transaction terminates or deletes, at most; a larger tree takes several."""
+
 KeptPorts = dict[int, list[Any]]
 """Rows of ports with the parents of their jobs, by job id, as an earlier transaction has read them."""
 
@@ -52,6 +55,8 @@ class LockSet:
         """By job id, as the changes applied so far leave them; new jobs included."""
         self.parents: dict[int, int | None] = {}
         self.ports: dict[PortKey, Any] = {}
+        self.large: set[int] = set()
+        """Jobs to terminate with everything below them, which is too much for one transaction."""
 
     @classmethod
     def of_rows(cls, executor: Transaction, rows: Mapping[int, Any]) -> LockSet:
@@ -129,10 +134,16 @@ class LockSet:
         if adopts or not upward <= self.parents.keys():
             self.parents.update(jobs.parents(self._executor, named))
         upward |= known.keys()
-        below = {row.id for row in trees.subtree(self._executor, downward)} if downward else set()
+        below = self._find_below(downward) if downward else set()
         everything = set(named) | below
         everything |= {parent for job_id in upward if (parent := self.parents.get(job_id)) is not None}
         return everything - self.new.keys(), named
+
+    def _find_below(self, downward: set[int]) -> set[int]:
+        """Find the jobs of trees that are terminated; in larger trees only the roots are locked, and are `large`."""
+        found = {row.id for row in trees.subtree(self._executor, downward, most=TOGETHER + 1)}
+        self.large = downward if len(found) > TOGETHER else set()
+        return set() if self.large else found
 
     def _affected(self) -> tuple[set[int], set[int], set[int]]:  # noqa: PLR0912, PLR0915 - an arm for each kind of change
         """Return the ids of jobs that are affected, of those whose parent is, and of those whose subtree is."""

@@ -12,18 +12,19 @@ from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .lock_set import LockSet
 from .runtime import Runtime
+from .tree_terminations import terminate_pages
 from .wakes import Wakes
 
 logger = logging.getLogger("celery_sidejob")
 
 
-def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int]) -> None:
-    """Judge and apply the due timers of jobs, each in a transaction of its own.
+def apply_noted_asks(runtime: Runtime, job_ids: Iterable[int], trees: Iterable[int] = ()) -> None:
+    """Judge and apply the due timers of jobs, each in a transaction of its own; then terminate pages of the `trees`.
 
     The transaction that noted them is committed, so no error here may make its call fail. A locked job, or an ask that
     the store does not take now, is left to the sweeper.
     """
-    _apply(runtime, job_ids, leaves=FAILURES)
+    terminate_pages(runtime, {*trees, *_apply(runtime, job_ids, leaves=FAILURES)})
 
 
 def apply_due_timers(runtime: Runtime, job_id: int) -> None:
@@ -34,8 +35,9 @@ def apply_due_timers(runtime: Runtime, job_id: int) -> None:
     _apply(runtime, [job_id], leaves=(StoreUnavailableError,))
 
 
-def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Exception], ...]) -> None:
-    waiting = sorted(set(job_ids), reverse=True)
+def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Exception], ...]) -> set[int]:
+    """Apply the due timers of jobs, and return the roots of trees whose termination has begun."""
+    waiting, trees = sorted(set(job_ids), reverse=True), set[int]()
     while waiting:
         job_id = waiting.pop()
 
@@ -49,9 +51,11 @@ def _apply(runtime: Runtime, job_ids: Iterable[int], *, leaves: tuple[type[Excep
                 "The ask of job %d is noted, and the sweeper applies it: %s", job_id, error,
                 exc_info=not isinstance(error, StoreUnavailableError),
             )  # fmt: skip
-            return
+            break
         follow(runtime, after_commit)
-        waiting += after_commit.noted  # a recursive termination notes the jobs below
+        waiting += after_commit.noted
+        trees |= after_commit.trees
+    return trees
 
 
 def mature(runtime: Runtime, executor: Transaction, job_id: int) -> AfterCommit:

@@ -9,7 +9,7 @@ from ..model.errors import StoreUnavailableError
 from ..model.events import RunLost, RunRescued
 from ..model.run_end import RunEnd
 from ..model.status import Status
-from ..store import asks, claims, jobs
+from ..store import claims, jobs, tree_terminations
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .endings import announce, error_json
@@ -77,7 +77,7 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
     if after_commit is None:
         return False
     follow(runtime, after_commit)
-    apply_noted_asks(runtime, after_commit.noted)
+    apply_noted_asks(runtime, after_commit.noted, after_commit.trees)
     return True
 
 
@@ -99,9 +99,7 @@ def _free_locked(
         return None
     if ending.gives_up:
         if ending.gives_up == Status.TERMINATED and job.terminate_tree:  # the children's turn, as in its shutdown
-            below = jobs.child_ids(executor, job.id)
-            asks.note(executor, below, "terminate_tree")
-            after_commit.noted += below
+            after_commit.trees |= tree_terminations.hand_down(executor, job.id)
         announce(hold, job.status, row.status, ending, after_commit)
         return after_commit
     after_commit.moved(job, job.status, row.status, hold.run_no)

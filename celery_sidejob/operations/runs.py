@@ -124,7 +124,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     hold.started = True
     if applied is not None:
         follow(runtime, applied.after_commit)
-        apply_noted_asks(runtime, applied.after_commit.noted)
+        apply_noted_asks(runtime, applied.after_commit.noted, applied.after_commit.trees)
         deliver(runtime, applied.after_commit.undelivered)
 
 

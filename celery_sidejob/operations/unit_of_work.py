@@ -39,6 +39,7 @@ from .mailboxes import Mailboxes
 from .noted_asks import apply_noted_asks
 from .publications import deliver
 from .runtime import Runtime
+from .tree_terminations import terminate_pages
 from .wakes import Wakes
 
 
@@ -56,6 +57,7 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
     applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
     follow(runtime, applied.after_commit)
     apply_noted_asks(runtime, applied.after_commit.noted)
+    terminate_pages(runtime, applied.after_commit.trees, to_the_end=True)
     deliver(runtime, applied.after_commit.undelivered)
     return applied
 

@@ -10,11 +10,14 @@ from typing import Any
 from ..model.changes import Ask, CancelTimer, Terminate
 from ..model.events import JobBuried
 from ..model.status import ASKABLE, Status
-from ..store import asks, dead, jobs, ports, trees
+from ..store import asks, dead, ports, tree_terminations, trees
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
+from .being_deleted import is_being_deleted
 from .lock_set import LockSet
 from .runtime import Runtime
+
+ENDING = frozenset({Status.TERMINATING, Status.TERMINATED})
 
 
 class Wakes:
@@ -86,7 +89,7 @@ class Wakes:
 
     def ask(self, ids: Sequence[int], *, force: bool = False) -> None:
         """Ask locked jobs to run; jobs that may not be asked are in `refused` afterwards."""
-        may = [job_id for job_id in ids if force or self._lock_set.statuses[job_id] in ASKABLE]
+        may = [job_id for job_id in ids if self._may_ask(job_id, force=force)]
         self.refused.update(set(ids) - set(may))
         if not may:
             return
@@ -111,15 +114,12 @@ class Wakes:
         for timer in asks.take_due(self._executor, job_id):
             status = self._lock_set.statuses[job_id]
             if timer.later is not None:
-                if timer.ask == "force" or status in ASKABLE:
+                if self._may_ask(job_id, force=timer.ask == "force"):
                     self._moved(job_id, asks.accept(self._executor, job_id, timer))
             elif timer.ask.startswith("terminate"):
                 if timer.ask == "terminate_tree":
-                    # Locking the subtree now could break the ascending order. The termination is handed down step by
-                    # step; the job's own shutdown repeats it for children that come meanwhile.
-                    below = jobs.child_ids(self._executor, job_id)
-                    asks.note(self._executor, below, "terminate_tree")
-                    self._after_commit.noted += below
+                    # Locking the subtree now could break the ascending order: it has transactions of its own.
+                    self._terminate_below([job_id])
                 self.terminate([job_id], tree=timer.ask == "terminate_tree", timers_before=timer.id)
             elif timer.ask == "force" or status in ASKABLE or (timer.accepted and status == Status.FAILED):
                 self.ask([job_id], force=timer.ask == "force" or status == Status.FAILED)
@@ -142,21 +142,44 @@ class Wakes:
                 self.apply_due(job_id)
             self.terminate(ids, tree=False)
         elif kind == "terminate_tree":
-            below = [row.id for row in trees.subtree(self._executor, ids)]
-            unlocked = [job_id for job_id in below if not self._lock_set.knows(job_id)]
-            if unlocked:  # adopted in this very transaction, or since the tree was read
-                asks.note(self._executor, unlocked, "terminate_tree")
-                self._after_commit.noted += unlocked
-            self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
+            self._terminate_trees(ids)
         else:
             for job_id in ids if kind == "force" else ():  # else an earlier noted termination would win
                 self.apply_due(job_id)
             late = [job_id for job_id in ids if kind == "force" or not self._just_created(job_id)]
             self.ask(late, force=kind == "force")
 
+    def _may_ask(self, job_id: int, *, force: bool) -> bool:
+        """Tell whether the job may be asked now. What is left of a termination reaches no child of a forced run."""
+        status = self._lock_set.statuses[job_id]
+        if not force or self._noting:
+            return force or status in ASKABLE
+        if status == Status.TERMINATED and is_being_deleted(self._executor, job_id):
+            return False
+        if status in ENDING or self._lock_set.job(job_id).parent_id is not None:
+            tree_terminations.split(self._executor, [job_id])
+        return True
+
+    def _terminate_trees(self, ids: list[int]) -> None:
+        large = [job_id for job_id in ids if job_id in self._lock_set.large]
+        small = [job_id for job_id in ids if job_id not in self._lock_set.large]
+        if large:
+            # From now on the roots take no more children. If this process dies after the commit, the sweeper goes on.
+            self.terminate(large, tree=True)
+            self._terminate_below(large)
+        if small:
+            below = [row.id for row in trees.subtree(self._executor, small)]
+            unlocked = {job_id for job_id in below if not self._lock_set.knows(job_id)}
+            if unlocked:  # adopted in this very transaction, or since the tree was read
+                self._after_commit.trees |= tree_terminations.begin(self._executor, unlocked, itself=True)
+            self.terminate([job_id for job_id in below if job_id not in unlocked], tree=True)
+
+    def _terminate_below(self, ids: Sequence[int]) -> None:
+        self._after_commit.trees |= tree_terminations.begin(self._executor, ids, itself=False)
+
     def _set_timer(self, change: Ask) -> None:
         job_id, force = change.job_id, change.force
-        if not (force or self._lock_set.statuses[job_id] in ASKABLE):
+        if not self._may_ask(job_id, force=force):
             self.refused.add(job_id)
         elif self._noting:
             asks.note(

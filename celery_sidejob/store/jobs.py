@@ -165,6 +165,14 @@ def lock_exclusively(executor: Transaction, ids: Iterable[int]) -> dict[int, Any
     return {row.id: row for row in executor.run(_LOCK_EXCLUSIVELY, ids=sorted(set(ids)))}
 
 
+_KEEP_WHEN_FREE = Statement("SELECT id FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR KEY SHARE")
+
+
+def keep_when_free(executor: Transaction, ids: Iterable[int]) -> None:
+    """Keep jobs from being deleted until the commit, and wait for those that somebody has locked for a deletion."""
+    executor.run(_KEEP_WHEN_FREE, ids=list(ids))
+
+
 _LOCK_FREE_EXCLUSIVELY = Statement("""
 SELECT id, task, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[]) ORDER BY id FOR UPDATE SKIP LOCKED""")
 
@@ -218,14 +226,6 @@ def children(executor: Reader, job_id: int) -> Sequence[Any]:
     return executor.run(_CHILDREN, id=job_id)
 
 
-_CHILD_IDS = Statement("SELECT id FROM {jobs} WHERE parent_id = %(id)s ORDER BY id")
-
-
-def child_ids(executor: Reader, job_id: int) -> list[int]:
-    """Read the ids of a job's children, oldest first."""
-    return [row.id for row in executor.run(_CHILD_IDS, id=job_id)]
-
-
 _CHILD = Statement("SELECT id FROM {jobs} WHERE parent_id = %(parent_id)s AND name = %(name)s")
 
 
@@ -248,7 +248,9 @@ WITH noted AS (
   INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
   SELECT DISTINCT w.job_id, now(), 'run', false
   FROM {{port_waiters}} w JOIN {{ports}} p ON p.id = w.port_id JOIN {{jobs}} waiter ON {WAITS}
-  WHERE p.job_id = ANY(%(ids)s::bigint[]) AND NOT w.job_id = ANY(%(ids)s::bigint[]))
+  WHERE p.job_id = ANY(%(ids)s::bigint[]) AND NOT w.job_id = ANY(%(ids)s::bigint[])),
+to_terminate AS (DELETE FROM {{tree_terminations}} WHERE job_id = ANY(%(ids)s::bigint[])),
+to_delete AS (DELETE FROM {{tree_deletions}} WHERE job_id = ANY(%(ids)s::bigint[]))
 DELETE FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[])""")
 
 

@@ -15,12 +15,15 @@ WITH RECURSIVE tree AS (
   SELECT id AS root, id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
   UNION ALL SELECT tree.root, j.id, j.status FROM tree CROSS JOIN LATERAL (
     SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT root, id, status FROM tree""")
+SELECT root, id, status FROM tree LIMIT %(most)s""")
 
 
-def subtree(executor: Reader, ids: Iterable[int]) -> Sequence[Any]:
-    """Read (root, id, status) of jobs and of everything below them; `root` is the given job that it is below."""
-    return executor.run(_SUBTREE, ids=list(ids))
+def subtree(executor: Reader, ids: Iterable[int], *, most: int | None = None) -> Sequence[Any]:
+    """Read (root, id, status) of jobs and of everything below them; `root` is the given job that it is below.
+
+    The search stops at `most` rows, if that is given.
+    """
+    return executor.run(_SUBTREE, ids=list(ids), most=most)
 
 
 _REST = Statement("""
@@ -52,6 +55,22 @@ def levels(executor: Reader, job_id: int, statuses: Collection[str]) -> list[int
     """
     found = executor.run(_LEVELS, id=job_id, statuses=[str(status) for status in statuses])[0]
     return found.ids if found.finished else None
+
+
+_DUE = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id FROM tree CROSS JOIN LATERAL (
+    SELECT c.id FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT EXISTS (
+    SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {messages} m WHERE m.job_id = tree.id OFFSET 0) m)
+  OR EXISTS (SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {timers} t WHERE t.job_id = tree.id OFFSET 0) t)
+  AS due""")
+
+
+def due(executor: Reader, job_id: int) -> bool:
+    """Tell whether anything is still due, now or later, for a job or for anything below it."""
+    return bool(executor.run(_DUE, id=job_id)[0].due)
 
 
 COUNTED = 10_000

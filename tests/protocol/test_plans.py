@@ -31,6 +31,8 @@ from celery_sidejob.store import (
     served,
     state,
     statistics,
+    tree_deletions,
+    tree_terminations,
     trees,
 )
 from celery_sidejob.store.broker import messages, queues
@@ -56,7 +58,7 @@ from tests.tools.waiting import wait_until
 MODULES = (
     aliases, arming, askings, asks, burials, checks, claims, continuations, counters, dead, depths, doorbells, holds,
     job_lists, jobs, kept, latecomers, packets, ports, publishing, revocation, room, served, state, statistics, tasks,
-    trees, duplicates, messages, queues,
+    trees, tree_deletions, tree_terminations, duplicates, messages, queues,
 )  # fmt: skip
 
 READS_ALL = {
@@ -77,7 +79,8 @@ READS_ALL = {
 SAMPLES = {
     "bytea": "x", "bytea[]": "{x}", "integer[]": "{7}", "timestamp with time zone[]": "{2026-01-01}",
     "smallint[]": "{7}", "bigint": "7", "bigint[]": "{7,8,9}", "integer": "7", "smallint": "7", "text": "x",
-    "text[]": "{x,y}", "boolean": "true", "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
+    "text[]": "{x,y}", "boolean": "true", "boolean[]": "{t}",
+    "json": "[]", "double precision": "1", "double precision[]": "{1,2}",
     "real": "1",
     "timestamp with time zone": "2026-01-01", "interval": "1 s",
 }  # fmt: skip
@@ -112,7 +115,7 @@ ANALYZE"""
 
 SMALL = {
     "workers", "leases", "counters", "served", "registry", "meta", "broker_queues", "broker_bindings",
-    "broker_consumers",
+    "broker_consumers", "tree_deletions", "tree_terminations",
 }  # fmt: skip
 """Tables that do not grow with the number of jobs."""
 
@@ -459,9 +462,18 @@ def test_one_with_very_many_makes_nobody_read_a_whole_table(skewed_store: psycop
 OTHER = MANY + 50
 ROOT = MANY + 60
 BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
-    "below another": (trees._SUBTREE, {"ids": [OTHER]}, 20),
+    "below another": (trees._SUBTREE, {"ids": [OTHER], "most": None}, 20),
     "the first below that is not terminated": (trees._REST, {"id": 1, "status": "terminated"}, 20),
-    "children of another": (jobs._CHILD_IDS, {"id": OTHER}, 20),
+    "a page of those who are terminated": (
+        tree_terminations._FIND,
+        {"ids": [1], "roots": [1], "itself": [False], "after": ["kid2"], "most": 100},
+        1000,
+    ),
+    "what a page of those has left": (
+        tree_terminations._GO_ON,
+        {"ids": [1, OTHER], "roots": [1, 1], "first": ["kid2", ""], "last": ["kid20", ""], "places": [1]},
+        1000,
+    ),
     "packets of another": (
         packets._TAKE,
         {"owner_id": OTHER, "direction": "in", "name": "a", "job_id": ROOT, "run_no": 1, "limit": 100},

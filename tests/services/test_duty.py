@@ -191,8 +191,10 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.worker_id = shop.new_worker()
     dead = shop.new_worker()
     mail = shop.app.tasks["mail"]
-    lost, timed, owed, ended, old = (shop.job(**how) for how in ({}, {"countdown": 3600}, {}, {}, {}))
-    for job in (ended, old):
+    lost, timed, owed, ended, old, left, gone = (
+        shop.job(**how) for how in ({}, {"countdown": 3600}, {}, {}, {}, {}, {})
+    )
+    for job in (ended, old, gone):
         shop.run(job)
     assert shop.claim(lost, worker_id=dead)
     for name in ("taken", "due", "doomed"):
@@ -206,6 +208,9 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     shop.sql("UPDATE askings SET stored_at = NULL, closed_at = now() - interval '1 hour' WHERE job_id = %s", ended.id)
     shop.sql("UPDATE askings SET stored_at = now() WHERE job_id = %s", old.id)
     shop.sql("UPDATE jobs SET ended_at = now() - interval '2 days' WHERE id = %s", old.id)
+    shop.sql("UPDATE jobs SET status = 'terminated' WHERE id = %s", gone.id)
+    shop.sql("INSERT INTO tree_deletions VALUES (%s)", gone.id)
+    shop.sql("INSERT INTO tree_terminations VALUES (%s, %s, true)", left.id, left.id)
     shop.declare_dead(dead)
 
     def holds(statement: str, *parameters: Any) -> Callable[[], bool]:
@@ -214,6 +219,8 @@ def prepare(shop: Stage) -> dict[str, tuple[str, Callable[[], bool]]]:
     return {
         "rescued": ("DeadWorkers", holds("(SELECT losses = 1 FROM jobs WHERE id = %s)", lost.id)),
         "matured": ("Timers", holds("NOT EXISTS (SELECT FROM timers)")),
+        "terminated": ("TreeTerminations", holds("(SELECT status <> 'queued' FROM jobs WHERE id = %s)", left.id)),
+        "deleted": ("TreeDeletions", holds("NOT EXISTS (SELECT FROM jobs WHERE id = %s)", gone.id)),
         "published": (
             "Doorbells", holds("EXISTS (SELECT FROM messages WHERE job_id = %s AND published_at IS NOT NULL)", owed.id),
         ),

@@ -263,7 +263,8 @@ RULES = {
 
 EMPTY = """
     DELETE FROM jobs; DELETE FROM messages; DELETE FROM dead; DELETE FROM workers; DELETE FROM registry;
-    DELETE FROM askings; DELETE FROM counters; DELETE FROM publications;
+    DELETE FROM askings; DELETE FROM counters; DELETE FROM publications; DELETE FROM tree_terminations;
+    DELETE FROM tree_deletions;
     UPDATE leases SET holder = NULL, expires_at = now(); ALTER SEQUENCE jobs_id_seq RESTART"""
 
 

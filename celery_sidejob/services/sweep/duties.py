@@ -15,6 +15,8 @@ from .publications import Publications
 from .sweep import SweepDuty
 from .tasks_of_emptied_broker import TasksOfEmptiedBroker
 from .timers import Timers
+from .tree_deletions import TreeDeletions
+from .tree_terminations import TreeTerminations
 from .unsent_results import UnsentResults
 from .vanished_queues import VanishedQueues
 
@@ -22,6 +24,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DeadWorkers,
     HeldByNobody,
     Timers,
+    TreeTerminations,
     Publications,
     EmptiedBroker,
     VanishedQueues,
@@ -32,6 +35,7 @@ DUTIES: tuple[type[SweepDuty], ...] = (
     DueTasks,
     UnsentResults,
     ParkedTerminations,
+    TreeDeletions,
     Prune,
 )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from ...model.status import Status
-from ...operations.deletion import TOGETHER, LargeTree, delete_finished
+from ...operations.deletion import PRUNED_TOGETHER, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry
 from ...store.outbox import burials
 from ..duty import Report
@@ -106,7 +106,7 @@ class Prune(SweepDuty):
             yield from self._delete_together(roots[first : first + ROOTS], statuses)
 
     def _delete_together(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
-        gone = delete_finished(self._runtime, roots, statuses, most=TOGETHER)
+        gone = delete_finished(self._runtime, roots, statuses, most=PRUNED_TOGETHER)
         if gone is not None:
             yield Report(pruned_jobs=gone)
         elif len(roots) == 1:

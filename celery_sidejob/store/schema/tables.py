@@ -46,6 +46,8 @@ TABLES = {
     "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
+    "tree_terminations": Table("job_id root itself after"),
+    "tree_deletions": Table("job_id", "SELECT INSERT DELETE"),
     "askings": Table("task_id job_id options opened_at closed_at outcome result stored_at"),
     "dead": Table(
         "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"

@@ -233,7 +233,7 @@ def tree(stage: Stage, children: int) -> Job:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trees of more than ten jobs are deleted in parts of seven."""
-    monkeypatch.setattr(module, "TOGETHER", 10)
+    monkeypatch.setattr(module, "PRUNED_TOGETHER", 10)
     monkeypatch.setattr(deletion, "PART", 7)
 
 
