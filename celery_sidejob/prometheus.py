@@ -100,7 +100,7 @@ QUEUE = (
     ("sidejob_queue_depth", "depth", "Runs that are due and that no worker has begun."),
     ("sidejob_queue_running", "running", "Runs in progress."),
     ("sidejob_queue_scheduled", "scheduled", "Durable tasks that wait for their eta."),
-    ("sidejob_queue_delayed", "delayed", "Runs that wait for the end of a retry's backoff."),
+    ("sidejob_queue_delayed", "delayed", "Runs that wait for the end of a retry's backoff, or for their job's rate."),
     ("sidejob_queue_unpublished", "unpublished", "Runs that are due and that the broker has not been given."),
     ("sidejob_queue_oldest_due_age_seconds", "oldest_due_s", "How long the oldest due run has waited."),
     ("sidejob_queue_oldest_unpublished_age_seconds", "oldest_unpublished_s",

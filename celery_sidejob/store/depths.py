@@ -44,7 +44,7 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The numbers of a queue's messages: held by a run, due, waiting for the end of a backoff, or for their first time.
+    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, or for their first time.
 
     `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
     `is_estimated`, all numbers except `running` are estimates.

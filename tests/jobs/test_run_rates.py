@@ -13,6 +13,7 @@ from celery_sidejob import Job, RunningJob, SettingsError
 from celery_sidejob.model.crash_points import AnswerLost
 from celery_sidejob.operations import recovery
 from celery_sidejob.store.outbox.arming import waits_for_rate
+from celery_sidejob.testing import move_clock
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm
 from tests.tools.in_process import Stage
@@ -33,9 +34,8 @@ def rated(stage: Stage, body: Callable[[RunningJob], Any] | None = None, rate: A
 
 
 def pass_time(stage: Stage, seconds: float) -> None:
-    """Have this time pass for the job, as `move_clock` does."""
-    stage.sql("UPDATE jobs SET rate_opens_at = rate_opens_at - make_interval(secs => %s)", seconds)
-    stage.sql("UPDATE messages SET due_at = due_at - make_interval(secs => %s)", seconds)
+    """Have this time pass for the job and its message."""
+    move_clock(seconds, sidejob=stage.sidejob)
 
 
 def due_in_s(stage: Stage) -> float:
@@ -498,3 +498,17 @@ def test_the_registry_shows_no_rate_where_there_is_none(stage: Stage) -> None:
     rows = [json.dumps(options) for (options,) in stage.sql("SELECT options FROM registry")]
     assert rows
     assert not any("rate" in row for row in rows)
+
+
+def test_an_eager_run_beyond_the_rate_stays_in_the_store(stage: Stage) -> None:
+    """As a timer does: what is called eagerly waits for nothing."""
+    stage.app.conf.task_always_eager = True
+
+    @stage.task(name="stage.eager", shared=False, run_rate="2/h")
+    def eager(job: RunningJob) -> None:
+        job.run()
+
+    job = eager.delay().job
+    assert (job.refresh().info["run_no"], job.status, is_delayed(stage, job)) == (2, "queued", True)
+    job.terminate()
+    stage.drain()
