@@ -56,7 +56,8 @@ def mark(executor: Transaction, port_ids: Iterable[int]) -> None:
 
 
 _WAIT = Statement("""
-WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{port_waiters}'::regclass::oid::int))
+WITH turn AS MATERIALIZED (SELECT pg_advisory_xact_lock(%(lock_class)s::int, '{port_waiters}'::regclass::oid::int)),
+touched AS (UPDATE {ports} SET packet_limit = packet_limit WHERE id = ANY(%(port_ids)s::bigint[]))
 INSERT INTO {port_waiters} (port_id, job_id, run_no, needs)
 SELECT w.port_id, %(job_id)s, %(run_no)s, w.needs
 FROM turn, unnest(%(port_ids)s::bigint[], %(needs)s::int[]) AS w(port_id, needs)
@@ -66,7 +67,9 @@ ON CONFLICT (port_id, job_id) DO UPDATE SET run_no = excluded.run_no, needs = ex
 def wait(executor: Transaction, job_id: int, *, run_no: int, needs: Mapping[int, int]) -> None:
     """Have a run that ends now wait until each of the locked ports has room for so many packets, {port id: packets}.
 
-    One transaction at a time gets past this, so that `circle` sees all who wait.
+    One transaction at a time gets past this, so that `circle` sees all who wait. The ports get a new version: a reader
+    in a borrowed transaction that looks at an older state of the store (REPEATABLE READ) would overlook who waits, and
+    cannot lock such a port, but is refused by Postgres.
     """
     executor.run(
         _WAIT, job_id=job_id, run_no=run_no, port_ids=list(needs), needs=list(needs.values()), lock_class=LOCK_CLASS

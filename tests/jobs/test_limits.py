@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import psycopg
 import pytest
 
 from celery_sidejob import IllegalMoveError, InvalidPortError, InvalidValueError, Job, PortFullError, RunningJob
@@ -486,6 +487,34 @@ def test_a_reader_waits_for_a_run_that_has_seen_no_room(
     monkeypatch.setattr(room, "wait", while_a_client_reads)
     stage.run(job)
     assert reading[0].result(20) == 0
+    stage.drain()
+    assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+def test_no_default_of_the_isolation_level_hides_who_waits(
+    stage: Stage, aside: Any, monkeypatch: pytest.MonkeyPatch, level: str
+) -> None:
+    """A role or a database may have another default than Postgres."""
+    monkeypatch.setenv("PGOPTIONS", f"-c default_transaction_isolation={level.replace(' ', chr(92) + ' ')}")
+    stage.runtime.connections.close()
+    test_a_reader_waits_for_a_run_that_has_seen_no_room(stage, aside, monkeypatch)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_reader_that_looks_at_an_older_state_does_not_overlook_who_waits(stage: Stage, level: str) -> None:
+    target = limited(stage, 1)
+    quietly(stage, target.input("in"), 0)
+    job = writer(stage, target)
+    quietly(stage, job.input("in"), 1)
+    with psycopg.connect(stage.database_url) as mine:
+        mine.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        mine.execute("SELECT count(*) FROM pg_class")
+        assert stage.run(job) == "suspended"
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            target.input("in").read(transaction=mine)
+        mine.rollback()
+        assert target.input("in").read(transaction=mine) == 0
     stage.drain()
     assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
 

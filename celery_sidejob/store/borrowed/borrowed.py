@@ -46,7 +46,7 @@ class Borrowed(Transaction):
         """
         alone = self.autocommit
         with _explained():
-            self._execute("BEGIN" if alone else f"SAVEPOINT {SAVEPOINT}")
+            self._execute("BEGIN ISOLATION LEVEL READ COMMITTED" if alone else f"SAVEPOINT {SAVEPOINT}")
         try:
             yield
         except BaseException:

@@ -43,7 +43,10 @@ _PAUSES = "; SET LOCAL idle_in_transaction_session_timeout = {}"
 # Postgres plans statements with arrays anew each time, because they look cheaper once their values are known. To plan a
 # join it reads the ends of the indexes, past all rows that vacuum has not removed there: planning took three times as
 # long as execution. Their plans do not depend on values (tests/protocol/test_plans.py checks the generic ones).
-_PLANNED_ONCE = "BEGIN; SET LOCAL plan_cache_mode = force_generic_plan"
+#
+# The protocol looks again after each lock. A role or a database may have another default of the isolation level, under
+# which a transaction would go on looking at the store as it was at its first statement. Single statements may have it.
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL plan_cache_mode = force_generic_plan"
 
 
 class OwnExecutor(Transaction):
@@ -54,7 +57,7 @@ class OwnExecutor(Transaction):
         self.used = False
         self.is_broker = False
         """Whether the store is Celery's broker as well."""
-        self._begin = _PLANNED_ONCE
+        self._begin = _BEGIN
         if longest_pause_s is not None:
             self._begin += _PAUSES.format(round(longest_pause_s * 1000))
         self._schema = schema
