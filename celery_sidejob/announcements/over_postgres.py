@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import secrets
 import select
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import monotonic
 
-from ..model.errors import SettingsError
+from ..model.errors import SettingsError, StoreUnavailableError
 from ..operations.audience import Audience
 from ..store import audience
 from ..store.connection.connections import Connections
 from ..store.connection.own_executor import OwnExecutor
 from .way import Message
+
+logger = logging.getLogger("celery_sidejob")
 
 PIECE = 7000
 """Bytes of a message in one payload."""
@@ -58,15 +61,16 @@ class PostgresWay:
         """Do nothing: whoever announces has asked, in `hears`."""
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Notify those who listen, in one commit."""
+        """Notify those who listen, in one commit; StoreUnavailableError where the server has no room for that."""
         schema = self._connections.schema
         payloads = [
             (name_of(schema, channel), payload)
             for channel, text in messages for payload in parts_of(f"{self._sender}{next(self._numbers):x}", text)
         ]  # fmt: skip
-        self._connections.transact(
+        if not self._connections.transact(
             "announce", lambda executor: audience.notify(executor, payloads), single=True, within_s=COMMIT_S
-        )
+        ):
+            raise StoreUnavailableError("The server's queue of notifications is too full.")
 
     def fail(self) -> None:
         """Do nothing: the store is tried again with the next announcement."""
@@ -121,13 +125,18 @@ class PostgresEar:
     def _joined(self, name: str, payload: str) -> Message | None:
         """Return the message whose last part has come, if this is one."""
         head, _, piece = payload.partition(" ")
-        key, number, count = head.split(".")
+        try:
+            key, number, count = head.split(".")
+            place, all_pieces = int(number), int(count)
+        except ValueError:
+            logger.warning("What somebody has notified on %s is left out: it is no announcement", self._channels[name])
+            return None
         pieces = self._partial.setdefault(key, [])
-        if len(pieces) != int(number):  # its beginning was missed
+        if len(pieces) != place:  # its beginning was missed
             del self._partial[key]
             return None
         pieces.append(piece)
-        if len(pieces) == int(count):
+        if len(pieces) == all_pieces:
             return self._channels[name], "".join(self._partial.pop(key))
         if len(self._partial) > MOST_PARTIAL:
             self._partial.pop(next(iter(self._partial)))

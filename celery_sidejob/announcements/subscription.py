@@ -92,6 +92,9 @@ class Subscription:
                 await asyncio.wait_for(come, self._timeout)
             except TimeoutError:
                 raise self._late() from None
+            finally:  # one who asks again and again must not be remembered as often
+                with self._come:
+                    self._waiting = [each for each in self._waiting if each[1] is not come]
 
     # -- the end -------------------------------------------------------------------------------------------------
 

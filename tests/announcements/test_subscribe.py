@@ -17,11 +17,13 @@ from sqlalchemy.orm import Session
 
 from celery_sidejob import InvalidChannelError, InvalidValueError, RunningJob
 from celery_sidejob.announcements.announcer import MOST, Announcer
-from celery_sidejob.announcements.over_postgres import PIECE, parts_of
+from celery_sidejob.announcements.over_postgres import PIECE, name_of, parts_of
 from celery_sidejob.announcements.over_redis import LISTENING
 from celery_sidejob.announcements.subscription import Subscription
 from celery_sidejob.operations.audience import KNOWN_S
+from celery_sidejob.store import audience
 from celery_sidejob.store.borrowed.of_sqlalchemy import AFTER_COMMIT
+from tests.tools.databases import SCHEMA
 from tests.tools.in_process import EMPTY, Stage
 from tests.tools.waiting import wait_until
 
@@ -66,6 +68,38 @@ def test_what_others_publish_there_and_is_no_json_is_left_out(redis_url: str, st
                 client.publish("/a", text)
             assert next(subscription) == ("/a", "this is")
         stage.sql(EMPTY)
+
+
+@pytest.mark.parametrize("payload", ["", "junk", "a.b 1", "a.b.c.d 1", "a.x.1 1", "a.0.x 1", "a.5.9 1", "a.-1.0 1"])
+def test_what_others_notify_interrupts_no_subscription(stage: Stage, payload: str) -> None:
+    with stage.sidejob.subscribe("/a", timeout=10) as subscription:
+        stage.sql("SELECT pg_notify(%s, %s)", name_of(SCHEMA, "/a"), payload)
+        stage.sidejob.publish("/a", 1)
+        assert next(subscription) == ("/a", 1)
+
+
+def test_what_finds_no_room_in_the_server_is_counted(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audience, "FULLEST", 0.0)
+    with stage.sidejob.subscribe("/a"):
+        stage.sidejob.publish("/a", 1)
+        stage.runtime.announcer.flush(10)
+        assert stage.runtime.announcer.dropped == 1
+
+
+def test_one_who_waits_for_a_moment_again_and_again_is_not_remembered(stage: Stage) -> None:
+    with stage.sidejob.subscribe("/a", timeout=0.001) as subscription:
+
+        async def look() -> None:
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await anext(subscription)
+                assert subscription._waiting == []
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0):
+                    await anext(subscription)
+            assert subscription._waiting == []
+
+        asyncio.run(look())
 
 
 def test_jobs_announce_their_status_and_their_deletion(told: Stage) -> None:
