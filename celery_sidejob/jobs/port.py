@@ -153,24 +153,25 @@ class Port:
         """Read the oldest values, at most `limit`, in one transaction and one statement; never the default.
 
         What is read is consumed together: a client that dies before it gets the answer may have lost all of it, and
-        with `transaction=` all of it is consumed if that is committed.
+        with `transaction=` all of it is consumed if that is committed. If a value cannot be decoded, a client gets
+        InvalidValueError and consumes none.
         """
         check_number("limit", limit, least=1, of="packets")
         unit = active()
         if transaction is not None:
             self._refuse_to_read_in(transaction)
-            found, borrowed = read_packets_with(self._runtime, self._key, transaction, limit=limit)
+            found, read, borrowed = read_packets_with(self._runtime, self._key, transaction, limit=limit)
             if not found:
                 self._row(borrowed)
+        elif unit is None:
+            found, read = read_packets(self._runtime, self._key, limit=limit)
         else:
-            found = (
-                read_packets(self._runtime, self._key, limit=limit) if unit is None else unit.drain(self._key, limit)
-            )
-            if not found:
-                self._row()
-        read = [row for row in found if row.value is not None]
-        self._note_packets(read, (), transaction)
-        return [values.decode(row.value) for row in read]
+            found = unit.drain(self._key, limit)
+            read = [values.decode(row.value) for row in found if row.value is not None]
+        if not found and transaction is None:
+            self._row()
+        self._note_packets([row for row in found if row.value is not None], (), transaction)
+        return read
 
     def __iter__(self) -> Iterator[Any]:
         """Read values until the port is empty, each in a transaction of its own; never the default."""
@@ -228,6 +229,7 @@ class Port:
                 port._row()
         default = self._row().default_value
         found = unit.drain(self._key)
+        moved = [values.decode(row.value) for row in found]
         written = tuple((row.value, row.context, row.options) for row in found)
         for key in keys:
             if written:
@@ -235,7 +237,7 @@ class Port:
             if default is not None:
                 unit.add(SetDefault(*key, default, notify=notify))
         self._note_packets(found, keys, None)
-        return [values.decode(row.value) for row in found]
+        return moved
 
     def _note_packets(self, read: Sequence[Any], targets: Sequence[PortKey], transaction: Any) -> None:
         """Have one entry of the log tell what was read, and moved to other ports, but for packets that make none."""
@@ -323,10 +325,11 @@ class Port:
         unit, runtime = active(), self._runtime
         if transaction is not None:
             self._refuse_to_read_in(transaction)
-            popped, borrowed = read_packets_with(runtime, self._key, transaction, limit=1)
+            popped, _, borrowed = read_packets_with(runtime, self._key, transaction, limit=1)
             return self._packet_or_default(first(popped), borrowed)
         if unit is None:
-            return self._packet_or_default(first(read_packets(runtime, self._key, limit=1)), runtime.connections)
+            popped, _ = read_packets(runtime, self._key, limit=1)
+            return self._packet_or_default(first(popped), runtime.connections)
         packet = unit.next_packet(self._key, many=many)
         return packet, None if packet is not None else self._row().default_value
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from . import channel, values
+from .changes import PortKey
 from .checks import nearest, shown
-from .errors import FullPort, InvalidChannelError, InvalidPortError, PortFullError, PortNotFoundError
+from .errors import FullPort, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError, PortNotFoundError
 
 MAX_LENGTH = 255
 """Characters in a port's name."""
@@ -73,6 +74,24 @@ def port_not_found(job_id: int, direction: str, name: str, ports: Iterable[tuple
         f"Job {job_id} has no {direction}put port {name!r}; it has: {known}. Name it in the task's or the job's "
         f'{direction}ports=, or allow further ports with "*".'
     )
+
+
+def value_of(packet: Any, port: PortKey) -> Any:
+    """Return the value of a packet's row; raises InvalidValueError, which names it, if nobody here can read it.
+
+    A newer version of this package may have written it, or somebody else than this package.
+    """
+    try:
+        if packet.context is not None:
+            values.decode(packet.context)
+        return values.decode(packet.value)
+    except Exception as error:  # what a forged text does to the classes that it names
+        job_id, direction, name = port
+        raise InvalidValueError(
+            f"Packet {packet.id} of {direction}put port {name!r} of job {job_id} cannot be decoded, so it stays there: "
+            f"{error}. Read it with the version that has written it; one that none can read is a row of the table "
+            "`packets`, to be deleted there."
+        ) from error
 
 
 def port_full(full: Sequence[FullPort]) -> PortFullError:

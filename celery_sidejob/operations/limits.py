@@ -7,7 +7,7 @@ from typing import Any
 
 from ..model.changes import PortKey
 from ..model.errors import FullPort
-from ..model.port import facing_ports
+from ..model.port import facing_ports, value_of
 from ..store import asks, packets, room
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
@@ -42,34 +42,36 @@ def wait_for_room(executor: Transaction, hold: Hold, full: Sequence[FullPort]) -
     return True
 
 
-def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> Sequence[Any]:
+def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> tuple[Sequence[Any], list[Any]]:
     """Read and remove the oldest packets of a port for a client, and ask who waits for their room.
 
-    For an empty port returns one row without a packet; no row means that there is no such port.
+    Returns their rows and their values. For an empty port that is one row without a packet, and no value; no row means
+    that there is no such port. Raises InvalidValueError, and removes nothing, if one of them cannot be decoded.
     """
 
-    def work(executor: Transaction) -> tuple[Sequence[Any], AfterCommit]:
+    def work(executor: Transaction) -> tuple[Sequence[Any], list[Any], AfterCommit]:
         return _pop(executor, key, limit)
 
-    popped, after_commit = runtime.connections.transact("read", work)
+    popped, values, after_commit = runtime.connections.transact("read", work)
     apply_noted_asks(runtime, after_commit.noted)
-    return popped
+    return popped, values
 
 
 def read_packets_with(
     runtime: Runtime, key: PortKey, transaction: Any, *, limit: int
-) -> tuple[Sequence[Any], Transaction]:
+) -> tuple[Sequence[Any], list[Any], Transaction]:
     """Do the same in the caller's transaction; return also what runs statements in it."""
     borrowed = runtime.connections.borrow(transaction)
     with borrowed.atomic():
-        popped, after_commit = _pop(borrowed, key, limit)
+        popped, values, after_commit = _pop(borrowed, key, limit)
     follow_commit_of(runtime, borrowed, after_commit)
-    return popped, borrowed
+    return popped, values, borrowed
 
 
-def _pop(executor: Transaction, key: PortKey, limit: int) -> tuple[Sequence[Any], AfterCommit]:
+def _pop(executor: Transaction, key: PortKey, limit: int) -> tuple[Sequence[Any], list[Any], AfterCommit]:
     after_commit = AfterCommit()
     popped = packets.pop(executor, key, limit=limit)
+    values = [value_of(row, key) for row in popped if row.id is not None]  # before the commit: else they would be lost
     limited = room.limited(popped)
     if limited:
         room.lock(executor, limited)
@@ -77,4 +79,4 @@ def _pop(executor: Transaction, key: PortKey, limit: int) -> tuple[Sequence[Any]
         if waiting:
             asks.note(executor, waiting, "run")
             after_commit.noted += waiting
-    return popped, after_commit
+    return popped, values, after_commit

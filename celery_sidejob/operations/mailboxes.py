@@ -19,7 +19,7 @@ from ..model.changes import (
     Write,
 )
 from ..model.errors import FullPort
-from ..model.port import WILDCARD, port_full, port_not_found
+from ..model.port import WILDCARD, port_full, port_not_found, value_of
 from ..store import asks, packets, ports, publications, room
 from ..store.errors import Moved
 from ..store.statement import Transaction
@@ -116,6 +116,8 @@ class Mailboxes:
             if port.id not in now or not _has_channels_of(now[port.id], port):
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
         moved = packets.move(self._executor, source.id, [port.id for port in targets])
+        for row in moved:  # they are returned, so one that cannot be is an error before the commit
+            value_of(row, change.source)
         self.moved += moved
         self.have_read(room.limited(moved))
         for port in targets if moved else ():

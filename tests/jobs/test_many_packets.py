@@ -152,3 +152,36 @@ def test_a_value_that_is_refused_is_named_by_its_place(resting: Job, write: Call
     with pytest.raises(InvalidValueError, match=named):
         write(resting.input("a"))
     assert len(resting.input("a")) == 0
+
+
+READS: dict[str, Callable[[Any, Any], Any]] = {
+    "one": lambda port, _: port.read(),
+    "a packet": lambda port, _: port.read_packet(),
+    "many": lambda port, _: port.read_many(3),
+    "all": lambda port, _: list(port),
+    "many in a transaction": lambda port, mine: port.read_many(3, transaction=mine),
+    "one in a transaction": lambda port, mine: port.read(transaction=mine),
+    "moved": lambda port, _: port.connect_to(port.job.input("b")),
+    "moved in a transaction": lambda port, mine: port.connect_to(port.job.input("b"), transaction=mine),
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"__type__":"later","__value__":1}', '{"__type__":"uuid","__value__":5}', "1" * 5000],
+    ids=lambda t: t[:20],
+)
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_client_takes_nothing_with_a_packet_that_it_cannot_decode(
+    stage: Stage, resting: Job, text: str, read: Callable[[Any, Any], Any]
+) -> None:
+    port = resting.input("a")
+    port.write_many([1, 2, 3])
+    [(poison,)] = stage.sql("UPDATE packets SET value = %s WHERE id = (SELECT min(id) FROM packets) RETURNING id", text)
+    with psycopg.connect(stage.database_url) as mine:
+        with pytest.raises(InvalidValueError, match=f"Packet {poison} of input port 'a' of job {resting.id} cannot be"):
+            read(port, mine)
+        mine.commit()
+    assert len(port) == 3
+    stage.sql("DELETE FROM packets WHERE id = %s", poison)
+    assert port.read_many(3) == [2, 3]
