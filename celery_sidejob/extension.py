@@ -311,8 +311,9 @@ class SideJob:
         """
         channel_names.check(channel)
         runtime = self.runtime
-        text = values.encode(message, limit=runtime.settings.max_value_bytes, what="message")
-        applied = submit(runtime, "publish", Publish(channel, text, current_context()), transaction)
+        limit = runtime.settings.max_value_bytes
+        change = Publish(channel, values.encode(message, limit=limit, what="message"), current_context(limit=limit))
+        applied = submit(runtime, "publish", change, transaction)
         if applied is None:
             return publications.count_subscribers(runtime.connections, channel)
         return applied.after_commit.published.get(channel, 0)

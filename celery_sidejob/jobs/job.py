@@ -487,10 +487,8 @@ class Job:
     def publish(self, message: Any) -> None:
         """Publish on the job's own channel, ``/sidejob/job/<id>``."""
         limit = self._runtime.settings.max_value_bytes
-        self._do(
-            "publish",
-            Publish(channel_of_job(self.id), values.encode(message, limit=limit, what="message"), current_context()),
-        )
+        text, context = values.encode(message, limit=limit, what="message"), current_context(limit=limit)
+        self._do("publish", Publish(channel_of_job(self.id), text, context))
 
     # ------------------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class Port:
         )
 
     def _write(self, texts: Sequence[str], wait_s: float, transaction: Any) -> None:
-        context = current_context()
+        context = current_context(limit=self._runtime.settings.max_value_bytes)
         scope = current_port_scope()
         options = options_for(scope.log)
         written = tuple((text, context, options) for text in texts)

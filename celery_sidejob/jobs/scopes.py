@@ -43,10 +43,10 @@ def context(**data: Any) -> Iterator[None]:
         _context.reset(token)
 
 
-def current_context() -> str | None:
-    """Return the context packets are written with, as JSON text; None for an empty one."""
+def current_context(*, limit: int | None = None) -> str | None:
+    """Return the context packets are written with, as JSON text of at most `limit` bytes; None for an empty one."""
     data = _context.get()
-    return values.encode(dict(data)) if data else None
+    return values.encode(dict(data), limit=limit, what="context") if data else None
 
 
 @contextmanager

@@ -185,3 +185,16 @@ def test_a_client_takes_nothing_with_a_packet_that_it_cannot_decode(
     assert len(port) == 3
     stage.sql("DELETE FROM packets WHERE id = %s", poison)
     assert port.read_many(3) == [2, 3]
+
+
+def test_a_context_is_no_larger_than_a_value_may_be(stage: Stage, resting: Job) -> None:
+    limit = stage.runtime.settings.max_value_bytes
+    with stage.sidejob.context(big="x" * limit):
+        for write in (
+            lambda: resting.input("a").write(1),
+            lambda: stage.sidejob.publish("/a", 1),
+            lambda: resting.publish(1),
+        ):
+            with pytest.raises(InvalidValueError, match=f"^context: .* exceed the limit of {limit}"):
+                write()
+    assert len(resting.input("a")) == 0
