@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from celery_sidejob.model.retention import Retention
 from celery_sidejob.model.settings import SETTINGS
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
@@ -15,8 +15,8 @@ def shown(default: Any) -> str:
     """Return a default as a reader wants it."""
     if default is None or default == ():
         return "none"
-    if isinstance(default, timedelta):
-        return f"{default.days} days"
+    if isinstance(default, Retention):
+        return f"{default.older_than.days} days"
     return f"`{default!r}`"
 
 

@@ -92,6 +92,7 @@ CREATE TABLE {s}.jobs (
   losses int NOT NULL DEFAULT 0,
   max_losses int,
   retention_s double precision,
+  retention_keep bigint,
   rate_interval_s double precision,
   rate_burst int,
   rate_terminates boolean,

@@ -11,7 +11,8 @@ from typing import Any
 
 from celery.app.task import Task
 
-from ..model.checks import SLIP, Form, in_seconds, is_number, is_seconds, misfit, nearest
+from ..model import retention
+from ..model.checks import SLIP, Form, is_number, is_seconds, misfit, nearest
 from ..model.durable import ON_LOST
 from ..model.errors import SettingsError
 from ..model.port import parse_ports
@@ -29,7 +30,7 @@ FORMS: Mapping[str, Form] = {
     "run_rate": (FORM, lambda value: parse_rate(value) is not None),
     "on_run_rate": ("'delay' or 'terminate'", lambda value: value in ON_RUN_RATE),
     "publish_status": _FLAG,
-    "retention": ("a timedelta or a number of seconds", lambda value: is_seconds(in_seconds(value))),
+    "retention": (retention.FORM, retention.is_retention),
 }
 """The values that each option may have; ports are parsed instead."""
 

@@ -49,6 +49,7 @@ class JobColumns:
     created_by: str | None = field(default=None, metadata=_column("text", shown="created_by", check=check_label))
     max_losses: int | None = field(default=None, metadata=_column("int"))
     retention_s: float | None = field(default=None, metadata=_column("double precision"))
+    retention_keep: int | None = field(default=None, metadata=_column("bigint"))
     rate_interval_s: float | None = field(default=None, metadata=_column("double precision"))
     rate_burst: int | None = field(default=None, metadata=_column("int"))
     rate_terminates: bool | None = field(default=None, metadata=_column("boolean"))

@@ -19,6 +19,7 @@ from typing import Any
 from . import store_url
 from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
+from .retention import FORM, Retention, from_text, is_retention
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ _POSITIVE_SECONDS = dataclasses.replace(
     expected="seconds (a number above 0) or a timedelta",
     fits=lambda value: _is_duration(value) and in_seconds(value) > 0,
 )
-_AGE = dataclasses.replace(_SECONDS, convert=lambda value: timedelta(seconds=in_seconds(value)))
+_RETENTION = Kind(FORM, is_retention, Retention.of, from_text)
 _COUNT = Kind("a whole number, at least 1", lambda value: is_number(value, least=1), from_text=int)
 _BOOLEAN = Kind(
     "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
@@ -181,12 +182,13 @@ class Settings:
     timer_horizon: float = _setting(
         60.0, _SECONDS, "durable tasks whose eta is further away than this wait in the store"
     )
-    retention: timedelta | None = _setting(  # noqa: RUF009 - a timedelta cannot be changed, ruff only does not know it
-        None, _or_none(_AGE), "how long finished jobs are kept; None is for ever"
+    retention: Retention | None = _setting(  # noqa: RUF009 - a Retention cannot be changed, ruff only does not know it
+        None, _or_none(_RETENTION), "how long finished jobs are kept, and how many; None is all for ever"
     )
-    dead_retention: timedelta | None = _setting(  # noqa: RUF009 - as above
-        timedelta(days=180), _or_none(_AGE), "how long entries of the dead set are kept; None is for ever"
-    )
+    dead_retention: Retention | None = _setting(  # noqa: RUF009 - as above
+        Retention(timedelta(days=180)), _or_none(_RETENTION),
+        "how long entries of the dead set are kept, and how many; None is all for ever",
+    )  # fmt: skip
     max_value_bytes: int = _setting(
         1_000_000, _COUNT, "the size limit of a packet, a state value and arguments, as JSON text"
     )

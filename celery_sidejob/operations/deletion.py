@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from operator import attrgetter
 from typing import Any
 
@@ -83,10 +83,17 @@ def _begin(executor: Transaction, job_id: int) -> bool:
     return True
 
 
+Expired = Callable[[Transaction, Sequence[int]], set[int]]
+"""Returns which failed jobs have an entry in the dead set that has been kept long enough."""
+
+
 def delete_finished(
-    runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None
-) -> int | None:
+    runtime: Runtime, job_ids: Sequence[int], statuses: Set[str], *, most: int | None = None,
+    expired: Expired | None = None,
+) -> int | None:  # fmt: skip
     """Delete those of the jobs that rest in `statuses`, with all below them, in one transaction; returns their number.
+
+    A failed job counts as one of them if it is `expired`.
 
     A job stays if anything is still due for it or below it, if a part of its tree is locked just now, or if that
     changes meanwhile. A result that the backend does not have yet is still due: a chord or an errback may wait for it.
@@ -100,6 +107,9 @@ def delete_finished(
             return None
         locked = jobs.lock_free_exclusively(executor, everything)
         kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
+        failed = [job_id for job_id in kept if job_id in locked and locked[job_id].status == Status.FAILED]
+        if failed and expired is not None:
+            kept -= expired(executor, failed)
         kept |= jobs.unsettled(executor, everything)
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .statement import Reader, Statement, Transaction, first
@@ -51,21 +51,39 @@ _OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
 
 
-_OLD_ROOTS = Statement("""
-SELECT d.id, (SELECT j.id FROM {jobs} j WHERE j.id = d.job_id AND j.parent_id IS NULL) AS job_id,
-  d.died_at < now() - make_interval(secs => %(age_s)s) AS old
-FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d ORDER BY d.id""")
+_OLD_JOBS = Statement("""
+SELECT d.id, d.job_id IS NOT NULL AND (d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s))
+    AND (j.parent_id IS NULL OR (j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL) AND EXISTS (
+        SELECT FROM {jobs} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
+          AND p.ran_at > j.ended_at)
+      AND NOT EXISTS (SELECT FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id)) AS goes,
+  d.job_id, d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s) AS old
+FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d
+  LEFT JOIN {jobs} j ON j.id = d.job_id ORDER BY d.id""")
 
 
-def old_roots(executor: Reader, *, after: int, age_s: float, limit: int) -> tuple[list[int], int | None]:
-    """Read the next `limit` entries; return the ids of their jobs without a parent whose entry is older than this.
+def old_jobs(
+    executor: Reader, *, after: int, age_s: float | None, below: int, limit: int
+) -> tuple[list[int], int | None]:
+    """Read the next `limit` entries; return the ids of the jobs of those that are older, or not above the id `below`.
 
-    Other jobs are kept by their ancestors. Also returns the entry to continue after: None at the end, which is reached
-    where no entry is old, because ids grow with time.
+    A job with a parent is among them only if its task has a retention, the parent has run since and rests, and no
+    packet waits on the job's ports; others are kept by their ancestors. Also returns the entry to continue after: None
+    at the end, which is reached where no entry is old, because ids grow with time.
     """
-    page = executor.run(_OLD_ROOTS, after=after, age_s=age_s, limit=limit)
-    found = [row.job_id for row in page if row.old and row.job_id is not None]
+    page = executor.run(_OLD_JOBS, after=after, age_s=age_s, below=below, limit=limit)
+    found = [row.job_id for row in page if row.goes]
     return found, page[-1].id if len(page) == limit and any(row.old for row in page) else None
+
+
+_EXPIRED = Statement("""
+SELECT job_id FROM {dead} WHERE job_id = ANY(%(job_ids)s::bigint[])
+  AND (id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s))""")
+
+
+def expired(executor: Reader, job_ids: Iterable[int], *, age_s: float | None, below: int) -> set[int]:
+    """Read which of these jobs have an entry that is older than this, or whose id is not above `below`."""
+    return {row.job_id for row in executor.run(_EXPIRED, job_ids=list(job_ids), age_s=age_s, below=below)}
 
 
 def page(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..model.changes import NewJob
@@ -276,31 +276,70 @@ def unsettled(executor: Reader, ids: Iterable[int]) -> set[int]:
 WINDOW = 10_000
 """Jobs read in one step of pruning."""
 
-_OLD_PAGE = Statement("""
+_OWN = "(j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL)"
+"""Whether the task of a job `j` has a retention of its own."""
+
+_NEWEST_PAGE = Statement(f"""
 WITH page AS MATERIALIZED (
-  SELECT id, parent_id, status, ended_at, retention_s FROM {jobs} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s)
-SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs, ARRAY(
+  SELECT id, parent_id, task, status, retention_s, retention_keep FROM {{jobs}} WHERE id < %(before)s
+  ORDER BY id DESC LIMIT %(limit)s),
+counted AS (
+  SELECT CASE WHEN {_OWN} THEN j.task ELSE '' END AS kind, j.id, j.retention_keep AS keep FROM page j
+  WHERE j.status IN ('completed', 'terminated')
+    AND CASE WHEN {_OWN} THEN j.retention_keep IS NOT NULL ELSE %(all_others)s AND j.parent_id IS NULL END)
+SELECT NULL AS kind, (SELECT min(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs, NULL::bigint AS keep,
+  NULL::bigint[] AS ids
+UNION ALL
+SELECT kind, NULL, NULL, (array_agg(keep ORDER BY id DESC))[1], array_agg(id ORDER BY id DESC) FROM counted
+GROUP BY kind""")
+
+
+def newest_page(
+    executor: Reader, *, before: int, all_others: bool
+) -> tuple[dict[str, tuple[int | None, list[int]]], int | None]:
+    """Read, among the `WINDOW` jobs before the id `before`, the finished ones of which a number is kept, by their kind.
+
+    A kind is a task whose jobs are kept by number: {task: (the number of its newest job, ids, newest first)}. With
+    `all_others` the jobs without a parent whose task has no retention are a kind too, the empty text, without a number.
+    Also returns the lowest id that was read, None at the end.
+    """
+    page, *kinds = executor.run(_NEWEST_PAGE, before=before, limit=WINDOW, all_others=all_others)
+    return {row.kind: (row.keep, row.ids) for row in kinds}, page.last if page.jobs == WINDOW else None
+
+
+_OLD_PAGE = Statement(f"""
+WITH page AS MATERIALIZED (
+  SELECT id, parent_id, task, status, ended_at, retention_s, retention_keep FROM {{jobs}} WHERE id > %(after)s
+  ORDER BY id LIMIT %(limit)s),
+surplus AS MATERIALIZED (SELECT * FROM unnest(%(kinds)s::text[], %(surplus)s::bigint[]) AS s(kind, newest))
+SELECT (SELECT max(id) FROM page) AS last, (SELECT count(*) FROM page) AS jobs,
+  EXISTS (SELECT FROM page WHERE retention_keep IS NOT NULL) AS kept_by_number, ARRAY(
   SELECT j.id FROM page j
   WHERE j.status IN ('completed', 'terminated')
-    AND j.ended_at < now() - make_interval(secs => coalesce(j.retention_s, %(age_s)s))
-    AND (j.parent_id IS NULL OR j.retention_s IS NOT NULL AND EXISTS (
-        SELECT FROM {jobs} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
+    AND (j.ended_at < now() - make_interval(secs => CASE WHEN {_OWN} THEN j.retention_s ELSE %(age_s)s END)
+      OR EXISTS (
+        SELECT FROM surplus s WHERE s.kind = CASE WHEN {_OWN} THEN j.task ELSE '' END AND j.id <= s.newest))
+    AND (j.parent_id IS NULL OR {_OWN} AND EXISTS (
+        SELECT FROM {{jobs}} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
           AND p.ran_at > j.ended_at)
-      AND NOT EXISTS (SELECT FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id))
+      AND NOT EXISTS (SELECT FROM {{ports}} o JOIN {{packets}} k ON k.port_id = o.id WHERE o.job_id = j.id))
   ORDER BY j.id) AS ids""")
 
 
-def old_page(executor: Reader, *, after: int, age_s: float | None) -> tuple[list[int], int | None]:
-    """Read, among the next `WINDOW` jobs, those that finished longer ago than they must be kept.
+def old_page(executor: Reader, *, after: int, age_s: float | None, surplus: Mapping[str, int]) -> Any:
+    """Read, among the next `WINDOW` jobs, the `ids` of those that finished longer ago than they must be kept.
 
-    Also returns the last id that was read, None at the end.
+    Also returns `last`, the last id that was read, None at the end, and whether the task of one of the jobs keeps a
+    number of them (`kept_by_number`).
 
-    A job is kept for its task's retention, or else for `age_s` (None: for ever), and while a job above it keeps it. A
-    parent keeps its children, unless the child's own task has a retention and the parent has run since and rests. It
-    also keeps a child as long as packets wait on the child's ports.
+    A job is kept for its task's retention, or else for `age_s` (None: for ever), and while a job above it keeps it. It
+    is not kept if it is not among the newest of its kind: `surplus` is the newest id that may go, by kind, as in
+    `newest_page`. A parent keeps its children, unless the child's own task has a retention and the parent has run since
+    and rests. It also keeps a child as long as packets wait on the child's ports.
     """
-    page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s)[0]
-    return page.ids, page.last if page.jobs == WINDOW else None
+    kinds, newest = list(surplus), list(surplus.values())
+    page = executor.run(_OLD_PAGE, after=after, limit=WINDOW, age_s=age_s, kinds=kinds, surplus=newest)[0]
+    return page._replace(last=page.last if page.jobs == WINDOW else None)
 
 
 _REMEMBER_INPUTS = Statement("UPDATE {jobs} SET inputs_memo = %(memo)s::json WHERE id = %(id)s")

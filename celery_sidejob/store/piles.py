@@ -11,7 +11,8 @@ MOST_PAGES = 2000
 """Pages of a table that are read; they represent a larger table."""
 
 _FINISHED = Statement(f"""
-SELECT (count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL))::double precision
+SELECT (count(*) FILTER (WHERE j.status IN ('completed', 'terminated') AND j.retention_s IS NULL
+    AND j.retention_keep IS NULL))::double precision
   * greatest(1,
     pg_relation_size('{{jobs}}'::regclass)::double precision / {MOST_PAGES * 8192}::double precision) AS jobs
 FROM {{jobs}} j TABLESAMPLE SYSTEM (

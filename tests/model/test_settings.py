@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from celery_sidejob.model.errors import SettingsError
+from celery_sidejob.model.retention import Retention
 from celery_sidejob.model.settings import SETTINGS, Settings, read_settings
 
 URL = "postgresql://localhost/shop"
@@ -32,7 +33,7 @@ DEFAULTS = {
     "on_store_down": "error",
     "timer_horizon": 60,
     "retention": None,
-    "dead_retention": timedelta(days=180),
+    "dead_retention": Retention(timedelta(days=180)),
     "max_value_bytes": 1_000_000,
     "redis_url": None,
     "redact": None,
@@ -61,8 +62,15 @@ GOOD = {
     "worker_services": [(False, False), (True, True)],
     "on_store_down": [("publish", "publish"), ("error", "error")],
     "timer_horizon": [(0, 0.0)],
-    "retention": [(timedelta(days=1), timedelta(days=1)), (60, timedelta(minutes=1)), (None, None)],
-    "dead_retention": [(None, None), (0, timedelta(0))],
+    "retention": [
+        (timedelta(days=1), Retention(timedelta(days=1))),
+        (60, Retention(timedelta(minutes=1))),
+        (None, None),
+        ({"older_than": 60, "keep": 5}, Retention(timedelta(minutes=1), 5)),
+        ({"keep": 0}, Retention(keep=0)),
+        ({"older_than": timedelta(hours=1), "keep": None}, Retention(timedelta(hours=1))),
+    ],
+    "dead_retention": [(None, None), (0, Retention(timedelta(0))), ({"keep": 7}, Retention(keep=7))],
     "max_value_bytes": [(1, 1), (10**9, 10**9)],
     "redis_url": [("redis://h/0", "redis://h/0"), ("redis+socket:///x", "redis+socket:///x"), (None, None)],
     "redact": [(redact, redact), (None, None)],
@@ -85,8 +93,8 @@ BAD = {
     "worker_services": ["yes", 1, None],
     "on_store_down": ["raise", None, ["error"]],
     "timer_horizon": [-1],
-    "retention": [-1, "1d", 1e300],
-    "dead_retention": [-1, timedelta(-1), True],
+    "retention": [-1, "1d", 1e300, {}, {"older_than": -1}, {"keep": -1}, {"keep": 1.5}, {"older": 60}, {"keep": None}],
+    "dead_retention": [-1, timedelta(-1), True, {"older_than": "1d", "keep": 5}],
     "max_value_bytes": [0, -1, 1e6, "1MB"],
     "redis_url": ["localhost", 7, ""],
     "redact": ["shop.redact", 7],
@@ -113,7 +121,7 @@ def also_needed(name):
 
 def test_the_table_is_complete_and_has_the_defaults_of_the_contract():
     assert {setting.name: setting.default for setting in SETTINGS} == DEFAULTS
-    assert dataclasses.asdict(read()) == DEFAULTS
+    assert {setting.name: getattr(read(), setting.name) for setting in SETTINGS} == DEFAULTS
     assert read() == Settings()
     assert set(GOOD) == set(BAD) == set(DEFAULTS)
 
@@ -257,13 +265,15 @@ def test_an_empty_url_is_said_to_be_empty():
         ("max_losses", "5", 5),
         ("max_value_bytes", "2000000", 2_000_000),
         ("on_store_down", "publish", "publish"),
-        ("retention", "60", timedelta(minutes=1)),
+        ("retention", "60", Retention(timedelta(minutes=1))),
+        ("retention", "older_than=60, keep=1000", Retention(timedelta(minutes=1), 1000)),
+        ("retention", "keep=0", Retention(keep=0)),
         ("dead_retention", "None", None),
         ("poll_queue", "sweep", "sweep"),
         *[("worker_services", text, True) for text in ("1", "true", "TRUE", "yes", "on")],
         *[("worker_services", text, False) for text in ("0", "false", "No", "off")],
         ("lease", "", 20.0),
-        ("dead_retention", " ", timedelta(days=180)),
+        ("dead_retention", " ", Retention(timedelta(days=180))),
     ],
 )
 def test_the_environments_text_is_read(name, text, expected):

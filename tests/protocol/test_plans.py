@@ -483,7 +483,7 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
-    "old entries of jobs": (dead._OLD_ROOTS, {"after": 0, "age_s": 1e6, "limit": 1000}, 10 * 1000),
+    "old entries of jobs": (dead._OLD_JOBS, {"after": 0, "age_s": 1e6, "below": 5, "limit": 1000}, 10 * 1000),
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
         dead._PAGE_OF_TASK,
@@ -506,7 +506,12 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
         },
         40,
     ),
-    "old jobs": (jobs._OLD_PAGE, {"after": 0, "limit": 1000, "age_s": 1e6}, 10 * 1000),
+    "old jobs": (
+        jobs._OLD_PAGE,
+        {"after": 0, "limit": 1000, "age_s": 1e6, "kinds": ["task"], "surplus": [5]},
+        10 * 1000,
+    ),
+    "the newest jobs": (jobs._NEWEST_PAGE, {"before": MANY, "limit": 1000, "all_others": True}, 10 * 1000),
     "children, as a tree shows them": (trees._TREE, {"id": 1, "depth": 1, "limit": 100}, 10 * trees.COUNTED),
     "the tree of another": (trees._TREE, {"id": OTHER, "depth": 10_000, "limit": 10_000}, 20),
 }

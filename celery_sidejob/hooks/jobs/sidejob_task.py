@@ -10,10 +10,10 @@ from celery import Celery
 
 from ...jobs.job import Job, enqueue, find_by_task_id
 from ...jobs.running import RetryRun
-from ...model.checks import in_seconds
 from ...model.errors import IllegalMoveError
 from ...model.port import PortOptions, parse_ports
 from ...model.rate import parse_rate
+from ...model.retention import Retention
 from ...operations.runtime import Runtime
 from ...unit.open_unit import active
 from .. import bodies
@@ -43,7 +43,7 @@ class SideJobTask(TaskBody):
     outports: Any = ()
     max_losses: int | None = None
     on_lost = "requeue"
-    retention: float | timedelta | None = None
+    retention: float | timedelta | Mapping[str, Any] | None = None
     run_rate: str | float | None = None
     on_run_rate = "delay"
     lease_renewal = "auto"
@@ -72,9 +72,11 @@ class SideJobTask(TaskBody):
     @property
     def job_columns(self) -> Mapping[str, Any]:
         """The columns of its jobs that follow from its options; ``on_lost="dead"`` allows no run to be repeated."""
+        retention = Retention() if self.retention is None else Retention.of(self.retention)
         columns = {
             "max_losses": 1 if self.on_lost == "dead" else self.max_losses,
-            "retention_s": in_seconds(self.retention),
+            "retention_s": retention.age_s,
+            "retention_keep": retention.keep,
         }
         rate = parse_rate(self.run_rate)
         if rate is None:

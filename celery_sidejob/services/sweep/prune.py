@@ -1,4 +1,4 @@
-"""Removes jobs and entries that were finished longer ago than the settings keep them, for a moment at a time.
+"""Removes jobs and entries that are older, or more, than the settings keep, for a moment at a time.
 
 A pass goes over the dead set, the notes on copies, the registry and all jobs. It pauses after each slice of time,
 because a single worker must also sweep, and continues in the sweeper's next turn. If the process dies, its successor
@@ -8,11 +8,14 @@ begins a pass of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
+from ...model.checks import MOST
+from ...model.retention import Retention
 from ...model.status import Status
-from ...operations.deletion import PRUNED_TOGETHER, LargeTree, delete_finished
+from ...operations.deletion import PRUNED_TOGETHER, Expired, LargeTree, delete_finished
 from ...store import dead, duplicates, jobs, registry
 from ...store.outbox import burials
 from ..duty import Report
@@ -47,6 +50,9 @@ class Prune(SweepDuty):
         self.slice_s = LONG_SLICE_S if sweep.worker is None else SLICE_S
         self._steps: Iterator[Report] | None = None
         self._stuck: dict[int, float] = {}
+        self._expired: Expired | None = None
+        self._counts = False
+        """Whether the task of some job keeps a number of its jobs, as the last pass has seen."""
 
     def _do(self, report: Report) -> None:
         deadline = time.monotonic() + self.slice_s
@@ -64,40 +70,67 @@ class Prune(SweepDuty):
 
     def _pass(self) -> Iterator[Report]:
         settings = self._runtime.settings
+        self._expired = None
         if settings.dead_retention is not None:
-            age_s = settings.dead_retention.total_seconds()
-            yield from self._dead_jobs(age_s)
-            yield from self._dead_tasks(age_s)
+            keep = settings.dead_retention.keep
+            below = dead.id_before_the_newest(self._connections, keep) if keep is not None else 0
+            old: Mapping[str, Any] = {"age_s": settings.dead_retention.age_s, "below": below}
+            self._expired = partial(dead.expired, **old)
+            yield from self._dead_jobs(old)
+            yield from self._dead_tasks(old)
         if self._runtime.stores.several:
             while duplicates.prune(self._connections) == duplicates.PAGE:
                 yield Report()
         registry.forget_unserved(self._connections)
         yield Report()
-        yield from self._jobs(settings.retention.total_seconds() if settings.retention is not None else None)
+        yield from self._jobs(settings.retention or Retention())
 
-    def _dead_jobs(self, age_s: float) -> Iterator[Report]:
+    def _dead_jobs(self, old: Mapping[str, Any]) -> Iterator[Report]:
         """Remove entries together with their jobs: nobody would find a failed job that has no entry."""
         after: int | None = 0
         while after is not None:
-            found, after = dead.old_roots(self._connections, after=after, age_s=age_s, limit=PAGE)
+            found, after = dead.old_jobs(self._connections, after=after, limit=PAGE, **old)
             for removed in self._delete(found, DONE | {Status.FAILED}):
                 yield Report(pruned_entries=removed["pruned_jobs"], pruned_parts=removed["pruned_parts"])
             yield Report()
 
-    def _dead_tasks(self, age_s: float) -> Iterator[Report]:
+    def _dead_tasks(self, old: Mapping[str, Any]) -> Iterator[Report]:
         """Remove entries of ordinary tasks, which have no other rows; a page of the dead set at a time."""
         after: int | None = 0
         while after is not None:
-            forget = partial(burials.forget_entries, after=after, age_s=age_s, limit=PAGE)
+            forget = partial(burials.forget_entries, after=after, limit=PAGE, **old)
             page = self._connections.transact("prune", forget, single=True)
             after = page.last if page.goes_on else None
             yield Report(pruned_entries=int(page.removed))
 
-    def _jobs(self, age_s: float | None) -> Iterator[Report]:
+    def _jobs(self, retention: Retention) -> Iterator[Report]:
+        """Remove finished jobs. Their numbers are only counted if a setting or the task of a job bounds them."""
+        counts = retention.keep is not None or self._counts
+        self._counts = False
+        surplus: dict[str, int] = {}
+        if counts:
+            yield from self._count(retention.keep, surplus)
         after: int | None = 0
         while after is not None:
-            found, after = jobs.old_page(self._connections, after=after, age_s=age_s)
-            yield from self._delete(found, DONE)
+            page = jobs.old_page(self._connections, after=after, age_s=retention.age_s, surplus=surplus)
+            after = page.last
+            self._counts = self._counts or page.kept_by_number
+            yield from self._delete(page.ids, DONE)
+            yield Report()
+        if self._counts and not counts:
+            yield from self._jobs(retention)
+
+    def _count(self, keep: int | None, surplus: dict[str, int]) -> Iterator[Report]:
+        """Find the newest job of each kind that may go: the first one beyond the number that is kept."""
+        left: dict[str, int] = {} if keep is None else {"": keep}
+        before: int | None = MOST
+        while before is not None:
+            kinds, before = jobs.newest_page(self._connections, before=before, all_others=keep is not None)
+            for kind, (number, ids) in kinds.items():
+                wanted = left.setdefault(kind, number or 0)
+                if kind not in surplus and len(ids) > wanted:
+                    surplus[kind] = ids[wanted]
+                left[kind] = max(0, wanted - len(ids))
             yield Report()
 
     def _delete(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
@@ -106,7 +139,7 @@ class Prune(SweepDuty):
             yield from self._delete_together(roots[first : first + ROOTS], statuses)
 
     def _delete_together(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
-        gone = delete_finished(self._runtime, roots, statuses, most=PRUNED_TOGETHER)
+        gone = delete_finished(self._runtime, roots, statuses, most=PRUNED_TOGETHER, expired=self._expired)
         if gone is not None:
             yield Report(pruned_jobs=gone)
         elif len(roots) == 1:

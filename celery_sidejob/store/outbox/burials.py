@@ -101,16 +101,17 @@ def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s:
 
 _OLD_ENTRIES = Statement("""
 WITH page AS MATERIALIZED (
-  SELECT id, died_at, job_id IS NULL AS ordinary FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
- gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(
-   SELECT id FROM page WHERE ordinary AND died_at < now() - make_interval(secs => %(age_s)s))) RETURNING id)
+  SELECT id, job_id IS NULL AS ordinary,
+    id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s::double precision) AS old
+  FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
+ gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(SELECT id FROM page WHERE ordinary AND old)) RETURNING id)
 SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last,
-  (SELECT count(*) = %(limit)s AND bool_or(died_at < now() - make_interval(secs => %(age_s)s)) FROM page) AS goes_on""")
+  (SELECT count(*) = %(limit)s AND bool_or(old) FROM page) AS goes_on""")
 
 
-def forget_entries(executor: Transaction, *, after: int, age_s: float, limit: int) -> Any:
-    """Remove entries of ordinary tasks that are older than this, from a page of the dead set.
+def forget_entries(executor: Transaction, *, after: int, age_s: float | None, below: int, limit: int) -> Any:
+    """Remove entries of ordinary tasks that are older, or not above the id `below`, from a page of the dead set.
 
     Returns (removed, last, goes_on): the page's last id, and whether old entries may follow it.
     """
-    return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, limit=limit)[0]
+    return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, below=below, limit=limit)[0]

@@ -358,6 +358,150 @@ def test_the_setting_alone_removes_no_child_of_a_parent_that_goes_on(stage: Stag
         assert not child.exists
 
 
+# -- by number ---------------------------------------------------------------------------------------------------------
+
+
+def keeping(stage: Stage, **settings: Any) -> Any:
+    """Another app on the same store, with these settings."""
+    return closing(Stage(stage.database_url, **settings))
+
+
+def kept(stage: Stage) -> list[int]:
+    return [job.id for job in stage.sidejob.iter_jobs()]
+
+
+@pytest.mark.parametrize("window", [1, 3, 10_000])
+def test_all_but_the_newest_of_all_go(stage: Stage, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(jobs, "WINDOW", window)
+    for _ in range(7):
+        stage.job()
+    stage.drain()
+    active, own = stage.job(), soon_forgotten(stage)
+    stage.sql("UPDATE jobs SET status = 'completed', retention_s = 3600 WHERE id = %s", own.id)
+    stage.sql("DELETE FROM messages WHERE job_id = %s", own.id)
+    with keeping(stage, sidejob_retention={"keep": 2}) as other:
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_jobs=5)
+        assert kept(stage) == [6, 7, active.id, own.id]
+        assert Prune(Sweep(other.runtime)).run_once() == Report()
+    with keeping(stage, sidejob_retention={"older_than": 3600, "keep": 2}) as other:
+        stage.sql("UPDATE jobs SET ended_at = now() - interval '2 hours' WHERE id = 7")
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_jobs=1), "the older, though among the newest"
+    assert kept(stage) == [6, active.id, own.id]
+
+
+def of_task(stage: Stage, name: str, count: int, **options: Any) -> list[int]:
+    """So many finished jobs of a task of this name."""
+
+    def body(job: RunningJob) -> None:
+        pass
+
+    made = stage.task(body, name=name, **options)
+    ids = [made.enqueue().id for _ in range(count)]
+    stage.drain()
+    return ids
+
+
+@pytest.mark.parametrize("window", [2, 10_000])
+def test_each_task_keeps_the_number_that_it_says(stage: Stage, monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    monkeypatch.setattr(jobs, "WINDOW", window)
+    three, none = of_task(stage, "three", 5, retention={"keep": 3}), of_task(stage, "none", 2, retention={"keep": 0})
+    plain, age = of_task(stage, "plain", 4), of_task(stage, "age", 2, retention=3600)
+    both = of_task(stage, "both", 5, retention={"older_than": 3600, "keep": 3})
+    stage.sql("UPDATE jobs SET ended_at = now() - interval '2 hours' WHERE id = ANY(%s)", [age[0], both[0], three[4]])
+    with keeping(stage, sidejob_retention=86400) as other:
+        pruner = Prune(Sweep(other.runtime))
+        assert pruner.run_once() == Report(pruned_jobs=2 + 2 + 1 + 2)
+        assert kept(stage) == [*three[2:], *plain, age[1], *both[2:]]
+        assert none
+        assert pruner.run_once() == Report()
+
+
+def test_no_number_is_counted_where_none_is_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    newest_page = jobs.newest_page
+    monkeypatch.setattr(jobs, "newest_page", lambda *a, **k: counted.append(1) or newest_page(*a, **k))
+    of_task(stage, "plain", 3)
+    with keeping(stage, sidejob_retention=60) as other:
+        Prune(Sweep(other.runtime)).run_once()
+        assert counted == []
+        of_task(stage, "counted", 3, retention={"keep": 1})
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_jobs=2)
+        assert counted == [1]
+
+
+def test_children_of_a_living_parent_go_by_number_if_their_task_says_so(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        if not job.children:
+            for number in range(5):
+                job.enqueue("counted.child", child_name=f"c{number}")
+        job.suspend()
+
+    def child(job: RunningJob) -> None:
+        pass
+
+    stage.task(child, name="counted.child", retention={"keep": 2})
+    parent = stage.job(body)
+    stage.drain()
+    assert Prune(Sweep(stage.runtime)).run_once() == Report(pruned_jobs=3)
+    assert list(parent.children) == ["c3", "c4"]
+    assert parent.refresh().status == "suspended"
+    assert parent.child("c0") is None
+    assert parent.enqueue("counted.child", child_name="c0").exists, "its name is free again"
+
+
+def failing(job: RunningJob) -> None:
+    raise ValueError("for good")
+
+
+def failed(stage: Stage, **options: Any) -> Job:
+    job = stage.job(failing, **options)
+    with pytest.raises(ValueError, match="for good"):
+        stage.run(job)
+    return job
+
+
+def test_dead_entries_go_by_number(stage: Stage) -> None:
+    first, second, third = failed(stage), failed(stage), failed(stage)
+    stage.sql("INSERT INTO dead (task_id, task, queue, reason, payload, body)"
+              " SELECT 't' || n, 'mail', 'q', 'lost', '{}', 'x' FROM generate_series(1, 3) n")  # fmt: skip
+    with keeping(stage, sidejob_dead_retention={"keep": 2}) as other:
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_entries=3 + 1)
+    assert [entry.task_id for entry in stage.sidejob.dead] == ["t2", "t3"]
+    assert not any(job.exists for job in (first, second, third))
+
+
+def test_an_old_failure_keeps_no_finished_root_and_a_young_one_does(stage: Stage) -> None:
+    root = soon_forgotten(stage)
+    stage.drain()
+    child = failed(stage, parent=root, child_name="c")
+    stage.drain()
+    assert Prune(Sweep(stage.runtime)).run_once() == Report()
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days'")
+    assert Prune(Sweep(stage.runtime)).run_once() == Report(pruned_jobs=1)
+    assert (root.exists, child.exists) == (False, False)
+
+
+def test_a_failed_child_of_a_living_parent_goes_with_its_old_entry_if_its_task_has_a_retention(stage: Stage) -> None:
+    stage.task(failing, name="fails.kept")
+    stage.task(failing, name="fails.gone", retention=60)
+
+    def body(job: RunningJob) -> None:
+        if not job.children:
+            job.enqueue("fails.kept", child_name="kept")
+            job.enqueue("fails.gone", child_name="gone")
+        job.suspend()
+
+    parent = stage.job(body)
+    stage.drain()
+    assert {job.status for job in parent.children.values()} == {"failed"}
+    pruner = Prune(Sweep(stage.runtime))
+    assert pruner.run_once() == Report()
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days'")
+    assert pruner.run_once() == Report(pruned_entries=1)
+    assert list(parent.children) == ["kept"]
+    assert len(stage.sidejob.dead) == 1
+
+
 def test_tasks_that_nobody_has_served_for_long_leave_the_registry(stage: Stage) -> None:
     stage.sql("""
         INSERT INTO registry (task, queue, options, seen_at)

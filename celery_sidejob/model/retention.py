@@ -1,0 +1,59 @@
+"""How long finished jobs and dead entries are kept, and how many of them: settings and options of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from .checks import in_seconds, is_number, is_seconds
+
+FORM = (
+    "a timedelta or a number of seconds (not negative), or a dict with such an 'older_than', a number 'keep' (not "
+    "negative), or both"
+)
+"""The values that a retention may have, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What may go: what is older than this, and what is not among the newest `keep`; None sets no such bound."""
+
+    older_than: timedelta | None = None
+    keep: int | None = None
+
+    @classmethod
+    def of(cls, value: Any) -> Retention:
+        """Return the retention that a checked value means."""
+        given = value if isinstance(value, Mapping) else {"older_than": value}
+        age_s = in_seconds(given.get("older_than"))
+        return cls(None if age_s is None else timedelta(seconds=age_s), given.get("keep"))
+
+    @property
+    def age_s(self) -> float | None:
+        """The age in seconds."""
+        return None if self.older_than is None else self.older_than.total_seconds()
+
+
+def is_retention(value: Any) -> bool:
+    """Tell whether a value has the form of a retention."""
+    if not isinstance(value, Mapping):
+        return is_seconds(in_seconds(value))
+    if not value or not value.keys() <= {"older_than", "keep"}:
+        return False
+    older_than, keep = value.get("older_than"), value.get("keep")
+    if older_than is None and keep is None:
+        return False
+    return (older_than is None or is_seconds(in_seconds(older_than))) and (keep is None or is_number(keep))
+
+
+def from_text(text: str) -> Any:
+    """Return the value that a text of the environment means: ``86400``, or ``older_than=86400,keep=1000``."""
+    if "=" not in text:
+        return float(text)
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        given[name.strip()] = int(number) if name.strip() == "keep" else float(number)
+    return given
