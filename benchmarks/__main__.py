@@ -24,6 +24,7 @@ BENCHMARKS = {
     "fetch": "how soon a dead consumer's message on sidejob:// is with another, and what idle workers ask of Redis",
     "upstream": "Celery's and kombu's own integration tests on stock Redis, on sidejob://, and with all tasks durable",
     "dataflow": "200,000 operations on ports, channels and runs, compared with a plain model after each",
+    "graph": "200,000 operations on jobs, families, timers and deaths, compared with a plain model after each",
     "wiring": "jobs wired by ports and channels, whose workers are killed, and whether each packet counts once",
     "parity_mutations": "lines of the package that are broken, and whether the tests that prove them fail",
     "storm": "durable tasks of all forms in a storm of kills and outages, and whether each has ended once",

@@ -115,7 +115,7 @@ class Stage:
         """
         self.raised.pop(hold.job_id, None)
         self.ignored.pop(hold.job_id, None)
-        task = self.app.tasks[Job(hold.job_id, runtime=self.runtime).task]
+        task = self.app.tasks[hold.row.task]
         try:
             return run_claimed(task, self.runtime, hold, Context({"id": str(uuid.uuid4()), "called_directly": False}))
         except (Ignore, Retry) as reason:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis.stateful import RuleBasedStateMachine, invariant
 
-from tests.twins.real import RealTwin, Refused
+from tests.twins.real import Refused
 
 NEW = "a new value"
 """Stands for a value, which the machine replaces by a number of its own: so no two are alike."""
@@ -97,6 +97,3 @@ def outcome(call: Callable[..., Any], *given: Any) -> Any:
 def same(found: Any, expected: Any) -> None:
     """Raise AssertionError unless they are the same."""
     assert found == expected, f"{found!r} is not {expected!r}"
-
-
-__all__ = ["NEW", "Counted", "RealTwin", "Refused", "Twins", "outcome", "same"]

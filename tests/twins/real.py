@@ -9,6 +9,7 @@ from typing import Any, Self
 import psycopg
 import pytest
 
+from celery_sidejob import SideJobError
 from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
 from tests.tools.between import between_look_and_lock
@@ -51,11 +52,11 @@ class RealTwin:
         """Leave nothing of an earlier walk."""
         self.stage.sql(EMPTY)
 
-    def do(self, name: str, *given: Any) -> Any:
+    def do(self, name: str, *given: Any, **options: Any) -> Any:
         """Do one of the calls by its name; raises Refused for an error of the package."""
         try:
-            return getattr(self, name)(*given)
-        except Exception as error:
+            return getattr(self, name)(*given, **options)
+        except SideJobError as error:
             raise Refused(type(error).__name__) from error
 
     @contextmanager
@@ -66,8 +67,8 @@ class RealTwin:
             if not commits:
                 connection.rollback()
 
-    def lose(self, hold: Hold) -> None:
-        """Declare a run's worker dead, and rescue the run."""
+    def lose(self, hold: Hold) -> bool:
+        """Declare a run's worker dead, and rescue the run, if it is still its job's current one."""
         self.stage.declare_dead(hold.worker_id)
         # A connection that the body had open may hold the job for a moment more.
-        recovery.rescue(self.stage.runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
+        return recovery.rescue(self.stage.runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
