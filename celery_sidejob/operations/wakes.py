@@ -134,8 +134,9 @@ class Wakes:
             for place in ids:
                 self._cancel(self._cancelled[place])
         elif kind == "note" or self._noting:
-            late = [job_id for job_id in ids if not self._just_created(job_id)]
-            asks.note(self._executor, late, {"ask": "run", "note": "run"}.get(kind, kind))
+            is_run = kind in ("ask", "note")
+            late = [job_id for job_id in ids if not (is_run and self._just_created(job_id))]
+            asks.note(self._executor, late, "run" if is_run else kind)
             self._after_commit.noted += late
         elif kind == "terminate":
             for job_id in ids:  # a plain termination does not cancel a recursive one that was noted

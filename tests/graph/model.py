@@ -84,6 +84,8 @@ class World:
         """Whether the last call had a transaction, which its process may have survived or not."""
         self.survives = True
         """Whether the process that makes a call does what follows its commit; else that is left to the sweeper."""
+        self.seen_by_all: set[Label] = set()
+        """In a transaction of the caller's own: the jobs that were there before it."""
         self._numbers = 0
 
     # -- looking -------------------------------------------------------------------------------------------------
@@ -189,6 +191,7 @@ class World:
     def lend(self, calls: Sequence[Change], meanwhile: Change | None, commits: bool) -> list[Any]:
         """Calls in a transaction of the caller's own, of whose commit nobody is told."""
         mine, noted = deepcopy(self), list[tuple[Label, Timer]]()
+        mine.seen_by_all = set(self.jobs)
         found: list[Any] = []
         made: dict[Label, Node] = {}
         for name, *given in calls:
@@ -220,6 +223,8 @@ class World:
         return self.enqueue(label, parent, name, *given)
 
     def _lend_run(self, noted: list[Any], label: Label, parent: bool, force: bool, countdown: int) -> Label | None:
+        if parent and label not in self.seen_by_all:  # a handle reads outside of the transaction
+            raise Refused("JobNotFoundError")
         asked = self.job(label).parent if parent else label
         if asked is None or (countdown and not force and self.job(asked).status not in ASKABLE):
             return None

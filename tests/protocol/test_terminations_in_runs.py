@@ -116,3 +116,25 @@ def test_in_a_block_it_has_the_fate_of_the_block(stage: Stage, first: bool) -> N
     stage.drain()
     assert first or isinstance(stage.raised[job.id], UnitNotCommittedError)
     assert job.refresh().status == (Status.TERMINATED if first else Status.FAILED)
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+@pytest.mark.parametrize("revives", [False, True])
+def test_a_job_that_is_made_and_terminated_in_one_block_is_terminated(
+    stage: Stage, recursive: bool, revives: bool
+) -> None:
+    """An ask adds nothing to the first run, which is owed already; a termination does, and a forced run after it."""
+
+    def body(job: RunningJob) -> None:
+        with psycopg.connect(direct(stage.database_url)) as connection:
+            with job.unit(transaction=connection):
+                child = job.enqueue(stage.idle, child_name="stillborn").terminate(recursive=recursive)
+                child.run(force=revives)
+            connection.commit()
+
+    job = stage.inside(body)
+    child = job.child("stillborn")
+    assert child is not None
+    assert child.status == Status.TERMINATING
+    stage.drain()
+    assert child.refresh().status == (Status.COMPLETED if revives else Status.TERMINATED)
