@@ -1,53 +1,83 @@
 """Named instants at which a test may kill this process, hold it, or pretend that an answer was lost.
 
-`reach(name)` stands before and after each commit and each broker call. Outside tests `reach` does nothing: the plan is
-read once, at import, from `SIDEJOB_CRASH_POINTS`, which no production process sets.
+`reach(name)` stands before and after each commit and each broker call. Outside tests `reach` does nothing. A test says
+what happens there in one of two ways: `acting` for the points of its own process, and `SIDEJOB_CRASH_POINTS` for those
+of another. The latter is read once, at import; no production process sets it.
 
 The plan is `name=action[@count]`, several joined by commas. The action is taken the `count`-th time (default the first)
-that this process reaches `name`. Actions: `kill` (SIGKILL), `stop` (SIGSTOP, the test sends SIGCONT), `lost` (raise
-`AnswerLost`: the statement may have been executed, the caller cannot know). With `SIDEJOB_CRASH_ONCE=<file>` the first
-process that acts creates the file and no later one acts: a restarted worker survives the same point. If it is a
-directory, each point has a file of its own there.
+that this process reaches `name`; several names joined by `|` are counted together. Actions: `kill` (SIGKILL),
+`kill-group` (SIGKILL to the whole process group: a worker with its pool), `stop` (SIGSTOP, the test sends SIGCONT),
+`lost` (raise `AnswerLost`: the statement may have been executed, the caller cannot know). With
+`SIDEJOB_CRASH_ONCE=<file>` the first process that acts creates the file and no later one acts: a restarted worker
+survives the same point. If it is a directory, each point has a file of its own there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Actor = Callable[[str], object]
+"""Is told the name of each point that is reached."""
 
 
 class AnswerLost(ConnectionError):
     """A test pretends that the connection broke before the answer arrived."""
 
 
-def _parse(plan: str) -> dict[str, tuple[str, int]]:
+class Died(BaseException):
+    """A test pretends that this process died here: nothing is caught, given back or written on the way out."""
+
+
+@contextmanager
+def acting(actor: Actor) -> Iterator[None]:
+    """Within the block, what happens at the points of this process is the actor's to say."""
+    global _actor
+    before, _actor = _actor, actor
+    try:
+        yield
+    finally:
+        _actor = before
+
+
+def reach(name: str) -> None:
+    """Do what a test has planned for this point; nothing in a production process."""
+    if _actor is not None:
+        _actor(name)
+
+
+def _parse(plan: str) -> dict[str, tuple[str, str, int]]:
+    """Return, by the name of a point, the names that are counted with it, the action and the count."""
     actions = {}
     for entry in filter(None, plan.split(",")):
-        name, _, action = entry.partition("=")
+        names, _, action = entry.partition("=")
         action, _, count = action.partition("@")
-        actions[name] = (action, int(count or 1))
+        actions.update(dict.fromkeys(names.split("|"), (names, action, int(count or 1))))
     return actions
 
 
-def _armed(plan: dict[str, tuple[str, int]], once: str | None) -> Callable[[str], None]:
+def _armed(plan: dict[str, tuple[str, str, int]], once: str | None) -> Actor:
     reached: dict[str, int] = {}
 
-    def reach(name: str) -> None:
+    def act(name: str) -> None:
         if name not in plan:
             return
-        action, count = plan[name]
-        reached[name] = reached.get(name, 0) + 1
-        if reached[name] != count or (once and not _first(once, name)):
+        names, action, count = plan[name]
+        reached[names] = reached.get(names, 0) + 1
+        if reached[names] != count or (once and not _first(once, name)):
             return
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "kill-group":
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         elif action == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         else:
             raise AnswerLost(f"crash point {name}: the answer was lost")
 
-    return reach
+    return act
 
 
 def _first(path: str, name: str) -> bool:
@@ -60,9 +90,5 @@ def _first(path: str, name: str) -> bool:
     return True
 
 
-def _idle(name: str) -> None:
-    """Does nothing: this is a production process."""
-
-
 _plan = _parse(os.environ.get("SIDEJOB_CRASH_POINTS", ""))
-reach: Callable[[str], None] = _armed(_plan, os.environ.get("SIDEJOB_CRASH_ONCE")) if _plan else _idle
+_actor: Actor | None = _armed(_plan, os.environ.get("SIDEJOB_CRASH_ONCE")) if _plan else None

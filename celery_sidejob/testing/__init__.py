@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .assertions import assert_dead, assert_enqueued, assert_packets, refute_enqueued
     from .clock import move_clock
+    from .crashes import crash_after, crash_before
     from .inline import run_job, run_until_quiet
     from .waiting import wait_until
     from .worker import Worker, Workers
@@ -22,6 +23,8 @@ _MODULE_OF = {
     "assert_dead": ".assertions",
     "assert_enqueued": ".assertions",
     "assert_packets": ".assertions",
+    "crash_after": ".crashes",
+    "crash_before": ".crashes",
     "move_clock": ".clock",
     "refute_enqueued": ".assertions",
     "run_job": ".inline",
@@ -35,6 +38,8 @@ __all__ = [
     "assert_dead",
     "assert_enqueued",
     "assert_packets",
+    "crash_after",
+    "crash_before",
     "move_clock",
     "refute_enqueued",
     "run_job",

@@ -77,6 +77,16 @@ def empty(url: str, schema: str) -> None:
         )
 
 
+def declare_dead(url: str, schema: str, worker_id: int) -> None:
+    """Declare a worker dead whose process only seems to have died: what it holds is lost, and will be rescued."""
+    statement = """
+        UPDATE {} SET suspect_at = coalesce(suspect_at, clock_timestamp()), suspect_by = coalesce(suspect_by, 'lock'),
+          dead_at = coalesce(dead_at, now())
+        WHERE id = %s"""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(sql.SQL(statement).format(sql.Identifier(schema, "workers")), [worker_id])
+
+
 STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
 """Tables whose times do not move: a worker that lives would seem to be dead."""
 NEVER = "9000-01-01"

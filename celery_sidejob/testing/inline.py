@@ -12,13 +12,20 @@ from ..hooks.outcome import Outcome
 from ..hooks.tasks.inline import run_kept
 from ..hooks.worker import recording
 from ..jobs.job import Job
+from ..model.crash_points import Died
 from ..model.durable import Message
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.publications import deliver_page
 from ..operations.runtime import Runtime
+from ..services.duty import Report
 from ..services.heartbeat.heartbeat import Heartbeat
+from ..services.sweep.dead_workers import DeadWorkers
+from ..services.sweep.due_tasks import DueTasks
+from ..services.sweep.lost_tasks import LostTasks
+from ..services.sweep.sweep import Sweep
 from ..store import asks, publications
-from ..store.outbox.due import due
+from ..store.outbox.due import doomed, due
+from .databases import declare_dead
 from .subject import shown, sidejob_of
 
 PAGE = 100
@@ -69,11 +76,26 @@ def _working(runtime: Runtime) -> Iterator[Heartbeat]:
     """Have this process be a worker within the block, and tell no other one of what is asked for."""
     inline = INLINE.set(set())
     try:
+        _rescue_lost(runtime)
         with worker_here(runtime) as worker:
-            yield worker
+            try:
+                yield worker
+            except Died:
+                declare_dead(runtime.settings.require_database_url(), runtime.settings.schema, worker.worker_id)
+                raise
     finally:
         INLINE.reset(inline)
         recording.end()
+
+
+def _rescue_lost(runtime: Runtime) -> None:
+    """Rescue or bury what dead workers held, as the sweeper does: this process may have "died" at a crash point."""
+    sweep = Sweep(runtime)
+    for duty in (DeadWorkers(sweep), LostTasks(sweep)):
+        duty.run_once()
+    ids = [row.task_id for row in doomed(runtime.connections)]
+    if ids:
+        DueTasks(sweep).judge(ids, Report())
 
 
 def _due(runtime: Runtime) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
+from . import crashes
 from .processes import Process
 from .variables import APP, CONFIGURATION, DJANGO, READY
 
@@ -75,7 +76,8 @@ class Worker:
         ready = home / f"{self.name}-{len(self._lives)}.ready"
         log = home / f"{self.name}-{len(self._lives)}.log"
         with uninterrupted():
-            env = {**self._env, READY: str(ready)}
+            crash = crashes.present()
+            env = {**self._env, **(crash.variables(self, home) if crash else {}), READY: str(ready)}
             life = Process(self._argv, name=self.name, env=env, cwd=Path.cwd(), log_path=log)
             _janitor().watch_process(life.pid, signal.SIGKILL)
         self._lives.append(life)

@@ -3,35 +3,31 @@ is the environment's plan, see `celery_sidejob.model.crash_points`."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from celery_sidejob.model.crash_points import AnswerLost
+from celery_sidejob.model.crash_points import AnswerLost, acting
 
 Arm = Callable[[str, Callable[[], Any]], None]
 """Takes the name of a point, and what is to happen when it is reached for the next time."""
 
 
 @pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Arm:
+def at() -> Iterator[Arm]:
     """Has something happen, once, when a crash point is reached; then all goes on unless that was `lost`."""
-    return arming(monkeypatch)
+    with arming() as arm:
+        yield arm
 
 
-def arming(patch: pytest.MonkeyPatch) -> Arm:
-    """Return what `at` is, for as long as the patch lasts."""
+@contextmanager
+def arming() -> Iterator[Arm]:
+    """Give what `at` is, within the block."""
     armed: dict[str, Callable[[], Any]] = {}
-
-    def reach(name: str) -> None:
-        armed.pop(name, lambda: None)()
-
-    for name, module in sys.modules.copy().items():  # another thread may import something meanwhile
-        if name.startswith("celery_sidejob.") and hasattr(module, "reach"):
-            patch.setattr(module, "reach", reach)
-    return armed.__setitem__
+    with acting(lambda name: armed.pop(name, lambda: None)()):
+        yield armed.__setitem__
 
 
 def lost() -> None:

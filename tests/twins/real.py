@@ -39,8 +39,7 @@ class RealTwin:
     @contextmanager
     def armed(self) -> Iterator[Self]:
         """Within the block crashes and calls in between can be had."""
-        with pytest.MonkeyPatch.context() as patch:
-            self.at = arming(patch)
+        with pytest.MonkeyPatch.context() as patch, arming() as self.at:
             self.between = between_look_and_lock(patch, self.stage.outside)
             yield self
 

@@ -17,6 +17,7 @@ from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
 from ...jobs.job import Job, enqueue
+from ...model.crash_points import Died
 from ...model.status import Status
 from ...operations import runs
 from ...operations.runtime import Runtime
@@ -89,15 +90,20 @@ def _run_all(sidejob: Any, asked_for: set[int]) -> dict[int, Any]:
 
 @contextmanager
 def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
-    """Have this process be a worker in the store within the block."""
+    """Have this process be a worker in the store within the block; a test may have it die there."""
     heartbeat = Heartbeat(runtime)
     heartbeat.register()
     loop = Loop(heartbeat)
     loop.start()
+    dies = False
     try:
         yield heartbeat
+    except Died:
+        dies = True  # what it held stays held: others find it, and rescue it
+        raise
     finally:
-        heartbeat.leave()
+        if not dies:
+            heartbeat.leave()
         loop.stop()
 
 

@@ -23,6 +23,7 @@ from ...jobs.running import RetryRun, RunningJob, Suspend
 from ...jobs.scopes import context
 from ...model import values
 from ...model.changes import Change, Terminate
+from ...model.crash_points import Died
 from ...model.durable import WORKER
 from ...model.errors import (
     FullPort,
@@ -285,7 +286,7 @@ def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
 
 def _raise_if_not_its_own(unit: OpenUnit, error: BaseException) -> None:
     """Raise what a body raised if that is no failure of the job: its process is to end, or the store has failed."""
-    if isinstance(error, SystemExit | KeyboardInterrupt) or own_process.is_kill(error):
+    if isinstance(error, SystemExit | KeyboardInterrupt | Died) or own_process.is_kill(error):
         raise error  # what this process held is rescued or given back; who kills a greenlet ends its run
     if worker_is_stopping():
         _let_process_end(error)

@@ -73,9 +73,9 @@ class DueTasks(TaskDuty):
         due = self._sweep.backlog.without_what_waits(found)
         if due is None:
             return False
-        return all(self._judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
+        return all(self.judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))
 
-    def _judge(self, task_ids: Sequence[str], report: Report) -> bool:
+    def judge(self, task_ids: Sequence[str], report: Report) -> bool:
         """Strike, publish or bury the rows, in this order; False if nothing can be published just now."""
         strike_s = self._runtime.settings.lost_after
         reserve = partial(publishing.reserve, kind=TASKS, task_ids=task_ids, strike_s=strike_s)

@@ -21,6 +21,14 @@ def due(executor: Reader, job_id: int | None = None) -> Sequence[Any]:
     return executor.run(_DUE, job_id=job_id)
 
 
+_DOOMED = Statement("SELECT task_id FROM {messages} WHERE doom IS NOT NULL AND due_at <= now() LIMIT 100")
+
+
+def doomed(executor: Reader) -> Sequence[Any]:
+    """Read the ids of durable tasks that were lost or revoked, and wait for the sweeper to bury them."""
+    return executor.run(_DOOMED)
+
+
 _UNDONE = Statement("""
 SELECT task_id, task, queue, publication, body, generation, expires_at FROM {messages}
 WHERE body IS NOT NULL AND doom IS NULL ORDER BY due_at, task_id LIMIT %(limit)s""")
