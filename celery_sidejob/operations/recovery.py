@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..model.errors import StoreUnavailableError
+from ..model.changes import Change
+from ..model.errors import JobNotFoundError, StoreUnavailableError
 from ..model.events import RunLost, RunRescued
 from ..model.run_end import RunEnd
 from ..model.status import Status
@@ -13,12 +15,13 @@ from ..store import claims, jobs, tree_terminations
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
 from .endings import announce, error_json
-from .hold import Hold
+from .hold import Hold, check_fence, lease_lost
 from .job_run_end import Ending, end_job_run
 from .lock_set import LockSet
 from .noted_asks import apply_noted_asks
 from .retrying import patiently
 from .runtime import Runtime
+from .unit_of_work import Applied
 from .wakes import Wakes
 
 SHUTDOWN_LOST = "The job was terminated, but its shutdown was lost with its worker too often to be tried again."
@@ -49,6 +52,29 @@ def release(
     """
     ending = Ending(RunEnd.GIVEN_BACK, moved=moved)
     return _free(runtime, job_id, run_no=run_no, worker_id=worker_id, own=True, ending=ending, wait=wait)
+
+
+def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
+    """Terminate the job of a run whose body was not called, by these changes, and give the run back: one transaction.
+
+    If the process dies before its commit, the run is lost, and the next one is judged anew. Raises LeaseLostError if
+    the run is no longer the job's current one: then the job may have been revived since.
+    """
+
+    def work(executor: Transaction) -> AfterCommit:
+        applied = Applied(runtime, executor, changes)
+        try:
+            applied.lock()
+        except JobNotFoundError:
+            raise lease_lost(hold) from None
+        check_fence(hold, applied.lock_set.rows[hold.job_id])
+        applied.apply()
+        end_job_run(runtime, executor, hold, None, Ending(RunEnd.GIVEN_BACK), applied.after_commit, by_worker=True)
+        return applied.after_commit
+
+    after_commit = runtime.connections.transact("terminate", work)
+    follow(runtime, after_commit)
+    apply_noted_asks(runtime, after_commit.noted)
 
 
 def rescue_own(runtime: Runtime, hold: Hold) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.graph.model import STEP_S
+from tests.graph.model import STEP_S, Change
 from tests.graph.script import WELL, Script
 from tests.twins.machine import NEW
 
@@ -73,18 +73,42 @@ commits = st.one_of(
     st.tuples(st.just("beside"), clients),
 )
 of_run = some | st.just(OWN)
+
+
+def new_child(name: str, *aliases: str) -> Change:
+    """The run's job makes a child."""
+    return ("enqueue", NEW, OWN, name, aliases, 0)
+
+
 steps = st.one_of(
     calls(of_run),
     calls(of_run),
     calls(of_run),
-    st.tuples(st.just("enqueue"), st.just(NEW), st.just(OWN), names, st.just(()), waits),
+    st.builds(new_child, names),
     st.tuples(st.just("look"), of_run),
-    st.tuples(st.just("meanwhile"), clients),
+    st.tuples(st.just("meanwhile"), clients | st.tuples(st.just("terminate"), st.just(OWN), st.booleans())),
     st.tuples(st.just("checkpoint"), commits),
+    st.tuples(
+        st.just("block"),
+        st.lists(calls(of_run), max_size=3).map(tuple),
+        st.sampled_from(["commit"] * 4 + ["roll back", "roll back", "crash in it", "crash before", "crash after"]),
+    ),
 )
+given_on = st.one_of(
+    st.builds(lambda name: (new_child(name), ("disown", OWN, name), new_child(name)), names),
+    st.builds(
+        lambda job, name: (("add_alias", job, name), ("remove_alias", job, name), new_child("x", name)), of_run, aliases
+    ),
+    st.builds(
+        lambda job, name: (("adopt", OWN, job, name), ("run", job, True, False, 0), ("disown", OWN, name)), some, names
+    ),
+)
+"""What chance rarely puts together: a name, or a child, that a unit takes from one job and gives to another."""
 scripts_of_runs = st.builds(
     Script,
-    st.lists(steps, max_size=5).map(tuple),
+    st.lists(st.one_of(*[steps.map(lambda step: (step,))] * 5, given_on), max_size=5).map(
+        lambda parts: tuple(step for part in parts for step in part)
+    ),
     st.sampled_from(["return", "return", "return", "suspend", "suspend", "fail", "retry"]),
     st.sampled_from([2 * STEP_S, 4 * STEP_S]),
     commits,

@@ -20,10 +20,11 @@ from tests.graph.calls import (
     dying,
     lent,
     makes_a_job,
+    names,
     scripts_of_runs,
     some,
 )
-from tests.graph.model import STEP_S, Change, Hold, Label, World
+from tests.graph.model import MAX_LOSSES, STEP_S, Change, Hold, Label, World
 from tests.graph.real import Real
 from tests.graph.script import WELL, Script
 from tests.twins.machine import NEW, Counted, Twins, same
@@ -93,6 +94,15 @@ class Graph(Twins):
         made = [call for call in map(self._of, calls) if call is not None]
         self.do(("lend", made, None if meanwhile is None else self._of(meanwhile), commits))
 
+    @rule(parent=some, name=names, force=st.booleans())
+    def make_a_child_across_a_termination(self, parent: Some, name: str, force: bool) -> None:
+        """The child is late: it is not there when the tree is terminated."""
+        child = self._of(("enqueue", NEW, parent, name, (), 0))
+        if child is not None:
+            self.do(("lend", [child], ("terminate", child[2], True), True))
+            if force:
+                self.do(("run", child[2], False, True, 0))
+
     @rule(job=some, recursive=st.booleans())
     def terminate_and_shut_down(self, job: Some, recursive: bool) -> None:
         label = self._label(job)
@@ -156,14 +166,23 @@ class Graph(Twins):
     def rescue(self, place: int, when: str) -> None:
         self._rescue((self.dead + self.runs)[place % len(self.dead + self.runs)], when)
 
+    @rule(place=st.integers(0, MOST))
+    def lose_all_runs(self, place: int) -> None:
+        """The last of them is one too many."""
+        owed = [label for label in self.world.jobs if self.world.can_begin(label)]
+        for _ in range(MAX_LOSSES if owed else 0):
+            label = owed[place % len(owed)]
+            if self.world.can_begin(label):
+                self._claim(label, 1, "")
+                self._rescue(self.runs[-1], "")
+
     @precondition(lambda self: self.zombies)
     @rule(place=st.integers(0, MOST), script=scripts_of_runs)
     def go_on_as_a_zombie(self, place: int, script: Script) -> None:
         """What a run does that was taken from its worker is nothing."""
         run = self.zombies.pop(place % len(self.zombies))
-        alone = tuple(
-            ("checkpoint", WELL) if step[0] == "checkpoint" else step for step in script.steps if step[0] != "meanwhile"
-        )
+        ends = {"checkpoint": WELL, "block": "commit"}
+        alone = tuple((*step[:-1], ends.get(step[0], step[-1])) for step in script.steps if step[0] != "meanwhile")
         made = self._of_run(run.model.label, replace(script, steps=alone, at_end=WELL))
         self.real.perform(run.real, made)
         assert self.real.is_refused(run.real), (run, self.real.stage.ignored)

@@ -15,7 +15,7 @@ from tests.twins.real import Refused
 
 ASKABLE = ("queued", "running", "suspended", "completed")
 ENDING = ("terminating", "terminated")
-MAX_LOSSES = 3
+MAX_LOSSES = 2
 MAX_RETRIES = 3
 STEP_S = 500
 """All times are multiples of this, so that what a walk itself takes does not count."""
@@ -351,11 +351,11 @@ class World:
                 self.ask(label, force=timer.ask == "force" or node.status == "failed")
         return noted
 
-    def note(self, labels: Iterable[Label], ask: str) -> list[Label]:
+    def note(self, labels: Iterable[Label], ask: str, wait: int = 0) -> list[Label]:
         """Note an ask of each job, for whoever applies it."""
         noted = sorted(labels)
         for label in noted:
-            self.jobs[label].timers.append(self._timer(0, ask, accepted=False))
+            self.jobs[label].timers.append(self._timer(wait, ask, accepted=False))
         return noted
 
     def follow(self, noted: Iterable[Label]) -> None:
@@ -604,11 +604,16 @@ class Unit:
 
     # -- committing ----------------------------------------------------------------------------------------------
 
-    def commit(self) -> list[Label]:
-        """Apply the unit, or raise Refused and nothing is changed; return the jobs for which something was noted."""
+    def commit(self, *, lent: bool = False) -> list[Label]:
+        """Apply the unit, or raise Refused and nothing is changed; return the jobs for which something was noted.
+
+        In a transaction of the body's own (`lent`) all asks are noted, and no job moves to another parent.
+        """
+        if lent and any(change[0] in ("adopt", "disown") for change in self.changes):
+            raise Refused("IllegalMoveError")
         before = deepcopy(self._world.__dict__)
         try:
-            noted = self._apply()
+            noted = self._apply(lent)
         except Refused:
             self._world.__dict__ = before
             raise
@@ -616,7 +621,7 @@ class Unit:
         self.changes, self.children = [], None
         return noted
 
-    def _apply(self) -> list[Label]:
+    def _apply(self, lent: bool) -> list[Label]:
         world, own = self._world, self._hold.label
         new = [change[1] for change in self.changes if change[0] == "enqueue"]
         for label in self._named():
@@ -649,6 +654,8 @@ class Unit:
             match name, given:
                 case "run", (None, *_):
                     pass
+                case _, (label, *how) if lent:
+                    noted += self._note(name, label, *how, is_new=label in new and world.jobs[label].owed is not None)
                 case "run", (label, force, countdown):
                     noted += world.ask_now_or_later(label, force, countdown)
                 case "terminate", (label, False):
@@ -660,6 +667,16 @@ class Unit:
                         if one in {*reached, *new}:
                             world.terminate_one(one, tree=True)
         return noted
+
+    def _note(self, name: str, label: Label, how: bool, countdown: int = 0, *, is_new: bool) -> list[Label]:
+        """Note what is asked of a job; its first run, which is owed already, is not asked for."""
+        if name == "terminate":
+            return self._world.note([label], "terminate_tree" if how else "terminate")
+        if countdown and not how and self._world.jobs[label].status not in ASKABLE:
+            return []
+        if not countdown and not how and is_new:
+            return []
+        return self._world.note([label], "force" if how else "run", countdown)
 
     def _parts(self) -> Iterator[list[Change]]:
         """The changes, cut where a new job may have a name that was taken until then."""

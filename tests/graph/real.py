@@ -200,6 +200,8 @@ class Real(RealTwin):
                 return self.do("_checkpoint", job, given[0])
             case "look":
                 return self.do("_look", given[0])
+            case "block":
+                return self.do("_block", job, *given)
         return self.do(name, *given)
 
     def _checkpoint(self, job: RunningJob, at: Change) -> None:
@@ -210,6 +212,24 @@ class Real(RealTwin):
             self.at("checkpoint:before-commit", _nothing)
             self.at("checkpoint:after-commit", _nothing)
             self.between(_nothing)
+
+    def _block(self, job: RunningJob, calls: Sequence[Change], how: str) -> list[Any]:
+        """Have calls be done in a block, whose transaction is committed, rolled back, or dies."""
+        with self.stage.connect(autocommit=False) as connection:
+            with job.unit(transaction=connection):
+                seen = [outcome(self.do, *call) for call in calls]
+                if how == "crash in it":
+                    crash()
+            if how == "crash before":
+                crash()
+            if how == "roll back":
+                connection.rollback()
+                return seen
+            connection.commit()
+            if how == "crash after":
+                crash()
+        self.sweep()
+        return seen
 
     def _look(self, label: Label) -> Any:
         job = self.job(label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,8 +85,10 @@ def _play(world: World, hold: Hold, script: Script, played: Played) -> None:
                 played.seen.append(outcome(run.checkpoint, given[0]))
             case "look":
                 played.seen.append(outcome(run.unit.look, given[0]))
+            case "block":
+                played.seen.append(outcome(run.block, *given))
             case _:
-                played.seen.append(outcome(run.unit.do, name, *given))
+                played.seen.append(outcome(run.do, name, *given))
     (run.end if hold.kind == "run" else run.end_shutdown)(script)
 
 
@@ -96,15 +98,50 @@ class _Run:
         self.hold = hold
         self.played = played
         self.unit = Unit(world, hold)
+        self._undone = False
+        """Whether its last block was rolled back, and it has asked nothing since: so it may not end."""
+
+    def do(self, name: str, *given: Any) -> Any:
+        asked = len(self.unit.changes)
+        found = self.unit.do(name, *given)
+        self._undone = self._undone and len(self.unit.changes) == asked
+        return found
 
     def checkpoint(self, at: Change) -> None:
+        self._undone = False
         self._beside(at)
         self._transact(at, self.unit.commit)
+
+    def block(self, calls: Sequence[Change], how: str) -> list[Any]:
+        """Calls in a block of `job.unit()`, whose transaction is committed or not."""
+        before, seen = list(self.unit.changes), list[Any]()
+        for name, *given in calls:
+            seen.append(outcome(self.do, name, *given))
+        if how == "crash in it":
+            raise Died
+        as_it_was = deepcopy(self.world.__dict__), self.unit.children
+        try:
+            self.unit.commit(lent=True)
+        except Refused:
+            self.unit.changes, self._undone = before, False
+            raise
+        if how in ("crash before", "roll back"):
+            self.world.__dict__, self.unit.children = as_it_was
+        if how.startswith("crash"):
+            raise Died
+        self._undone = how == "roll back"
+        if self._undone:
+            self.unit.changes = before
+        else:
+            self.world.sweep()
+        return seen
 
     def end(self, script: Script) -> None:
         node, label = self.world.jobs[self.hold.label], self.hold.label
         at = script.at_end
-        if script.end in ("return", "suspend"):
+        if self._undone and script.end in ("return", "suspend"):
+            self.played.how = "UnitNotCommittedError"
+        elif script.end in ("return", "suspend"):
             how = "completed" if script.end == "return" else "suspended"
             if not self.unit.changes and self.hold.parent is None:  # one statement, which needs no lock
                 if node.parent is None and node.status == "running" and not node.timer_in_run:
@@ -138,7 +175,7 @@ class _Run:
     def end_shutdown(self, script: Script) -> None:
         """End a shutdown: its job is terminated, whatever it raises."""
         at = script.at_end
-        if script.end != "return":
+        if script.end != "return" or self._undone:
             self._only_terminations()
         try:
             self._beside(at)

@@ -160,3 +160,23 @@ def test_a_forced_run_of_a_child_whose_first_shutdown_was_given_up_is_no_late_ch
     child.run(force=True)
     stage.drain()
     assert statuses(child) == ["completed"]
+
+
+def test_a_late_childs_run_that_was_taken_from_its_worker_does_not_terminate_it(stage: Stage) -> None:
+    """It was terminated by another, and revived since."""
+    parent = stage.job()
+    stage.drain()
+    with stage.connect(autocommit=False) as connection:
+        child = parent.enqueue(stage.idle, child_name="late", transaction=connection)
+        parent.terminate(recursive=True)
+    zombie = stage.claim(child, worker_id=stage.new_worker())
+    assert zombie is not None
+    stage.declare_dead(zombie.worker_id)
+    stage.sidejob.poll()
+    stage.drain()
+    assert statuses(parent, child) == ["terminated", "terminated"]
+    child.run(force=True)
+    stage.drain()
+    stage.perform(zombie)
+    assert statuses(child) == ["completed"]
+    assert "no longer its current run" in stage.ignored[child.id]

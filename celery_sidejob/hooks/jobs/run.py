@@ -22,7 +22,7 @@ from ...jobs.job import enqueue, find_by_task_id
 from ...jobs.running import RetryRun, RunningJob, Suspend
 from ...jobs.scopes import context
 from ...model import values
-from ...model.changes import Change, Terminate
+from ...model.changes import Terminate
 from ...model.crash_points import Died
 from ...model.durable import WORKER
 from ...model.errors import (
@@ -45,7 +45,6 @@ from ...operations.hold import Hold
 from ...operations.job_run_end import Ending
 from ...operations.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
-from ...operations.unit_of_work import carry_out
 from ...services.stop_flag import worker_is_stopping
 from ...store import askings, claims
 from ...store.errors import first_line
@@ -247,27 +246,20 @@ def _wait_for_room(task: TaskBody, runtime: Runtime, unit: OpenUnit, row: Any, f
 
 def _terminate_too(runtime: Runtime, hold: Hold) -> NoReturn:
     """Terminate a job that became a child of one while that was terminated with all below it; it does not run."""
-    logger.info("The parent of job %d was terminated with all below it. It is terminated too.", hold.job_id)
     with within(None):
-        _terminate_instead(runtime, hold, [Terminate(hold.job_id, tree=True)])
+        recovery.terminate_instead(runtime, hold, [Terminate(hold.job_id, tree=True)])
+    logger.info("The parent of job %d was terminated with all below it. It is terminated too.", hold.job_id)
     raise Ignore(f"job {hold.job_id} is terminated with its parent")
 
 
 def _terminate_too_fast(runtime: Runtime, hold: Hold) -> NoReturn:
     """Terminate a job that was asked to run more often than its rate allows; its body is not called."""
     told = f"Job {hold.job_id} was terminated: it was asked to run more often than its run_rate allows."
-    logger.warning("%s", told, extra={"job_id": hold.job_id, "task": hold.row.task})
     with within(None):
         entry = log.error_entry(runtime, {"job": hold.job_id, "run": hold.run_no}, told, None)
-        _terminate_instead(runtime, hold, [Terminate(hold.job_id), *([entry] if entry else [])])
+        recovery.terminate_instead(runtime, hold, [Terminate(hold.job_id), *([entry] if entry else [])])
+    logger.warning("%s", told, extra={"job_id": hold.job_id, "task": hold.row.task})
     raise Ignore(f"job {hold.job_id} is terminated by its run rate")
-
-
-def _terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -> None:
-    """Terminate the job of a run whose body was not called, and give the run back: a shutdown follows it."""
-    # Dying before the first leaves a lost run, which looks again; before the second a lost run of a shutdown.
-    carry_out(runtime, "terminate", changes)
-    recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True)
 
 
 def _value(task: TaskBody, unit: OpenUnit, job: RunningJob) -> Any:
