@@ -30,10 +30,10 @@ from celery_sidejob import (
     task_lost,
     task_recovered,
 )
-from celery_sidejob.model import crash_points, values
+from celery_sidejob.model import values
 from celery_sidejob.model.status import ASKABLE, MOVES
 from celery_sidejob.operations import recovery
-from celery_sidejob.store.connection import own_executor
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
 ALL = tuple(Status)
@@ -66,18 +66,11 @@ def test_a_new_job_is_queued_and_shows_what_it_was_made_of(stage: Stage) -> None
     assert (info["priority"], info["run_no"], info["in_run"], info["error"]) == (3, 0, False, None)
 
 
-def lose_answers(monkeypatch: pytest.MonkeyPatch, *points: str) -> None:
-    """Have this process lose the answers at these crash points, each once."""
-    monkeypatch.setattr(own_executor, "reach", crash_points._armed(dict.fromkeys(points, ("lost", 1)), None))
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"aliases": ["only"], "state": {"a": 1}, "inports": ["x"]}], ids=["one statement", "several"]
 )
-def test_a_job_whose_making_was_not_answered_is_made_once(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    lose_answers(monkeypatch, "enqueue:after-commit")
+def test_a_job_whose_making_was_not_answered_is_made_once(stage: Stage, at: Arm, options: dict[str, Any]) -> None:
+    at("enqueue:after-commit", lost)
     job = stage.sidejob.enqueue("stage.call", (7,), **options)
 
     assert [found.id for found in stage.sidejob.jobs()] == [job.id]
@@ -85,9 +78,9 @@ def test_a_job_whose_making_was_not_answered_is_made_once(
     assert stage.sidejob.get("only").id == job.id if options else True
 
 
-def test_many_jobs_whose_making_was_not_answered_are_made_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_jobs_whose_making_was_not_answered_are_made_once(stage: Stage, at: Arm) -> None:
     parent = stage.job()
-    lose_answers(monkeypatch, "enqueue:after-commit")
+    at("enqueue:after-commit", lost)
     items = [{"task": stage.idle, "parent": parent, "child_name": name} for name in "abc"]
     made = stage.sidejob.enqueue_many(items)
 
@@ -970,11 +963,11 @@ def test_too_many_losses_in_a_row_end_in_the_dead_set(stage: Stage) -> None:
         pass
 
     job = poison.enqueue()
-    for lost in (1, 2):
+    for losses in (1, 2):
         hold = stage.claim(job)
         assert hold is not None
         recovery.rescue(stage.runtime, job.id, run_no=hold.run_no, worker_id=hold.worker_id, own=True)
-        assert job.refresh().info["losses"] == lost
+        assert job.refresh().info["losses"] == losses
     assert job.status == "failed"
     (entry,) = stage.sidejob.dead
     assert (entry.reason, entry.error) == ("lost", "WorkerLostError: 2 runs in a row were lost with their workers.")

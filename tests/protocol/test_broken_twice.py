@@ -21,6 +21,7 @@ from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.sweeper import Sweeper
 from celery_sidejob.services.sweep.unsent_results import UnsentResults
 from celery_sidejob.store.connection import own_executor
+from tests.tools.crash_points import Arm
 from tests.tools.databases import only_reading
 from tests.tools.in_process import Stage
 from tests.tools.threads import in_thread
@@ -51,23 +52,20 @@ def test_a_thread_with_the_context_of_a_run_that_is_over_is_told_so(stage: Stage
     assert stage.sidejob.count_jobs() == {"completed": 1}
 
 
-def test_what_a_thread_asks_while_its_run_commits_is_in_one_unit_or_the_other(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_thread_asks_while_its_run_commits_is_in_one_unit_or_the_other(stage: Stage, at: Arm) -> None:
     def body(job: RunningJob) -> None:
         context = contextvars.copy_context()
 
-        def strike(name: str) -> None:
-            if name == "checkpoint:after-commit":
-                threads.append(threading.Thread(target=context.run, args=(write,)))
-                threads[0].start()
-                threads[0].join(0.5)  # it may wait for the commit
+        def strike() -> None:
+            threads.append(threading.Thread(target=context.run, args=(write,)))
+            threads[0].start()
+            threads[0].join(0.5)  # it may wait for the commit
 
         def write() -> None:
             stage.sidejob.get(job.id).output("o").write("late")
 
         job.output("o").write("early")
-        monkeypatch.setattr(own_executor, "reach", strike)
+        at("checkpoint:after-commit", strike)
         job.checkpoint()
         threads[0].join()
 
@@ -223,13 +221,12 @@ def test_results_that_the_backend_never_takes_keep_no_others_back(
 
 @pytest.mark.parametrize("caught", [True, False])
 def test_a_soft_time_limit_in_the_middle_of_a_checkpoint_is_the_bodys_to_handle(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch, caught: bool
+    stage: Stage, at: Arm, caught: bool
 ) -> None:
-    def strike(name: str) -> None:
-        if name == "checkpoint:after-commit":
-            raise SoftTimeLimitExceeded
+    def strike() -> None:
+        raise SoftTimeLimitExceeded
 
-    monkeypatch.setattr(own_executor, "reach", strike)
+    at("checkpoint:after-commit", strike)
 
     def body(job: RunningJob) -> None:
         job.output("o").write("once")
