@@ -430,9 +430,9 @@ def die() -> None:
     raise Died
 
 
-@pytest.mark.parametrize("point", ["terminate:before-commit", "terminate:after-commit", "release:before-commit"])
+@pytest.mark.parametrize("point", ["terminate:before-commit", "terminate:after-commit"])
 def test_a_death_on_the_way_loses_neither_the_ask_nor_the_termination(stage: Stage, at: Arm, point: str) -> None:
-    """Before the termination it is a lost run, which is judged anew; after it a lost run of a terminating job."""
+    """Before the commit it is a lost run, which is judged anew; after it the run is over, and the shutdown is owed."""
     ended = Ended(stage)
     worker_id = stage.new_worker()
     ended.job.run()
@@ -442,7 +442,8 @@ def test_a_death_on_the_way_loses_neither_the_ask_nor_the_termination(stage: Sta
     with pytest.raises(Died):
         stage.perform(hold)
     stage.declare_dead(worker_id)
-    assert recovery.rescue(stage.runtime, ended.job.id, run_no=hold.run_no, worker_id=worker_id)
+    rescued = recovery.rescue(stage.runtime, ended.job.id, run_no=hold.run_no, worker_id=worker_id)
+    assert rescued is (point == "terminate:before-commit")
 
     stage.drain()
 
