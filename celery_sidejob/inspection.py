@@ -38,7 +38,7 @@ from .store import (
 )
 from .store.estimates import Count
 from .store.obstacles import obstacles
-from .store.outbox import arming, doorbells
+from .store.outbox import doorbells
 from .store.statement import Transaction
 
 CHILDREN = 100
@@ -332,7 +332,7 @@ class Inspection:
             "children": {row.name: {"id": row.id, "task": row.task, "status": row.status} for row in children},
             "children_count": min(node.children, trees.COUNTED),
             "more_children": node.children > trees.COUNTED,
-            "message": message and {**message._asdict(), "waits_for_rate": arming.waits_for_rate(executor, job_id)},
+            "message": message and message._asdict(),
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
             "waiting_for": obstacles(executor, job_id),
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],

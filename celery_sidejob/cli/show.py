@@ -83,8 +83,7 @@ def _message(message: dict[str, Any]) -> str:
         return f"{run}: running since {moment(message['locked_at'])} in {message['locked_by'] or 'a lost worker'}"
     published = message["published_at"]
     where = "not published yet" if published is None else f"published {moment(published)}"
-    due = f"due {moment(message['due_at'])}" + (" by its rate of runs" if message["waits_for_rate"] else "")
-    return f"{run}: {due}, {where}"
+    return f"{run}: due {moment(message['due_at'])}, {where}"
 
 
 def _state(details: dict[str, Any]) -> RenderableType | None:

@@ -245,19 +245,6 @@ def test_show_of_a_job_in_its_run_names_the_worker(stage: Stage, command: Comman
     stage.perform(hold)
 
 
-def test_show_tells_that_a_run_waits_for_its_rate(stage: Stage, command: Command) -> None:
-    @stage.task(name="stage.rated", shared=False, run_rate="1/h")
-    def rated(job: RunningJob) -> None:
-        pass
-
-    job = rated.enqueue()
-    stage.drain()
-    assert "by its rate of runs" not in command("show", job.id).out
-    job.run()
-    assert "by its rate of runs, not published yet" in " ".join(command("show", job.id).out.split())
-    assert command("show", job.id, "--json").document["message"]["waits_for_rate"] is True
-
-
 def test_show_of_a_failed_job_has_its_dead_entry_and_its_traceback(stage: Stage, command: Command) -> None:
     job = stage.job(fail)
     with pytest.raises(ValueError, match="no"):

@@ -12,7 +12,6 @@ import pytest
 from celery_sidejob import Job, RunningJob, SettingsError
 from celery_sidejob.model.crash_points import AnswerLost
 from celery_sidejob.operations import recovery
-from celery_sidejob.store.outbox.arming import waits_for_rate
 from celery_sidejob.testing import move_clock
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm
@@ -49,8 +48,8 @@ def run(stage: Stage, job: Job, **options: Any) -> int:
     return stage.drain()
 
 
-def is_delayed(stage: Stage, job: Job) -> bool:
-    return waits_for_rate(stage.runtime.connections, job.id)
+def is_delayed(job: Job) -> bool:
+    return job.waiting_for == ["rate"]
 
 
 # -- runs that wait --------------------------------------------------------------------------------------------------
@@ -60,12 +59,12 @@ def test_as_many_runs_as_the_bucket_holds_begin_at_once_and_the_next_one_waits(s
     job = rated(stage)
     assert stage.drain() == 1
     assert run(stage, job) == 1
-    assert not is_delayed(stage, job)
+    assert not is_delayed(job)
 
     assert run(stage, job) == 0
 
     assert job.refresh().status == "queued"
-    assert is_delayed(stage, job)
+    assert is_delayed(job)
     assert due_in_s(stage) == pytest.approx(HALF_AN_HOUR, abs=30)
 
 
@@ -80,7 +79,7 @@ def test_it_begins_when_its_time_has_come(stage: Stage) -> None:
     pass_time(stage, 60)
     assert stage.drain() == 1
 
-    assert (job.refresh().status, is_delayed(stage, job)) == ("completed", False)
+    assert (job.refresh().status, is_delayed(job)) == ("completed", False)
     assert run(stage, job) == 0
 
 
@@ -120,7 +119,7 @@ def test_asks_that_come_meanwhile_change_nothing_and_none_is_lost(stage: Stage) 
 def test_an_ask_during_a_run_is_delayed_as_its_next_run_is(stage: Stage) -> None:
     job = rated(stage, lambda job: job.run() if job.run_no < 9 else None)
     assert stage.drain() == 2
-    assert (job.refresh().status, is_delayed(stage, job)) == ("queued", True)
+    assert (job.refresh().status, is_delayed(job)) == ("queued", True)
     pass_time(stage, HALF_AN_HOUR)
     assert stage.drain() == 1
 
@@ -139,7 +138,7 @@ def test_a_forced_run_waits_too(stage: Stage) -> None:
     run(stage, job)
     assert run(stage, job, force=True) == 0
     assert run(stage, job, force=True) == 0
-    assert is_delayed(stage, job)
+    assert is_delayed(job)
     pass_time(stage, HALF_AN_HOUR)
     assert stage.drain() == 1
 
@@ -151,12 +150,15 @@ def test_a_retry_waits_for_its_backoff_and_for_the_rate(stage: Stage) -> None:
     job = rated(stage, body)
     stage.drain()
     assert due_in_s(stage) == pytest.approx(60, abs=30)
+    assert job.waiting_for == ["retry"]
     pass_time(stage, 60)
     assert stage.drain() == 1
     assert due_in_s(stage) == pytest.approx(2 * HALF_AN_HOUR, abs=30)
+    assert job.waiting_for == ["retry", "rate"]
 
     job.run(force=True)  # it cuts the backoff short, and no more
 
+    assert job.waiting_for == ["rate"]
     assert due_in_s(stage) == pytest.approx(HALF_AN_HOUR - 60, abs=30)
     assert stage.drain() == 0
 
@@ -167,7 +169,7 @@ def test_a_timer_that_fires_waits_too(stage: Stage) -> None:
     run(stage, job)
     job.run(countdown=60)
     stage.sql("UPDATE timers SET due_at = now()")
-    assert (stage.drain(), is_delayed(stage, job)) == (0, True)
+    assert (stage.drain(), is_delayed(job)) == (0, True)
 
 
 def test_a_termination_waits_for_nothing_and_takes_no_token(stage: Stage) -> None:
@@ -179,11 +181,11 @@ def test_a_termination_waits_for_nothing_and_takes_no_token(stage: Stage) -> Non
 
     job.terminate()
 
-    assert not is_delayed(stage, job)
+    assert not is_delayed(job)
     assert (stage.drain(), job.refresh().status) == (1, "terminated")
     assert stage.sql("SELECT rate_opens_at FROM jobs") == [(opens,)]
     assert run(stage, job, force=True) == 0
-    assert is_delayed(stage, job)
+    assert is_delayed(job)
 
 
 def test_a_forced_run_after_the_shutdown_waits_for_the_rate(stage: Stage) -> None:
@@ -192,7 +194,7 @@ def test_a_forced_run_after_the_shutdown_waits_for_the_rate(stage: Stage) -> Non
     run(stage, job)
     job.terminate()
     job.run(force=True)
-    assert (stage.drain(), job.refresh().status, is_delayed(stage, job)) == (1, "queued", True)
+    assert (stage.drain(), job.refresh().status, is_delayed(job)) == (1, "queued", True)
 
 
 def test_each_job_has_a_bucket_of_its_own(stage: Stage) -> None:
@@ -510,6 +512,6 @@ def test_an_eager_run_beyond_the_rate_stays_in_the_store(stage: Stage) -> None:
         job.run()
 
     job = eager.delay().job
-    assert (job.refresh().info["run_no"], job.status, is_delayed(stage, job)) == (2, "queued", True)
+    assert (job.refresh().info["run_no"], job.status, is_delayed(job)) == (2, "queued", True)
     job.terminate()
     stage.drain()

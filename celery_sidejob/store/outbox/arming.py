@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..statement import Reader, Statement, Transaction, first
+from ..statement import Statement, Transaction
 from ..task_end import UNLOCKED
 from .references import ARMED, priority_of_job, referred
 
@@ -98,14 +98,3 @@ def rearm(
     return executor.run(
         _REARM, id=job_id, task_id=task_id, wait_s=float(wait_s), check_interval_s=check_interval_s, moved=moved,
     )[0]  # fmt: skip
-
-
-_WAITS_FOR_RATE = Statement(f"""
-SELECT EXISTS (SELECT FROM {{messages}} m WHERE m.job_id = j.id AND m.locked_by IS NULL AND {OPENS_AT} > now()) AS waits
-FROM {{jobs}} j WHERE j.id = %(id)s""")
-
-
-def waits_for_rate(executor: Reader, job_id: int) -> bool:
-    """Tell whether the job's next run is owed, and its rate does not let it begin yet."""
-    found = first(executor.run(_WAITS_FOR_RATE, id=job_id))
-    return found is not None and bool(found.waits)
