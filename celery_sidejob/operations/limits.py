@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..model.changes import PortKey
 from ..model.errors import FullPort
 from ..model.port import facing_ports, value_of
 from ..store import asks, packets, room
+from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit
 from .hold import Hold
@@ -48,11 +49,7 @@ def read_packets(runtime: Runtime, key: PortKey, *, limit: int) -> tuple[Sequenc
     Returns their rows and their values. For an empty port that is one row without a packet, and no value; no row means
     that there is no such port. Raises InvalidValueError, and removes nothing, if one of them cannot be decoded.
     """
-
-    def work(executor: Transaction) -> tuple[Sequence[Any], list[Any], AfterCommit]:
-        return _pop(executor, key, limit)
-
-    popped, values, after_commit = runtime.connections.transact("read", work)
+    popped, values, after_commit = runtime.connections.transact("read", _reading(key, limit))
     apply_noted_asks(runtime, after_commit.noted)
     return popped, values
 
@@ -61,22 +58,47 @@ def read_packets_with(
     runtime: Runtime, key: PortKey, transaction: Any, *, limit: int
 ) -> tuple[Sequence[Any], list[Any], Transaction]:
     """Do the same in the caller's transaction; return also what runs statements in it."""
-    borrowed = runtime.connections.borrow(transaction)
-    with borrowed.atomic():
-        popped, values, after_commit = _pop(borrowed, key, limit)
+    borrowed, read = runtime.connections.borrow(transaction), _reading(key, limit)
+    popped, values, after_commit = borrowed.apply(lambda: read(borrowed))
     follow_commit_of(runtime, borrowed, after_commit)
     return popped, values, borrowed
 
 
-def _pop(executor: Transaction, key: PortKey, limit: int) -> tuple[Sequence[Any], list[Any], AfterCommit]:
-    after_commit = AfterCommit()
-    popped = packets.pop(executor, key, limit=limit)
-    values = [value_of(row, key) for row in popped if row.id is not None]  # before the commit: else they would be lost
-    limited = room.limited(popped)
-    if limited:
-        room.lock(executor, limited)
-        waiting = room.freed(executor, limited)
-        if waiting:
-            asks.note(executor, waiting, "run")
-            after_commit.noted += waiting
-    return popped, values, after_commit
+def _reading(key: PortKey, limit: int) -> Callable[[Transaction], tuple[Sequence[Any], list[Any], AfterCommit]]:
+    in_order = behind_marks(lambda executor: packets.pop(executor, key, limit=limit))
+
+    def read(executor: Transaction) -> tuple[Sequence[Any], list[Any], AfterCommit]:
+        after_commit = AfterCommit()
+        popped = in_order(executor)
+        values = [value_of(row, key) for row in popped if row.id is not None]  # before the commit, which loses them
+        limited = room.limited(popped)
+        if limited:
+            room.lock(executor, limited)
+            waiting = room.freed(executor, limited)
+            if waiting:
+                asks.note(executor, waiting, "run")
+                after_commit.noted += waiting
+        return popped, values, after_commit
+
+    return read
+
+
+def behind_marks(read: Callable[[Transaction], Sequence[Any]]) -> Callable[[Transaction], Sequence[Any]]:
+    """Have a read that passes over packets which a run is just marking repeated behind that run: in their order.
+
+    It raises Moved, for the transaction to be repeated, and then first waits for the port's lock. What it passes over
+    then is another reader's.
+    """
+    behind: set[int] = set()
+
+    def in_order(executor: Transaction) -> Sequence[Any]:
+        if behind:
+            room.lock(executor, behind)
+        rows = read(executor)
+        passed = {row.port_id for row in rows if row.passed_over} - behind
+        if passed:
+            behind.update(passed)
+            raise Moved("packets were marked while they were read")
+        return rows
+
+    return in_order

@@ -115,6 +115,8 @@ class Mailboxes:
         for port in (source, *targets):
             if port.id not in now or not _has_channels_of(now[port.id], port):
                 raise Moved(f"port {port.name!r} of job {port.job_id} changed before it was locked")
+        if now[source.id].packet_limit is not None:
+            room.lock(self._executor, [source.id])  # a run may be marking the packets, and they would be left
         moved = packets.move(self._executor, source.id, [port.id for port in targets])
         for row in moved:  # they are returned, so one that cannot be is an error before the commit
             value_of(row, change.source)

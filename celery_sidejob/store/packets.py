@@ -95,21 +95,37 @@ empty (`outbox/kinds.py`). A row that was changed between the statement's start 
 It is not found, and is left as if it were still locked.
 """
 
+
+def _passed_over(read: str) -> str:
+    """Return SQL for whether a packet older than those `read` was left, which may only be about to be marked.
+
+    Only on a port with a limit (a row of `o`), and only if the packet was written before: see `room.mark`.
+    """
+    return f"""(
+  SELECT o.packet_limit IS NOT NULL AND EXISTS (
+    SELECT FROM {{packets}} p WHERE p.port_id = o.id AND p.limited IS NULL AND {_FREE}
+      AND p.id < coalesce((SELECT min(id) FROM {read}), {2**63 - 1}))
+  FROM o) AS passed_over"""
+
+
 _TAKE = Statement(f"""
-WITH free AS (
+WITH o AS (SELECT o.id, o.packet_limit FROM {{ports}} o WHERE {_PORT}),
+free AS (
   SELECT p.ctid AS place FROM {{packets}} p
-  WHERE p.port_id = (SELECT o.id FROM {{ports}} o WHERE {_PORT}) AND {_FREE}
+  WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
     AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
-  ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED)
-UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
-WHERE {_LOCKED.format("q")}
-RETURNING q.port_id, q.{_COLUMNS.format("q")}""")
+  ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED),
+taken AS (
+  UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
+  WHERE {_LOCKED.format("q")}
+  RETURNING q.port_id, q.{_COLUMNS.format("q")})
+SELECT taken.*, {_passed_over("taken")} FROM taken""")
 
 
 def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int | None) -> list[Any]:
     """Take free packets of a port for a run, oldest first, except those that another open transaction is reading.
 
-    With `limit=None` all of them are taken.
+    With `limit=None` all of them are taken. `passed_over`: see `pop`.
     """
     return sorted(
         executor.run(_TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
@@ -179,14 +195,15 @@ def release(executor: Transaction, job_id: int, run_no: int) -> set[int]:
 
 
 _POP = f"""
-WITH o AS (SELECT o.id, o.default_value, o.channels FROM {{ports}} o WHERE {_PORT}),
+WITH o AS (SELECT o.id, o.default_value, o.channels, o.packet_limit FROM {{ports}} o WHERE {_PORT}),
 free AS (
   SELECT p.ctid AS place FROM {{packets}} p WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
   ORDER BY p.id LIMIT %s FOR UPDATE OF p SKIP LOCKED),
 gone AS (
   DELETE FROM {{packets}} q WHERE {_LOCKED.format("q")}
-  RETURNING q.{_COLUMNS.format("q")}, q.port_id, q.limited)
-SELECT gone.*, {_IF_EMPTY.format("gone")} FROM o LEFT JOIN gone ON true"""
+  RETURNING q.{_COLUMNS.format("q")}, q.limited)
+SELECT o.id AS port_id, gone.*, {_IF_EMPTY.format("gone")}, {_passed_over("gone")}
+FROM o LEFT JOIN gone ON true"""
 
 _POP_ONE = Statement(_POP.replace("%s", "1"))
 
@@ -196,7 +213,9 @@ _POP_MANY = Statement(_POP.replace("%s", "%(limit)s") + " ORDER BY gone.id")
 def pop(executor: Transaction, port: PortKey, *, limit: int) -> Sequence[Any]:
     """Read and remove the oldest free packets, as a client does: in a transaction of ours, or in the caller's.
 
-    For an empty port returns a row without a packet (`_IF_EMPTY`); no row means that there is no such port.
+    For an empty port returns a row without a packet (`_IF_EMPTY`); no row means that there is no such port. Packets
+    that another transaction has locked are left. `passed_over`: that may be one which no reader has, but a run that
+    waits for room on the port. So they are read again once that run has let go of the port (`room.lock`).
     """
     if limit == 1:
         return executor.run(_POP_ONE, **_named(port))

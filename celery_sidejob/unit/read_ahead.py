@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..model.changes import PortKey
 from ..operations.hold import Hold
+from ..operations.limits import behind_marks
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..store import packets
@@ -121,7 +123,7 @@ class ReadAhead:
             if own and most is not None:
                 most = max(most, READ_AHEAD)
             if not takes:
-                rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
+                rows: Sequence[Any] = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
             else:
                 rows = self._take(key, kept, most)
             kept.ahead.extend(row for row in rows if row.id is not None)
@@ -131,7 +133,7 @@ class ReadAhead:
                 unit.took = True
         return kept
 
-    def _take(self, key: PortKey, kept: _Buffer, most: int | None) -> list[Any]:
+    def _take(self, key: PortKey, kept: _Buffer, most: int | None) -> Sequence[Any]:
         """Take packets for this run, and return what `read_ahead` returns.
 
         Those that a transaction in progress reads are waited for. It may be rolled back, and nobody would ask the job
@@ -139,7 +141,8 @@ class ReadAhead:
         """
         hold, pause_s = self._hold, FIRST_PAUSE_S
 
-        def take(executor: Any) -> list[Any]:
+        @behind_marks
+        def take(executor: Any) -> Sequence[Any]:
             return packets.take(executor, key, job_id=hold.job_id, run_no=hold.run_no, limit=most)
 
         while not (rows := self._connections.transact("take", take)):

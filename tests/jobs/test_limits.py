@@ -491,6 +491,58 @@ def test_a_reader_waits_for_a_run_that_has_seen_no_room(
     assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
 
 
+def by_a_run(stage: Stage, port: Any) -> Any:
+    read: list[Any] = []
+    stage.inside(lambda job: read.extend(handle(stage, port.job).input("in").read_many(9)))
+    return read
+
+
+def in_a_transaction(stage: Stage, port: Any) -> Any:
+    with LENDERS["psycopg"](stage.database_url) as lender:
+        read = port.read_many(9, transaction=lender.transaction)
+        lender.commit()
+        return read
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda stage, port: port.read(), 0),
+        (lambda stage, port: port.read_many(9), [0, 1, 2]),
+        (lambda stage, port: list(port), [0, 1, 2]),
+        (in_a_transaction, [0, 1, 2]),
+        (by_a_run, [0, 1, 2]),
+        (lambda stage, port: port.connect_to(stage.job().input("a")), [0, 1, 2]),
+    ],
+    ids=["one", "many", "all", "in a transaction", "by a run", "moved"],
+)
+@pytest.mark.parametrize("later", [[2], []], ids=["some", "all"])
+def test_packets_that_a_run_is_marking_are_read_in_their_order(
+    stage: Stage, aside: Any, monkeypatch: pytest.MonkeyPatch, read: Any, expected: Any, later: list[int]
+) -> None:
+    """They were on the port before it had a limit, so a run that begins to wait for room marks them."""
+    target = stage.inside(lambda job: None, inports=["in"])
+    quietly(stage, target.input("in"), *range(3 - len(later)))
+    target.configure_ports(inports={"in": {"limit": 3}})
+    quietly(stage, target.input("in"), *later)
+    job = writer(stage, target)
+    quietly(stage, job.input("in"), 3)
+    real, reading = room.mark, list[Any]()
+
+    def while_somebody_reads(*given: Any) -> None:
+        real(*given)
+        if not reading:
+            with stage.sidejob.port_options(notify=False):
+                reading.append(aside(read, stage, handle(stage, target).input("in")))
+            stage.wait_for_waiters()
+
+    monkeypatch.setattr(room, "mark", while_somebody_reads)
+    stage.run(job)
+    assert reading[0].result(20) == expected
+    stage.drain()
+    assert job.refresh().status == "completed"
+
+
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_no_default_of_the_isolation_level_hides_who_waits(
     stage: Stage, aside: Any, monkeypatch: pytest.MonkeyPatch, level: str
