@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,12 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from ..model.errors import SettingsError
+from ..store.errors import first_line
+
+OWN = "sidejob_test_"
+"""What the names of the databases begin with that are made here."""
+XDIST = "PYTEST_XDIST_WORKER"
+"""The variable that names a process of pytest-xdist."""
 
 
 class Databases:
@@ -27,8 +34,14 @@ class Databases:
     @contextmanager
     def fresh(self, *, template: str = "template1") -> Iterator[str]:
         """Make a database that exists within the block, cloned from `template`; yields its name."""
-        name = f"sidejob_test_{secrets.token_hex(6)}"
-        self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
+        name = f"{OWN}{secrets.token_hex(6)}"
+        try:
+            self._execute("CREATE DATABASE {} TEMPLATE {}", name, template)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise SettingsError(
+                f"The tests cannot make a database: {first_line(error)}. Grant the user CREATEDB, or let the fixture "
+                "sidejob_database_url return the URL of a database of tests that is there."
+            ) from error
         try:
             yield name
         finally:
@@ -58,6 +71,26 @@ def check_is_for_tests(url: str) -> None:
             f"The tests would delete all jobs in the database {name!r}, whose name has no 'test' in it. Let "
             "sidejob_database_url return the URL of a database of tests, or do not override it."
         )
+
+
+def check_can_be_reached(url: str, what: str, *, remedy: str) -> None:
+    """Raise SettingsError if no connection can be made; `what` is the server, and `remedy` says what else to do."""
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.Error as error:
+        raise SettingsError(
+            f"The tests cannot reach {what}: {first_line(error)}. Start it, correct the URL, or {remedy}."
+        ) from error
+
+
+def own_schema(schema: str, url: str) -> str:
+    """Return the schema of this process in a database: one of its own where processes of pytest-xdist share that.
+
+    They do if a fixture of the user's gives all of them one URL. Ours are made by each process, and pytest-django has
+    the name of the process in its own.
+    """
+    name, process = str(conninfo_to_dict(url).get("dbname", "")), os.environ.get(XDIST, "")
+    return schema if name.startswith(OWN) or process in name else f"{schema}_{process}"
 
 
 def drop_schema(url: str, schema: str) -> None:

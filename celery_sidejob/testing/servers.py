@@ -15,14 +15,19 @@ from typing import Any
 
 from celery import Celery
 from celery.app.utils import find_app
+from kombu import Connection
 
 from .. import embedded
 from ..model.errors import SettingsError
-from .databases import check_is_for_tests, drop_schema, empty
+from ..store.errors import first_line
+from .databases import check_can_be_reached, check_is_for_tests, drop_schema, empty, own_schema
 
 POSTGRES = "SIDEJOB_TEST_DATABASE_URL"
 REDIS = "SIDEJOB_TEST_REDIS_URL"
 AMQP = "SIDEJOB_TEST_AMQP_URL"
+
+CONNECT_S = 5
+"""Seconds within which a given server must answer."""
 
 QUICK: Mapping[str, Any] = {
     "sidejob_lease": 6,
@@ -42,6 +47,19 @@ class RedisPart:
     url: str
     prefix: str = ""
 
+    def check(self) -> None:
+        """Raise SettingsError if it does not answer."""
+        import redis
+
+        try:
+            with redis.Redis.from_url(self.url, socket_connect_timeout=CONNECT_S, socket_timeout=CONNECT_S) as client:
+                client.ping()
+        except (redis.RedisError, ValueError) as error:
+            raise SettingsError(
+                f"The tests cannot reach the Redis that {REDIS} names: {first_line(error)}. Start it, correct the "
+                "variable, or unset it to have one started."
+            ) from error
+
     def empty(self, *, bindings: bool = False) -> None:
         """Delete the tests' keys; the bindings of queues only if asked to: the app's open connections rely on them."""
         import redis  # here, because an app on another broker may not have it
@@ -58,9 +76,10 @@ def postgres() -> Iterator[str]:
     """Have a Postgres within the block; yields an administrator's URL."""
     given = os.environ.get(POSTGRES)
     if given:
+        check_can_be_reached(given, f"the Postgres that {POSTGRES} names", remedy="unset it to have one started")
         yield given
         return
-    with embedded.Postgres(durable=False) as server:
+    with _throwaway(embedded.Postgres(durable=False), POSTGRES) as server:
         yield server.url
 
 
@@ -69,14 +88,30 @@ def redis_part() -> Iterator[RedisPart]:
     """Have a Redis within the block, or a part of the given one."""
     given = os.environ.get(REDIS)
     if not given:
-        with embedded.Valkey() as server:
+        with _throwaway(embedded.Valkey(), REDIS) as server:
             yield RedisPart(server.url)
         return
     part = RedisPart(given, f"sidejob_test_{secrets.token_hex(6)}:")
+    part.check()
     try:
         yield part
     finally:
         part.empty(bindings=True)
+
+
+@contextmanager
+def _throwaway(server: Any, variable: str) -> Iterator[Any]:
+    """Start a server of ours; SettingsError if there is none to start."""
+    try:
+        server.start()
+    except embedded.ServerError as error:
+        raise SettingsError(
+            f"No {server.name} can be started for the tests. Name one in {variable}, or see to this: {error}"
+        ) from error
+    try:
+        yield server
+    finally:
+        server.stop()
 
 
 def app_of(name: str | None) -> Celery:
@@ -86,7 +121,13 @@ def app_of(name: str | None) -> Celery:
             "Which app is tested? Name it in pytest's configuration as `celery -A` is given it: sidejob_app = shop "
             "(in pytest.ini, or under [tool.pytest.ini_options] in pyproject.toml, there in quotes)."
         )
-    found: Celery = find_app(name)
+    try:
+        found: Celery = find_app(name)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(
+            f"sidejob_app names {name!r}, and no app is found so: {error}. It is what `celery -A` is given, a module "
+            "that can be imported from the tests, or module:app."
+        ) from error
     if getattr(found, "sidejob", None) is None:
         raise SettingsError(f"sidejob_app names {name!r}, an app without a SideJob: call SideJob(app) there.")
     return found
@@ -109,8 +150,9 @@ def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
         case "redis" if part is not None:
             return ("sidejob" if str(own).startswith("sidejob") else "redis") + "://" + part.url.partition("://")[2]
         case "postgres":
-            return "sidejobpg://" + database_url.partition("://")[2]
+            return "sidejobpg://"  # alone: the store's database and schema
         case "amqp" if os.environ.get(AMQP):
+            _check_amqp(os.environ[AMQP])
             return os.environ[AMQP]
     raise SettingsError(
         f"The app's broker is of a kind that cannot be started for a test ({str(own).partition(':')[0]}://). Name one "
@@ -118,13 +160,28 @@ def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
     )
 
 
+def _check_amqp(url: str) -> None:
+    try:
+        with Connection(url, connect_timeout=CONNECT_S) as connection:
+            connection.connect()
+    except Exception as error:  # of the library that talks to it, whichever that is
+        raise SettingsError(
+            f"The tests cannot reach the RabbitMQ that {AMQP} names: {first_line(error)}. Start it, or correct the "
+            "variable."
+        ) from error
+
+
 def configuration(app: Celery, database_url: str, broker: str, part: RedisPart | None) -> dict[str, Any]:
     """Return the changes by which the app uses the servers of the tests."""
+    schema = own_schema(app.sidejob.settings.schema, database_url)
     changes: dict[str, Any] = {
         **QUICK, "sidejob_database_url": database_url, "sidejob_direct_url": None, "sidejob_failover_urls": [],
+        "sidejob_schema": schema,
         "broker_url": broker, "broker_read_url": None, "broker_write_url": None,
     }  # fmt: skip
     backend = app.conf.result_backend
+    if "schema" in app.conf.broker_transport_options:
+        changes["broker_transport_options"] = {**app.conf.broker_transport_options, "schema": schema}
     if part is not None and part.prefix:
         for key in ("broker_transport_options", "result_backend_transport_options"):
             changes[key] = {**app.conf[key], "global_keyprefix": part.prefix}
@@ -141,6 +198,7 @@ def configured(app: Celery, changes: Mapping[str, Any]) -> Iterator[None]:
     """Have the app use other servers within the block; the schema is made there."""
     url, before = changes["sidejob_database_url"], dict(app.conf.changes)
     check_is_for_tests(url)
+    check_can_be_reached(url, "the database that the fixture sidejob_database_url returns", remedy="return another one")
     hidden = {name: os.environ.pop(name) for name in OVERRIDING if name in os.environ}
     try:
         for key, value in changes.items():

@@ -194,6 +194,7 @@ def test_a_worker_that_never_comes_there(sidejob_workers):
 """
 
 
+@pytest.mark.timeout(240)
 def test_real_workers_die(tmp_path: Path, postgres_url: str, redis_url: str) -> None:
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "test_shop.py").write_text(TESTS)

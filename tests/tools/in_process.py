@@ -21,6 +21,7 @@ from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.store import asks, workers
 from celery_sidejob.store.outbox import doorbells
+from celery_sidejob.testing.databases import declare_dead
 from tests.tools.apps import make_app
 from tests.tools.databases import SCHEMA, Databases
 from tests.tools.pgbouncer import direct
@@ -155,9 +156,7 @@ class Stage:
 
     def declare_dead(self, worker_id: int) -> None:
         """Declare a worker dead, as the sweeper does when it was suspected and silent for long enough."""
-        self.sql(
-            "UPDATE workers SET suspect_at = now(), suspect_by = 'silence', dead_at = now() WHERE id = %s", worker_id
-        )
+        declare_dead(self._outside, SCHEMA, worker_id)
 
     # -- looking at the store ------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ import redis
 
 from celery_sidejob import embedded
 from celery_sidejob.embedded.server import Server
+from celery_sidejob.testing.servers import postgres
 from tests.tools.databases import Databases, prepare_template
 from tests.tools.freezing import family, thaw
 from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
@@ -37,12 +38,8 @@ FREE = "SIDEJOB_TEST_REDIS_FREE"
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
     """An administrator's URL of this run's Postgres; tests use `database_url`."""
-    given = os.environ.get("SIDEJOB_TEST_DATABASE_URL")
-    if given:
-        yield given
-        return
-    with embedded.Postgres(durable=False) as server:
-        yield server.url
+    with postgres() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
