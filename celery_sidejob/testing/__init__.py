@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .assertions import assert_dead, assert_enqueued, assert_packets, refute_enqueued
     from .clock import move_clock
     from .crashes import crash_after, crash_before
+    from .emptying import empty_store
     from .inline import run_job, run_until_quiet
     from .waiting import wait_until
     from .worker import Worker, Workers
@@ -25,6 +26,7 @@ _MODULE_OF = {
     "assert_packets": ".assertions",
     "crash_after": ".crashes",
     "crash_before": ".crashes",
+    "empty_store": ".emptying",
     "move_clock": ".clock",
     "refute_enqueued": ".assertions",
     "run_job": ".inline",
@@ -40,6 +42,7 @@ __all__ = [
     "assert_packets",
     "crash_after",
     "crash_before",
+    "empty_store",
     "move_clock",
     "refute_enqueued",
     "run_job",

@@ -13,6 +13,7 @@ from ..jobs.job import Job
 from ..jobs.port import Port
 from ..model.durable import Message
 from ..model.status import Status
+from ..store import job_lists
 from ..store.outbox.due import undone
 from .subject import call_of, shown, sidejob_of
 
@@ -37,13 +38,15 @@ class Waiting:
 
 def assert_enqueued(
     task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
-    sidejob: Any = None,
+    transaction: Any = None, sidejob: Any = None,
 ) -> Job | Waiting:  # fmt: skip
     """Return the first queued job of a task, or durable task that is not done; AssertionError if there is none.
 
-    `task` is a task or its name. What is not given is not compared. It counts whether or not it is due already.
+    `task` is a task or its name. What is not given is not compared. It counts whether or not it is due already. With
+    `transaction` (as everywhere: a connection, or the alias of one of Django's) what that open transaction has made
+    counts too: inside Django's `TestCase`, which never commits, that is all there is.
     """
-    there, found = _enqueued(task, args, kwargs, queue, sidejob)
+    there, found = _enqueued(task, args, kwargs, queue, transaction, sidejob)
     if not found:
         raise AssertionError(f"{_wanted(task, args, kwargs, queue)} is not enqueued; {_listed(there)}")
     return found[0]
@@ -51,10 +54,10 @@ def assert_enqueued(
 
 def refute_enqueued(
     task: Any, args: Iterable[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *, queue: str | None = None,
-    sidejob: Any = None,
+    transaction: Any = None, sidejob: Any = None,
 ) -> None:  # fmt: skip
     """Raise AssertionError if `assert_enqueued` would find something."""
-    _, found = _enqueued(task, args, kwargs, queue, sidejob)
+    _, found = _enqueued(task, args, kwargs, queue, transaction, sidejob)
     if found:
         raise AssertionError(f"{_wanted(task, args, kwargs, queue)} is enqueued; {_listed(found)}")
 
@@ -88,13 +91,20 @@ def assert_packets(port: Port, values: Iterable[Any]) -> None:
 
 
 def _enqueued(
-    task: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None, sidejob: Any
-) -> tuple[list[Job | Waiting], list[Job | Waiting]]:
+    task: Any, args: Iterable[Any] | None, kwargs: Mapping[str, Any] | None, queue: str | None, transaction: Any,
+    sidejob: Any,
+) -> tuple[list[Job | Waiting], list[Job | Waiting]]:  # fmt: skip
     """Return all that is enqueued, and what of it is meant."""
     owner = sidejob_of(sidejob or task)
     name = getattr(task, "name", task)
-    jobs: list[Job | Waiting] = list(owner.jobs(status=Status.QUEUED, limit=MOST))
-    there = jobs + [_waiting(owner.app, row) for row in undone(owner.runtime.connections, MOST)]
+    connections = owner.runtime.connections
+    reader = connections if transaction is None else connections.borrow(transaction)
+    rows = job_lists.page(
+        reader, statuses=[str(Status.QUEUED)], task=None, queue=None, created_by=None, parent_id=None, after=0,
+        limit=MOST,
+    )  # fmt: skip
+    jobs: list[Job | Waiting] = [Job(row.id, runtime=owner.runtime, row=row) for row in rows]
+    there = jobs + [_waiting(owner.app, row) for row in undone(reader, MOST)]
     wanted = None if args is None else list(args)
     found = [
         one for one in there

@@ -151,6 +151,11 @@ class OpenUnit:
                         f"job.unit() or checkpoint() of job {self.hold.job_id} was given a connection in autocommit: "
                         "begin a transaction on it, so that your rows and the unit can commit together."
                     )
+                if borrowed.never_commits:
+                    raise IllegalMoveError(
+                        f"job.unit() or checkpoint() of job {self.hold.job_id} was given the connection of a Django "
+                        "TestCase, whose transaction is never committed. Use a TransactionTestCase for this test."
+                    )
                 number, follow = runs.commit_with(self.runtime, self.hold, self.unit, borrowed)
                 heard = borrowed.watch_commit()
             except BaseException as error:

@@ -76,7 +76,7 @@ def test_a_user_with_few_rights_is_enough(user: str, shop: DjangoShop) -> None:
 
 
 def test_the_shops_own_tests_pass(shop: DjangoShop) -> None:
-    assert "Ran 4 tests" in shop.run("manage", "test")
+    assert "Ran 5 tests" in shop.run("manage", "test")
 
 
 def test_the_migrations_are_those_of_the_models(shop: DjangoShop) -> None:

@@ -81,6 +81,11 @@ class Borrowed(Transaction):
         """Whether there is no transaction to join: each statement is committed by itself."""
         raise NotImplementedError
 
+    @property
+    def never_commits(self) -> bool:
+        """Whether the transaction is one around a test, which is always rolled back."""
+        return False
+
     def after_commit(self, call: Callable[[], None]) -> None:
         """Have `call` called once after the outermost commit, at once in autocommit; never after a rollback.
 

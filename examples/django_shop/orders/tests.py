@@ -6,6 +6,8 @@ from django.db import transaction
 from django.test import TestCase, TransactionTestCase
 from shop.celery import sidejob
 
+from celery_sidejob.testing import assert_enqueued
+
 from .models import Line, Order, Product, StockMove
 from .tasks import OutOfStockError, fulfil, take_from_stock
 
@@ -42,6 +44,14 @@ class PartsTest(TestCase):
         with self.assertRaises(OutOfStockError):
             take_from_stock(line.pk)
         self.assertFalse(StockMove.objects.exists())
+
+    def test_an_order_asks_for_its_job(self):
+        Product.objects.create(name="kettle", price="20.00", stock=5)
+        wanted = {"email": "ada@example.com", "lines": {"kettle": 2}}
+        with self.captureOnCommitCallbacks(execute=True):
+            placed = self.client.post("/orders/", wanted, content_type="application/json")
+        assert_enqueued(fulfil, (placed.json()["order"],), transaction="default")
+        self.assertEqual(len(mail.outbox), 1)  # `confirm` runs after the commit; `fulfil` waits in the transaction
 
     def test_a_job_is_there_only_if_the_order_is(self):
         with self.assertRaises(ZeroDivisionError), transaction.atomic():
