@@ -296,29 +296,32 @@ class Diagnosis:
             shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
             yield error(
                 "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. A job is "
-                "parked when a worker gets its message; a durable task then goes to the dead set.",
+                "parked, and a durable task goes to the dead set, when a worker gets its message.",
                 remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
                 f"name too. {GIVE_UP}",
             )  # fmt: skip
-        resting = parked.count(executor, limit=5)
-        if resting:
-            shown = ", ".join(f"{row.task} in {row.queue} ({row.jobs} jobs)" for row in resting)
-            yield error(
-                "tasks", f"parked, because no worker of its queue knows {shown}", meaning="These jobs wait and cost "
-                "nothing. They go on by themselves when a worker knows the task.",
-                remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
-                f"name too. {GIVE_UP}",
-            )  # fmt: skip
-        unserved = {row.task for row in [*rows, *resting]}
+        unserved = {row.task for row in rows}
         unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
         if unknown:
             shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in unknown[:5])
             yield warning(
                 "tasks", f"no worker has ever served {shown}",
-                meaning="The task was renamed, or the workers do not import its module: they park its jobs.",
+                meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "
+                "gets its message.",
                 remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
             )  # fmt: skip
-        elif not rows and not resting:
+        parked_jobs = parked.count(executor, limit=6)
+        if parked_jobs:
+            shown = ", ".join(f"{row.jobs} of {row.task} in {row.queue}" for row in parked_jobs[:5])
+            more = ", and others" if len(parked_jobs) > 5 else ""
+            yield error(
+                "tasks", f"jobs are parked: {shown}{more}",
+                meaning="No worker of their queue knew the task when their message came. They run within seconds once "
+                "one does, and cost nothing until then.",
+                remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
+                f"name too. {GIVE_UP}",
+            )  # fmt: skip
+        if not (rows or unknown or parked_jobs):
             yield well("tasks", "every task of which a run is due is known to a worker")
 
     def _workers(self, executor: Transaction) -> Iterator[Finding]:

@@ -16,6 +16,7 @@ from .jobs.job import Job
 from .model import measures, values
 from .model.durable import headers_of
 from .model.errors import JobNotFoundError, SchemaError, StoreUnavailableError
+from .operations import waiting
 from .operations.runtime import Runtime
 from .services.sweep.duties import TOTALS
 from .store import (
@@ -37,7 +38,6 @@ from .store import (
     workers,
 )
 from .store.estimates import Count
-from .store.obstacles import obstacles
 from .store.outbox import doorbells
 from .store.statement import Transaction
 
@@ -45,7 +45,7 @@ CHILDREN = 100
 """How many children and timers are shown with a job; `tree` and `jobs` show more, in pages."""
 DEEPEST = 10_000
 """Levels of a tree below its first job that are shown."""
-NUMBERS = ("depth", "running", "delayed", "scheduled", "unpublished")
+NUMBERS = ("depth", "running", "delayed", "scheduled", "parked", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")
 NOBODY: Mapping[str, int] = MappingProxyType({})
 LIVES = ("alive", "suspected", "silent", "dead", "stopped")
@@ -257,9 +257,9 @@ class Inspection:
         """Return the work that is left, in one queue or in all, and the jobs that rest.
 
         `queues` has the queues with runs that are due within the horizon or in progress; `unserved` names those of
-        them that no live worker serves. `later` counts runs whose `eta` or backoff ends after the horizon. `suspended`
-        jobs and `timers` cannot be brought to an end by a worker now. `results` counts results that the backend does
-        not have yet.
+        them that no live worker serves. `parked` counts jobs whose task no worker of their queue knows. `later` counts
+        runs whose `eta` or backoff ends after the horizon. `suspended` jobs and `timers` cannot be brought to an end by
+        a worker now. `results` counts results that the backend does not have yet.
         """
 
         def depth(executor: Transaction) -> Sequence[Any]:
@@ -285,6 +285,7 @@ class Inspection:
         return {
             "queues": {name: dict(counts) for name, counts in queues.items()},
             "unserved": [] if served is None else sorted(queues.keys() - served),
+            "parked": sum(row.parked for row in rows),
             "later": sum(row.later for row in rows),
             "later_from": min((row.later_from for row in rows if row.later), default=None),
             **rest,
@@ -333,8 +334,8 @@ class Inspection:
             "children_count": min(node.children, trees.COUNTED),
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
+            "waiting_for": waiting.reasons(executor, self._runtime, job_id) or [],
             "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
-            "waiting_for": obstacles(executor, job_id),
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
         }

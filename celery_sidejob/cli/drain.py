@@ -104,6 +104,8 @@ def _undone(left: dict[str, Any]) -> str:
 
 def _done(left: dict[str, Any]) -> str:
     rest = [f"{left[what]} {meaning}" for what, meaning in RESTING.items() if left[what]]
+    if left["parked"]:
+        rest.insert(0, f"{left['parked']} parked jobs (no worker of their queue knows their task)")
     if left["later"]:
         rest.insert(0, f"{left['later']} runs for later (the first at {moment(left['later_from'])})")
     return f"No run is due or in progress. Left: {', '.join(rest) or 'nothing'}."

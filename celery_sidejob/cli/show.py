@@ -70,7 +70,7 @@ def _facts(details: dict[str, Any]) -> RenderableType:
             "losses": details["losses"] or None,
             "retries": details["retries"] or None,
             "message": message and _message(message),
-            "waits for": ", ".join(details["waiting_for"]) or None,
+            "waiting for": ", ".join(details["waiting_for"]) or None,
             "timers": ", ".join(f"{timer['ask']} at {moment(timer['due_at'])}" for timer in details["timers"]),
         }
     )
@@ -83,6 +83,8 @@ def _message(message: dict[str, Any]) -> str:
         return f"{run}: running since {moment(message['locked_at'])} in {message['locked_by'] or 'a lost worker'}"
     published = message["published_at"]
     where = "not published yet" if published is None else f"published {moment(published)}"
+    if message["is_parked"]:
+        return f"{run}: parked until a worker of the queue knows the task"
     return f"{run}: due {moment(message['due_at'])}, {where}"
 
 

@@ -16,6 +16,7 @@ from ..model.status import Status
 from .command import Failed, answering
 from .output import Output, status, table_if_any
 
+WAITING = ("scheduled", "delayed", "parked", "unpublished")
 ALARM = "bold red"
 LIFE_STYLES = {"alive": "green", "suspected": "yellow", "silent": "yellow", "dead": "red", "stopped": ""}
 
@@ -75,14 +76,15 @@ def _tables(found: dict[str, Any], everything: bool) -> Iterator[RenderableType 
     queues = [
         (
             name, _about(found, f"queues.{name}", queue["depth"]), queue["running"],
-            *(_about(found, f"queues.{name}", queue[what]) for what in ("scheduled", "delayed", "unpublished")),
+            *(_about(found, f"queues.{name}", queue[what]) for what in WAITING),
             duration(queue["oldest_due_s"]), queue["workers"],
         )
         for name, queue in found["queues"].items()
     ]  # fmt: skip
     yield table_if_any(
-        "Queue", "Due", "Running", "Scheduled", "Backoff", "Not published", "Oldest waits for", "Workers", rows=queues
-    )
+        "Queue", "Due", "Running", "Scheduled", "Backoff", "Parked", "Not published", "Oldest waits for", "Workers",
+        rows=queues,
+    )  # fmt: skip
     workers = [(worker["id"], worker["ident"], worker["broker"] or "", _life(worker)) for worker in found["workers"]]
     yield table_if_any("Worker", "Process", "Broker", "", rows=workers) or Text("No worker is known.")
     stores = [(one["place"], one["name"] or "", one["error"] or "answers") for one in found["stores"]]

@@ -41,11 +41,12 @@ from ..model.port import WILDCARD
 from ..model.status import FINISHED, Status, statuses_of
 from ..operations.deletion import delete
 from ..operations.runtime import Runtime
+from ..operations.shutdown import end_without_shutdown
 from ..operations.unit_of_work import carry_out
+from ..operations.waiting import waiting_for
 from ..store import aliases as alias_rows
 from ..store import asks, jobs, ports, trees
 from ..store import state as state_rows
-from ..store.obstacles import obstacles
 from ..unit import view as unit_view
 from ..unit.lookup import locate
 from ..unit.open_unit import active, submit
@@ -223,18 +224,6 @@ class Job:
         return asked if transaction is not None else asked._forget()
 
     @property
-    def waiting_for(self) -> list[str]:
-        """What keeps the job's next run from beginning: some of ``timer``, ``retry``, ``rate``, ``no worker``.
-
-        Empty if the run may begin now, is in progress, or is not asked for. ``no worker``: no live worker of the job's
-        queue knows its task. Asks the store, also in a run: what its unit will change is not seen.
-        """
-        found = obstacles(self._runtime.connections, self.id)
-        if found is None:
-            raise self._not_found()
-        return found
-
-    @property
     def timers(self) -> list[Timer]:
         """The job's timers that have not fired, soonest first; asks the store.
 
@@ -261,12 +250,39 @@ class Job:
             return is_there
         return wanted in carry_out(self._runtime, "cancel", [CancelTimer(self.id, wanted)]).wakes.found
 
-    def terminate(self, *, recursive: bool = False, transaction: Any = None) -> Job:
+    @property
+    def waiting_for(self) -> list[str]:
+        """Why the job's next run does not begin now: `timer`, `retry`, `rate`, `no worker`; asks the store.
+
+        Empty if it may begin, if it is in progress, and if no run is owed. `no worker`: no live worker of the job's
+        queue knows its task; the job goes on by itself once one does. In a run it is as the store has it.
+        """
+        unit = active()
+        if unit is not None and self.id in unit.new_jobs():
+            return []
+        found = waiting_for(self._runtime, self.id)
+        if found is None:
+            raise self._not_found()
+        return found
+
+    def terminate(self, *, recursive: bool = False, without_shutdown: bool = False, transaction: Any = None) -> Job:
         """Ask for the job's shutdown, with `recursive` for everything below it too. It supersedes earlier asks.
 
-        A run in progress finishes first. The ask survives whatever happens; only `run(force=True)` revives the job.
+        A run in progress finishes first. The ask survives whatever happens; only `run(force=True)` revives the job. If
+        no worker of its queue knows its task, the job is terminated without its shutdown after a minute.
+
+        With `without_shutdown` the job is terminated at once, and its shutdown is not called. If a run is in progress,
+        in the job or with `recursive` below it, that job is terminating, with its shutdown, as without this option: its
+        status tells. Not in a run, and not with `transaction=`: IllegalMoveError.
         """
+        if without_shutdown and (transaction is not None or active() is not None):
+            raise IllegalMoveError(
+                f"terminate(without_shutdown=True) of job {self.id} is a transaction of its own: it cannot be part of "
+                "a unit, nor of a transaction of yours. Leave one of the two out, or call it elsewhere."
+            )
         self._do("terminate", Terminate(self.id, tree=recursive), transaction)
+        if without_shutdown:
+            end_without_shutdown(self._runtime, self.id, recursive=recursive)
         return self if transaction is not None else self._forget()
 
     @property

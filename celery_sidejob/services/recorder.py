@@ -62,6 +62,10 @@ class Recorder:
         worker_id, queues, tasks = found
         serve = partial(parking.serve, worker_id=worker_id, queues=queues, tasks=tasks)
         released = self._connections.transact("serve", serve)
-        if released:
-            logger.info("%d jobs go on that were parked: this worker knows their tasks", released)
+        jobs = released.jobs
+        while released.goes_on:
+            released = self._connections.transact("serve", serve)
+            jobs += released.jobs
+        if jobs:
+            logger.info("%d jobs go on that were parked: this worker knows their tasks", jobs)
         self._noted, self._noted_at = found, time.monotonic()

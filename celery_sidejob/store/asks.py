@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .outbox.arming import OPENS_AT, armed
+from .outbox.arming import NEVER, OPENS_AT, armed
+from .parked import SHUTDOWN_WAITS_S
 from .statement import Reader, Statement, Transaction, first
 
 _ASK = Statement(
@@ -54,22 +55,25 @@ def ask(executor: Transaction, ids: Iterable[int], *, force: bool, check_interva
 
 
 _TERMINATE = Statement(
-    """
+    f"""
 WITH asked AS (
-  UPDATE {jobs} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
+  UPDATE {{jobs}} SET status = 'terminating', wakes_taken = wakes, timer_in_run = false,
     losses = CASE status WHEN 'failed' THEN 0 ELSE losses END,
     terminate_tree = (status = 'terminating' AND terminate_tree) OR %(tree)s
   WHERE id = ANY(%(ids)s::bigint[]) AND status <> 'terminated'
   RETURNING id, unit_no, run_no, queue, priority),
 cancelled AS (
-  DELETE FROM {timers} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
+  DELETE FROM {{timers}} WHERE job_id = ANY(%(ids)s::bigint[]) AND (id < %(timers_before)s::bigint) IS NOT FALSE),
 settled AS (
-  DELETE FROM {dead} WHERE job_id IN (SELECT id FROM asked)),"""
+  DELETE FROM {{dead}} WHERE job_id IN (SELECT id FROM asked)),
+doomed AS (
+  UPDATE {{parked}} p SET end_at = now() + make_interval(secs => {SHUTDOWN_WAITS_S}) FROM asked
+  WHERE p.job_id = asked.id AND p.end_at IS NULL),"""
     + armed(
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",
         opens_at=None,
-        cut_short="true",
+        cut_short=f"m.due_at <> {NEVER}",
     )
     + """
 SELECT asked.id, armed.task_id, armed.for_run, x.options::text AS options
@@ -82,6 +86,7 @@ def terminate(
 ) -> Sequence[Any]:
     """Make jobs terminating: remove earlier wakes and timers (up to the id `timers_before`), cut a backoff short.
 
+    A job that is parked stays so, for `SHUTDOWN_WAITS_S` at most: nobody could run its shutdown.
     Returns a row for each job that was not terminated already; rows with a `task_id` are to be published.
     """
     return executor.run(
@@ -189,11 +194,11 @@ def timers_of(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
     return executor.run(_TIMERS_OF, id=job_id, limit=limit)
 
 
-_IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
+IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
 """Whether a row is for later, as SQL: others are asks that a transaction has noted, to be applied at once."""
 
 _PENDING = Statement(f"""
-SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {_IS_TIMER} ORDER BY t.due_at, t.id""")
+SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {IS_TIMER} ORDER BY t.due_at, t.id""")
 
 
 def pending_timers(executor: Reader, job_id: int) -> Sequence[Any]:
@@ -202,7 +207,7 @@ def pending_timers(executor: Reader, job_id: int) -> Sequence[Any]:
 
 
 _CANCEL = Statement(f"""
-DELETE FROM {{timers}} t WHERE t.job_id = %(id)s AND t.id = %(timer_id)s AND {_IS_TIMER} RETURNING t.id""")
+DELETE FROM {{timers}} t WHERE t.job_id = %(id)s AND t.id = %(timer_id)s AND {IS_TIMER} RETURNING t.id""")
 
 
 def cancel_timer(executor: Transaction, job_id: int, timer_id: int) -> bool:

@@ -8,19 +8,22 @@ from datetime import datetime
 from typing import Any
 
 from . import estimates
+from .outbox.arming import NEVER
 from .outbox.checks import QUEUES
 from .statement import Reader, Statement
 
 COUNTED = 2000
 """Messages of a queue that are counted one by one if there are too many to count all."""
 
-_COUNTS = """count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
+_COUNTS = f"""count(*) AS messages, count(*) FILTER (WHERE locked_by IS NOT NULL) AS running,
   count(*) FILTER (WHERE waits AND due_at <= now()) AS depth,
-  count(*) FILTER (WHERE waits AND due_at > now() AND generation IS DISTINCT FROM 1) AS delayed,
+  count(*) FILTER (WHERE waits AND due_at > now() AND due_at < {NEVER} AND generation IS DISTINCT FROM 1) AS delayed,
   count(*) FILTER (WHERE waits AND due_at > now() AND generation = 1) AS scheduled,
+  count(*) FILTER (WHERE waits AND due_at = {NEVER}) AS parked,
   count(*) FILTER (WHERE waits AND due_at <= now() + make_interval(secs => %(horizon_s)s)) AS soon,
-  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later,
-  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s)) AS later_from,
+  count(*) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {NEVER}) AS later,
+  min(due_at) FILTER (WHERE waits AND due_at > now() + make_interval(secs => %(horizon_s)s) AND due_at < {NEVER}
+    ) AS later_from,
   count(*) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL) AS unpublished,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now()))::double precision AS oldest_due_s,
   extract(epoch FROM now() - min(due_at) FILTER (WHERE waits AND due_at <= now() AND published_at IS NULL)
@@ -44,7 +47,8 @@ _RUNNING = Statement("SELECT queue, count(*) AS running FROM {messages} WHERE lo
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, or for their first time.
+    """The numbers of a queue's messages: held by a run, due, waiting for a backoff or a rate, for their first time, or
+    parked.
 
     `soon` counts messages due within the horizon, `later` the others, the first of which is due at `later_from`. If it
     `is_estimated`, all numbers except `running` are estimates.
@@ -56,6 +60,7 @@ class Depth:
     depth: int
     delayed: int
     scheduled: int
+    parked: int
     soon: int
     later: int
     later_from: datetime | None
@@ -65,7 +70,7 @@ class Depth:
     is_estimated: bool = False
 
 
-NUMBERS = ("messages", "depth", "delayed", "scheduled", "soon", "later", "unpublished")
+NUMBERS = ("messages", "depth", "delayed", "scheduled", "parked", "soon", "later", "unpublished")
 AGES = ("oldest_due_s", "oldest_unpublished_s")
 
 

@@ -2,7 +2,9 @@
 
 A parked job's message is due at `NEVER`: nothing publishes it, no claim takes it, and no look of the sweeper reads it.
 A worker that comes to know the task releases it. Who parks and who tells what a worker serves take turns (`take_turn`),
-so neither overlooks what the other has just committed.
+so neither overlooks what the other has just committed. Whoever changes both rows of a job locks the message first.
+
+A forced ask has the run begin at once, and leaves the row here: the job is parked while its message is due at `NEVER`.
 """
 
 from __future__ import annotations
@@ -10,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .outbox.arming import NEVER
 from .statement import Autocommit, Reader, Statement, Transaction, first
 
 LOCK_CLASS = 0x53_4A_50_4B - 0x40_00_00_00
 """The first half of the advisory lock's key ("SJPK", made to fit as `workers.LOCK_CLASS` is)."""
-
-NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
-"""When a parked message is due. Not infinity, which no datetime can be."""
 
 SHUTDOWN_WAITS_S = 60.0
 """For how long a parked job that is terminated waits for a worker to run its shutdown."""
@@ -31,7 +31,7 @@ def take_turn(executor: Transaction) -> None:
 
 _PARK = Statement(f"""
 WITH stopped AS (
-  UPDATE {{messages}} m SET due_at = {NEVER}, next_check_at = {NEVER}, published_at = NULL, suspected_at = NULL
+  UPDATE {{messages}} m SET due_at = {NEVER}, next_check_at = {NEVER}, published_at = NULL, suspected_at = now()
   FROM {{jobs}} j
   WHERE m.job_id = %(job_id)s::bigint AND m.for_run = %(for_run)s::bigint AND m.locked_by IS NULL AND m.due_at <= now()
     AND j.id = m.job_id AND j.task = %(task)s::text AND NOT EXISTS (
@@ -56,49 +56,57 @@ def park(executor: Transaction, job_id: int, *, for_run: int, task: str) -> Any 
     return first(executor.run(_PARK, job_id=job_id, for_run=for_run, task=task))
 
 
-_SEND_AGAIN = Statement("""
-UPDATE {messages} m SET published_at = NULL, suspected_at = NULL, next_check_at = now() + make_interval(secs => 1)
-FROM {jobs} j
-WHERE m.job_id = %(job_id)s::bigint AND m.for_run = %(for_run)s::bigint AND m.locked_by IS NULL AND m.due_at <= now()
-  AND j.id = m.job_id AND j.task = %(task)s::text RETURNING m.job_id""")
+_LONGEST = "make_interval(secs => 6::double precision * %(lost_after_s)s::double precision)"
+_SEND_AGAIN = Statement(f"""
+UPDATE {{messages}} SET published_at = NULL, suspected_at = now(),
+  next_check_at = now() + least(check_interval, {_LONGEST}) / 6::double precision,
+  check_interval = least(check_interval * 2::double precision, {_LONGEST})
+WHERE job_id = %(job_id)s::bigint AND for_run = %(for_run)s::bigint AND locked_by IS NULL AND due_at <= now()""")
 
 
-def send_again(executor: Transaction, job_id: int, *, for_run: int, task: str) -> bool:
-    """Have the message of an owed run published again in a second; False if no such run is owed.
+def send_again(executor: Transaction, job_id: int, *, for_run: int, lost_after_s: float) -> None:
+    """Have the message of a run sent again that is still owed: the worker that got it does not know the task.
 
-    Where workers of a queue know different tasks, each sending reaches one that knows this one with some luck.
+    First after a sixth of the time after which a message counts as missing, then after twice as long each time, up to
+    that time. A worker that takes all messages of a long queue so does not keep the sweeper busy. A mark that this
+    message was published comes too late (`publishing.mark_published`).
     """
-    return bool(executor.run(_SEND_AGAIN, job_id=job_id, for_run=for_run, task=task))
+    executor.run(_SEND_AGAIN, job_id=job_id, for_run=for_run, lost_after_s=lost_after_s)
 
 
-_RELEASED = f"""
-UPDATE {{messages}} m SET due_at = now(), next_check_at = now()
-FROM gone WHERE m.job_id = gone.job_id AND m.due_at = {NEVER}
-RETURNING m.job_id"""
+RELEASED_TOGETHER = 5_000
 
-_RELEASE = Statement(
+_RELEASE = Statement(f"""
+WITH page AS MATERIALIZED (
+  SELECT p.job_id FROM {{parked}} p WHERE p.queue = ANY(%(queues)s::text[]) AND p.task = ANY(%(tasks)s::text[])
+  ORDER BY p.job_id LIMIT {RELEASED_TOGETHER}),
+held AS MATERIALIZED (
+  SELECT m.job_id FROM page JOIN {{messages}} m ON m.job_id = page.job_id ORDER BY m.job_id FOR UPDATE OF m),
+released AS (
+  UPDATE {{messages}} m SET due_at = now(), next_check_at = now()
+  FROM held WHERE m.job_id = held.job_id AND m.due_at = {NEVER} RETURNING m.job_id),
+gone AS (
+  DELETE FROM {{parked}} p USING page WHERE p.job_id = page.job_id)
+SELECT (SELECT count(*) FROM released) AS jobs, (SELECT count(*) FROM page) = {RELEASED_TOGETHER} AS goes_on""")
+
+
+def release(executor: Transaction, *, queues: Iterable[str], tasks: Iterable[str]) -> Any:
+    """Have the runs begin of the next parked jobs in these queues with these tasks; it is this caller's turn.
+
+    Returns how many `jobs` that were, and whether it `goes_on`: there may be more. The sweeper publishes them.
     """
-WITH gone AS (
-  DELETE FROM {parked} p USING unnest(%(queues)s::text[]) AS q(queue)
-  WHERE p.queue = q.queue AND p.task = ANY(%(tasks)s::text[]) RETURNING p.job_id)"""
-    + _RELEASED
-)
+    return executor.run(_RELEASE, queues=list(queues), tasks=list(tasks))[0]
 
 
-def release(executor: Transaction, *, queues: Iterable[str], tasks: Iterable[str]) -> int:
-    """Have the runs begin of parked jobs in these queues with these tasks; it is this caller's turn. Returns how many.
-
-    The sweeper publishes them.
-    """
-    return len(executor.run(_RELEASE, queues=list(queues), tasks=list(tasks)))
+_RELEASE_ONE = Statement(f"""
+WITH gone AS (DELETE FROM {{parked}} WHERE job_id = %(job_id)s::bigint)
+UPDATE {{messages}} SET due_at = now(), next_check_at = now()
+WHERE job_id = %(job_id)s::bigint AND due_at = {NEVER}""")
 
 
-_RELEASE_ONE = Statement("WITH gone AS (DELETE FROM {parked} WHERE job_id = %(job_id)s RETURNING job_id)" + _RELEASED)
-
-
-def release_one(connections: Autocommit, job_id: int) -> bool:
-    """Have the run of a parked job begin; False if it is not parked."""
-    return bool(connections.run(_RELEASE_ONE, job_id=job_id))
+def release_one(connections: Autocommit, job_id: int) -> None:
+    """Have the run of a job begin that may be parked."""
+    connections.run(_RELEASE_ONE, job_id=job_id)
 
 
 _TO_END = Statement("""
@@ -111,8 +119,9 @@ def to_end(executor: Reader, *, limit: int) -> list[int]:
     return [row.job_id for row in executor.run(_TO_END, limit=limit)]
 
 
-_COUNT = Statement("""
-SELECT task, queue, count(*) AS jobs FROM {parked} GROUP BY task, queue ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s""")
+_COUNT = Statement(f"""
+SELECT p.task, p.queue, count(*) AS jobs FROM {{parked}} p JOIN {{messages}} m ON m.job_id = p.job_id
+WHERE m.due_at = {NEVER} GROUP BY p.task, p.queue ORDER BY 3 DESC, 1, 2 LIMIT %(limit)s""")
 
 
 def count(executor: Reader, *, limit: int) -> Sequence[Any]:

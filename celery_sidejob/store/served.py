@@ -39,6 +39,18 @@ def workers_of_queues(executor: Reader, silent: Collection[int]) -> dict[str, in
     return {row.queue: row.workers for row in executor.run(_WORKERS, silent=list(silent))}
 
 
+_SERVES = Statement("""
+SELECT EXISTS (
+  SELECT FROM {served} s JOIN {workers} w ON w.id = s.worker_id
+  WHERE w.dead_at IS NULL AND w.id <> ALL(%(silent)s::bigint[])
+    AND %(queue)s::text = ANY(s.queues) AND %(task)s::text = ANY(s.tasks)) AS found""")
+
+
+def serves(executor: Reader, task: str, queue: str, silent: Collection[int]) -> bool:
+    """Tell whether a live worker of a queue knows a task; one that is `silent` (`workers.silent`) does not count."""
+    return bool(executor.run(_SERVES, task=task, queue=queue, silent=list(silent))[0].found)
+
+
 _SKEWED = Statement("""
 SELECT w.ident, s.skew_s FROM {served} s JOIN {workers} w ON w.id = s.worker_id
 WHERE w.dead_at IS NULL AND abs(s.skew_s) > %(most_s)s ORDER BY w.id""")

@@ -1,85 +1,161 @@
-"""A job whose task a deployment has taken away is parked, costs nothing, and goes on when a worker knows the task."""
+"""A deployment takes a task away, or brings it, while jobs of it wait: real workers with and without the task."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from celery_sidejob import Job
-from tests.acceptance.scene import Scene
+from celery_sidejob import Job, UnknownTaskError
+from tests.tools.brokers import Broker
+from tests.tools.in_process import Stage
+from tests.tools.recorder import Record
 from tests.tools.waiting import wait_until
-from tests.tools.workers import WorkerProcess
+from tests.tools.workers import Processes, WorkerProcess
 
-APP = "tests.acceptance.deployed_app"
+APP = "tests.acceptance.parking_app"
+OLD, NEW = "parking.old", "parking.new"
 
 
-def worker(scene: Scene, *, knows: bool, name: str) -> WorkerProcess:
-    env = {**scene.env, "SIDEJOB_LOST_AFTER": "2", **({"KNOWS": "1"} if knows else {})}
-    return scene.processes.start_worker(APP, env=env, name=name)
+class Site:
+    """Workers of both deployments, and a client that has the code of neither."""
+
+    def __init__(self, database_url: str, broker: Broker, processes: Processes, record: Record) -> None:
+        self._env = {"SIDEJOB_DATABASE_URL": database_url, **broker.env, **record.env}
+        self.client = Stage(
+            database_url, broker=broker.url, **broker.configuration, task_default_queue="parking", sidejob_lost_after=3
+        )
+        self.sidejob = self.client.sidejob
+        self.client.declare_dead(self.client.worker_id)
+        self.record = record
+        self._processes = processes
+
+    def worker(self, *knows: str, env: dict[str, str] | None = None, **options: Any) -> WorkerProcess:
+        """Start a worker that knows these tasks."""
+        return self._processes.start_worker(
+            APP, env={**self._env, "PARKING_KNOWS": ",".join(knows), **(env or {})}, **options
+        )
+
+    def known(self, *tasks: str) -> None:
+        """Have tasks announced by workers that have stopped since."""
+        worker = self.worker(*tasks)
+        wait_until(lambda: len(self.client.sql("SELECT 1 FROM registry")) == len(tasks), message="the tasks")
+        worker.terminate()
+        assert worker.wait(30) == 0
+
+    def wait_until_parked(self, *jobs: Job) -> None:
+        """Wait until these jobs are, and no others."""
+        wanted = [(job.id,) for job in jobs]
+        wait_until(
+            lambda: self.client.sql("SELECT job_id FROM parked ORDER BY job_id") == wanted,
+            timeout=15, message="the jobs to be parked",
+        )  # fmt: skip
 
 
 @pytest.fixture
-def vanished(scene: Scene) -> Job:
-    """A parked job, and a worker that does not know its task."""
-    first = worker(scene, knows=True, name="old")
-    assert scene.sql("SELECT 1 FROM registry WHERE task = 'deployed.vanishes'"), "a worker registers before it is ready"
-    first.terminate()
-    first.wait()
-    job = scene.sidejob.enqueue("deployed.vanishes")
-    worker(scene, knows=False, name="new")
-    wait_until(lambda: scene.sql("SELECT 1 FROM parked"), message="the job to be parked")
-    return job
+def site(database_url: str, broker: Broker, processes: Processes, record: Record) -> Iterator[Site]:
+    made = Site(database_url, broker, processes, record)
+    try:
+        yield made
+        assert made.client.broken_rules() == []
+    finally:
+        made.client.close()
 
 
-def test_a_job_whose_task_vanished_is_parked_and_goes_on_by_itself(scene: Scene, vanished: Job) -> None:
-    [row] = scene.sql("SELECT job_id, task, queue, end_at FROM parked")
-    assert row == (vanished.id, "deployed.vanishes", "acceptance", None)
-    assert vanished.refresh().status == "queued"
-    assert scene.app.AsyncResult(vanished.task_id).state == "PENDING"
-    scene.sidejob.enqueue("deployed.stays")
-    scene.record.wait_for("stays")
-    [before] = scene.sql("SELECT xmin, due_at, published_at FROM messages")
+@pytest.mark.brokers("redis", "sidejob", "amqp", "sidejobpg")
+def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
+    with pytest.raises(UnknownTaskError, match=r"No sidejob task .parking\.new. is registered"):
+        site.sidejob.enqueue(NEW)
+    with site.sidejob.subscribe("/sidejob/workers/parking", timeout=20) as told:
+        site.known(NEW)
+        assert list(next(told).message) == [NEW]
+    jobs = [site.sidejob.enqueue(NEW) for _ in range(3)]
+    assert jobs[0].waiting_for == ["no worker"]
 
-    # A run that is asked for meanwhile changes nothing, and the sweeper leaves the row alone.
-    vanished.run()
-    for _ in range(3):
-        scene.sidejob.poll()
-    assert scene.sql("SELECT xmin, due_at, published_at FROM messages") == [before]
+    without = site.worker(OLD)
+    site.wait_until_parked(*jobs)
+    without.wait_for_log(f"Job {jobs[0].id} is parked")
+    assert [job.waiting_for for job in jobs] == [["no worker"]] * 3
+    assert [job.result.state for job in jobs] == ["PENDING"] * 3, "Celery would call it a failure"
+    row = "SELECT published_at, next_check_at, due_at, losses FROM messages"
+    waiting = site.client.sql(row)
+    other = site.sidejob.enqueue(OLD)
+    other.wait(timeout=20)
+    assert site.client.sql(row) == waiting
 
-    worker(scene, knows=True, name="newer")
-    assert vanished.wait(timeout=30).status == "completed"
-    assert len(scene.record.of("vanishes")) == 1
-    assert scene.sql("SELECT 1 FROM parked") == []
-
-
-def test_a_parked_job_that_is_terminated_ends_without_its_shutdown_which_is_told(scene: Scene, vanished: Job) -> None:
-    vanished.terminate()
-    wait_until(lambda: scene.sql("SELECT 1 FROM parked WHERE end_at > now()"), message="the shutdown to be parked")
-    assert vanished.refresh().status == "terminating"
-    scene.sql("UPDATE parked SET end_at = now()")
-
-    assert vanished.wait(timeout=30).status == "terminated"
-    assert scene.record.of("shutdown") == []
-    assert scene.sql("SELECT 1 FROM parked") == []
-    [new] = [process for process in scene.processes.started if process.name == "new"]
-    new.wait_for_log(f"Job {vanished.id} was terminated without its shutdown")
-
-
-def test_a_shutdown_runs_if_a_worker_comes_to_know_the_task_in_time(scene: Scene, vanished: Job) -> None:
-    vanished.terminate()
-    wait_until(lambda: scene.sql("SELECT 1 FROM parked WHERE end_at > now()"), message="the shutdown to be parked")
-    worker(scene, knows=True, name="newer")
-    assert vanished.wait(timeout=30).status == "terminated"
-    assert len(scene.record.of("shutdown")) == 1
-    assert scene.record.of("vanishes") == []
-
-
-def test_a_message_that_comes_to_the_wrong_worker_of_a_mixed_fleet_is_sent_again(scene: Scene) -> None:
-    worker(scene, knows=True, name="old")
-    wait_until(
-        lambda: scene.sql("SELECT 1 FROM served WHERE 'deployed.vanishes' = ANY(tasks)"), message="what it serves"
-    )
-    worker(scene, knows=False, name="new")
-    jobs = [scene.sidejob.enqueue("deployed.vanishes") for _ in range(8)]
+    began = time.monotonic()
+    site.worker(NEW)
+    ready = time.monotonic()
     for job in jobs:
-        assert job.wait(timeout=60).status == "completed"
-    assert scene.sql("SELECT 1 FROM parked") == []
+        assert job.wait(timeout=20).status == "completed"
+    assert time.monotonic() - ready < 8, f"the worker took {ready - began:.1f} s to start"
+    assert [job.waiting_for for job in jobs] == [[]] * 3
+    assert len(site.record.of("ran", name=NEW)) == 3
+    assert site.client.row_counts()["parked"] == 0
+    assert without.log().count("is parked: no worker") == 3
+
+
+@pytest.mark.brokers("redis", "sidejobpg")
+def test_while_both_deployments_run_every_job_runs_soon(site: Site) -> None:
+    site.known(NEW)
+    site.worker(OLD)
+    site.worker(NEW)
+    wait_until(lambda: len(site.client.sql("SELECT 1 FROM served")) >= 2, message="both to say what they serve")
+    jobs = [site.sidejob.enqueue(NEW) for _ in range(6)]
+    for job in jobs:
+        job.wait(timeout=40)
+    assert site.client.row_counts()["parked"] == 0
+
+
+@pytest.mark.pools("prefork", reason="the worker's parent is killed, whatever its pool is")
+@pytest.mark.parametrize(
+    ("who", "point"),
+    [
+        (OLD, "park:before-commit"), (OLD, "park:after-commit"), (NEW, "serve:before-commit"),
+        (NEW, "serve:after-commit"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_dies_while_it_parks_or_registers_leaves_nothing_parked_for_ever(
+    site: Site, tmp_path: Path, who: str, point: str
+) -> None:
+    site.known(NEW)
+    job = site.sidejob.enqueue(NEW)
+    dies = {"SIDEJOB_CRASH_POINTS": f"{point}=kill", "SIDEJOB_CRASH_ONCE": str(tmp_path / "acted")}
+    if who == NEW:
+        site.worker(OLD)
+        site.wait_until_parked(job)
+    site.worker(who, env=dies, ready_timeout=None)
+    wait_until(lambda: (tmp_path / "acted").exists(), timeout=20, message="the worker to die")
+    site.worker(OLD)
+    site.worker(NEW)
+    assert job.wait(timeout=60).status == "completed"
+    assert site.client.row_counts()["parked"] == 0
+
+
+def test_a_parked_job_that_is_terminated_is_told_of(site: Site) -> None:
+    site.known(NEW)
+    jobs = [site.sidejob.enqueue(NEW) for _ in range(2)]
+    without = site.worker(OLD)
+    site.wait_until_parked(*jobs)
+    late, now = jobs
+    late.terminate()
+    assert now.terminate(without_shutdown=True).status == "terminated"
+    assert late.refresh().status == "terminating"
+    site.client.sql("UPDATE parked SET end_at = now()")
+    assert late.wait(timeout=20).status == "terminated"
+    without.wait_for_log(f"Job {late.id} was terminated without its shutdown")
+    assert site.record.of("shut down") == []
+
+
+def test_the_shutdown_of_a_parked_job_runs_if_its_deployment_is_back_in_time(site: Site) -> None:
+    site.known(NEW)
+    job = site.sidejob.enqueue(NEW)
+    site.worker(OLD)
+    site.wait_until_parked(job)
+    job.terminate()
+    site.worker(NEW)
+    assert job.wait(timeout=20).status == "terminated"
+    assert [event["job"] for event in site.record.of("shut down")] == [job.id]

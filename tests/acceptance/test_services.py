@@ -142,7 +142,7 @@ def test_a_task_that_no_worker_knows_blocks_nothing(site: Site) -> None:
 
     for job in jobs:
         site.wait_for(job, "completed")
-    worker.wait_for_log("unregistered task")
+    worker.wait_for_log(f"Job {unknown.id} is parked")
     assert site.job_row(unknown)["status"] == "queued"
     site.nothing_lost()
 

@@ -188,7 +188,7 @@ def test_jobs_that_are_parked(locked: Stage) -> None:
 
     (finding,) = findings(locked)["tasks"]
     assert finding.level == Level.ERROR
-    assert finding.found == "parked, because no worker of its queue knows stage.idle in celery (1 jobs)"
+    assert finding.found == "jobs are parked: 1 of stage.idle in celery"
 
 
 def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:

@@ -38,8 +38,8 @@ def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
     assert said.code == 0
     assert said.lines == ["No run is due or in progress. Left: 1 suspended jobs, 1 timers."]
     assert ask(stage.app, "drain", "--json").document == {
-        "done": True, "queues": {}, "unserved": [], "later": 0, "later_from": None, "suspended": 1, "timers": 1,
-        "results": 0,
+        "done": True, "queues": {}, "unserved": [], "parked": 0, "later": 0, "later_from": None, "suspended": 1,
+        "timers": 1, "results": 0,
     }  # fmt: skip
     assert (suspended.refresh().status, waiting.refresh().status) == ("suspended", "queued")
 
@@ -86,8 +86,8 @@ def test_a_queue_is_drained_by_itself(stage: Stage) -> None:
     stage.inside(suspend, queue="b")
 
     assert ask(stage.app, "drain", "--queue", "b", "--json", "--timeout", 0).document == {
-        "done": True, "queues": {}, "unserved": [], "later": 0, "later_from": None, "suspended": 1, "timers": 0,
-        "results": 0,
+        "done": True, "queues": {}, "unserved": [], "parked": 0, "later": 0, "later_from": None, "suspended": 1,
+        "timers": 0, "results": 0,
     }  # fmt: skip
     assert ask(stage.app, "drain", "--queue", "a", "--timeout", 0).code == 1
 

@@ -1,8 +1,10 @@
-"""Parking a job and telling what a worker serves take turns: no job stays parked that somebody serves."""
+"""A job whose task no worker knows is parked, whoever is first, and goes on when a worker registers the task."""
 
 from __future__ import annotations
 
-import threading
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -10,97 +12,443 @@ import pytest
 
 from celery_sidejob import Job
 from celery_sidejob.operations import parking
-from celery_sidejob.store import parked, served, workers
-from celery_sidejob.store.statement import Transaction
+from celery_sidejob.store import asks, jobs, parked
+from celery_sidejob.store.outbox.kinds import JOBS
+from celery_sidejob.store.outbox.publishing import mark_published
+from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
 
-TASK = "stage.idle"
+Aside = Callable[..., Future[Any]]
+TASK, QUEUE = "stage.idle", "celery"
 
 
-def park(stage: Stage, job: Job, *, for_run: int = 1, task: str = TASK) -> None:
-    parking.park(stage.runtime, job.id, for_run=for_run, task=task)
+def due_run(stage: Stage, job: Job) -> int:
+    """The run that the job's message is for."""
+    return int(stage.sql("SELECT for_run FROM messages WHERE job_id = %s", job.id)[0][0])
 
 
-def serve(stage: Stage, *, tasks: Any = (TASK,), queues: Any = ("celery",)) -> int:
-    return stage.runtime.connections.transact(
-        "serve", partial(parking.serve, worker_id=stage.worker_id, queues=queues, tasks=tasks)
-    )
+def receive(stage: Stage, job: Job, *, for_run: int | None = None) -> None:
+    """What a worker does that receives the job's message and does not know its task."""
+    parking.park(stage.runtime, job.id, for_run=for_run or due_run(stage, job), task=job.task)
+
+
+def announce(
+    stage: Stage, *, tasks: tuple[str, ...] = (TASK,), queues: tuple[str, ...] = (QUEUE,), worker: int | None = None
+) -> int:
+    """What a worker does that begins to serve these; returns how many jobs it has released."""
+    serve = partial(parking.serve, worker_id=worker or stage.new_worker(), queues=queues, tasks=tasks)
+    return int(stage.runtime.connections.transact("serve", serve).jobs)
+
+
+def parked_job(stage: Stage, **options: Any) -> Job:
+    job = stage.job(**options)
+    receive(stage, job)
+    assert is_parked(stage, job)
+    return job
 
 
 def is_parked(stage: Stage, job: Job) -> bool:
-    found = stage.sql("SELECT 1 FROM parked WHERE job_id = %s", job.id)
-    [(never,)] = stage.sql(f"SELECT due_at = {parked.NEVER} FROM messages WHERE job_id = %s", job.id)
-    assert never is bool(found)
-    return bool(found)
+    return bool(
+        stage.sql(
+            "SELECT 1 FROM parked p JOIN messages m USING (job_id) WHERE job_id = %s AND m.due_at > '8000-01-01'",
+            job.id,
+        )
+    )
 
 
-def test_a_parked_job_goes_on_when_its_task_is_served_in_its_queue(stage: Stage) -> None:
-    job = stage.job()
-    park(stage, job)
-    assert is_parked(stage, job)
-    assert stage.broken_rules() == []
-    assert serve(stage, queues=["another"]) == 0
-    assert serve(stage, tasks=["another"]) == 0
-    assert is_parked(stage, job)
-    assert serve(stage) == 1
-    assert not is_parked(stage, job)
-    stage.drain()
-    assert job.refresh().status == "completed"
+# -- parked and released ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_whose_task_a_live_worker_serves_is_not_parked(stage: Stage) -> None:
-    job = stage.job()
-    serve(stage)
-    park(stage, job)
-    assert not is_parked(stage, job)
-    workers.leave(stage.runtime.connections, stage.worker_id)
-    park(stage, job)
+def test_a_job_is_parked_and_says_why_until_a_worker_of_its_queue_knows_its_task(stage: Stage) -> None:
+    job = parked_job(stage)
+    assert job.waiting_for == ["no worker"]
+    assert stage.drain() == 0, "no claim takes it"
+
+    assert announce(stage, tasks=("stage.call",)) == 0
+    assert announce(stage, queues=("other",)) == 0
     assert is_parked(stage, job)
 
+    assert announce(stage) == 1
+    assert job.waiting_for == []
+    assert stage.run(job) == "completed"
+    assert stage.row_counts()["parked"] == 0
 
-def test_a_stale_message_parks_nothing(stage: Stage) -> None:
+
+def test_the_sweeper_publishes_what_was_released_at_once(stage: Stage) -> None:
+    job = parked_job(stage)
+    stage.sidejob.poll()
+    assert stage.sql("SELECT published_at FROM messages") == [(None,)]
+    announce(stage)
+    assert stage.sidejob.poll().published == 1
+    assert stage.run(job) == "completed"
+
+
+def test_it_is_not_parked_where_a_live_worker_knows_it_and_its_message_is_sent_again_soon(stage: Stage) -> None:
+    announce(stage, worker=stage.worker_id)
     job = stage.job()
-    park(stage, job, for_run=2)
-    park(stage, job, task="another.task")
+    stage.sql("UPDATE messages SET published_at = now(), next_check_at = now() + check_interval")
+    receive(stage, job)
     assert not is_parked(stage, job)
-    hold = stage.claim(job)
-    park(stage, job)
-    assert not is_parked(stage, job)
-    stage.perform(hold)
+    wait = "SELECT extract(epoch FROM next_check_at - now())::float FROM messages WHERE published_at IS NULL"
+    for_run = due_run(stage, job)
+    mark_published(stage.runtime.connections, JOBS, [(job.id, for_run)], again=False)  # of a client, a second later
+    for seconds in (5, 10, 20, 30, 30):
+        assert seconds - 1 < stage.sql(wait)[0][0] < seconds + 1
+        receive(stage, job)
+
+    stage.declare_dead(stage.worker_id)
+    receive(stage, job)
+    assert is_parked(stage, job)
 
 
-def test_force_and_terminate_ask_for_a_parked_job_anew(stage: Stage) -> None:
+@pytest.mark.parametrize("why", ["its run has begun", "the message is of an earlier run", "it is gone", "not due"])
+def test_a_stale_message_parks_nothing(stage: Stage, why: str) -> None:
     job = stage.job()
-    park(stage, job)
+    for_run = due_run(stage, job)
+    if why == "its run has begun":
+        assert stage.claim(job) is not None
+    elif why == "the message is of an earlier run":
+        stage.run(job)
+        job.run()
+    elif why == "it is gone":
+        job.terminate()
+        stage.drain()
+        assert job.delete()
+    else:
+        stage.sql("UPDATE messages SET due_at = now() + interval '1 hour'")
+    before = stage.everything()
+    parking.park(stage.runtime, job.id, for_run=for_run, task=TASK)
+    assert stage.everything() == before
+    if why == "its run has begun":
+        stage.perform(stage.holds[job.id])
+
+
+def test_asks_change_nothing_and_force_tries_once_more(stage: Stage) -> None:
+    job = parked_job(stage)
     job.run()
-    assert is_parked(stage, job), "a plain ask changes nothing"
-    assert job.run(force=True)
-    [(due,)] = stage.sql("SELECT due_at <= now() FROM messages")
-    assert due
-    park(stage, job)
-    job.terminate()
-    [(due,)] = stage.sql("SELECT due_at <= now() FROM messages")
-    assert due
+    job.input("a").write(1)
+    assert is_parked(stage, job)
+
+    job.run(force=True)
+    assert not is_parked(stage, job)
+    receive(stage, job)
+    assert is_parked(stage, job)
+    assert announce(stage) == 1
+    assert stage.run(job) == "completed"
+
+
+def test_a_run_that_was_forced_before_its_worker_said_what_it_serves_leaves_nothing_behind(stage: Stage) -> None:
+    job = parked_job(stage)
+    job.run(force=True)
+    assert stage.run(job) == "completed"
+    assert announce(stage) == 0
+    assert stage.row_counts()["parked"] == 0
+
+
+def test_many_are_released_in_pages(stage: Stage) -> None:
+    many = stage.sidejob.enqueue_many([{"task": stage.idle}] * (parked.RELEASED_TOGETHER + 1))
+    stage.sql("""
+        WITH stopped AS (UPDATE messages SET due_at = '9000-01-01Z', next_check_at = '9000-01-01Z' RETURNING job_id)
+        INSERT INTO parked (job_id, task, queue) SELECT job_id, 'stage.idle', 'celery' FROM stopped""")
+    worker = stage.new_worker()
+    assert announce(stage, worker=worker) == parked.RELEASED_TOGETHER
+    assert announce(stage, worker=worker) == len(many) - parked.RELEASED_TOGETHER
+    assert stage.row_counts()["parked"] == 0
+
+
+# -- announced once, and free ----------------------------------------------------------------------------------------
+
+
+def test_it_is_told_once(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="celery_sidejob")
+    job = stage.job()
+    for_run = due_run(stage, job)
+    for _ in range(3):  # copies of one message
+        receive(stage, job, for_run=for_run)
+    said = [record.message for record in caplog.records if "is parked" in record.message]
+    assert len(said) == 1
+    assert f"Job {job.id} is parked: no worker of queue celery knows its task stage.idle" in said[0]
+
+
+def test_no_turn_of_the_sweeper_reads_or_writes_it(stage: Stage) -> None:
+    parked_job(stage)
+    stage.sidejob.poll()
+    where = "SELECT m.ctid::text, m.xmin::text, m.xmax::text, p.ctid::text, p.xmin::text FROM messages m, parked p"
+    before = stage.sql(where)
+    for _ in range(3):
+        assert not stage.sidejob.poll()
+    assert stage.sql(where) == before
+
+
+# -- two at the same time --------------------------------------------------------------------------------------------
+
+
+def test_whoever_parks_waits_for_a_registration_and_then_sees_it(stage: Stage, aside: Aside) -> None:
+    job = stage.job()
+    for_run = due_run(stage, job)
+    worker = stage.new_worker()
+
+    def serve(executor: Any) -> None:
+        parking.serve(executor, worker, queues=[QUEUE], tasks=[TASK])
+        nonlocal parks
+        parks = aside(receive, stage, job, for_run=for_run)
+        stage.wait_for_waiters()
+
+    parks: Any = None
+    stage.runtime.connections.transact("serve", serve)
+    parks.result(10)
+    assert not is_parked(stage, job)
+    assert stage.run(job) == "completed"
+
+
+def test_a_registration_waits_for_whoever_parks_and_then_releases_it(stage: Stage, aside: Aside) -> None:
+    job = stage.job()
+    for_run = due_run(stage, job)
+    serves: Any = None
+
+    def park(executor: Any) -> None:
+        nonlocal serves
+        jobs.lock(executor, [job.id])
+        parked.take_turn(executor)
+        assert parked.park(executor, job.id, for_run=for_run, task=TASK) is not None
+        serves = aside(announce, stage)
+        stage.wait_for_waiters()
+
+    stage.runtime.connections.transact("park", park)
+    assert serves.result(10) == 1
+    assert not is_parked(stage, job)
+    assert stage.run(job) == "completed"
+
+
+def test_whoever_parks_waits_for_a_termination_and_then_sees_it(stage: Stage, aside: Aside) -> None:
+    job = stage.job()
+    for_run = due_run(stage, job)
+
+    def terminate(executor: Any) -> Any:
+        jobs.lock(executor, [job.id])
+        asks.terminate(executor, [job.id], tree=False, check_interval_s=30.0)
+        parks = aside(receive, stage, job, for_run=for_run)
+        stage.wait_for_waiters()
+        return parks
+
+    stage.runtime.connections.transact("terminate", terminate).result(10)
+    assert stage.sql("SELECT end_at IS NOT NULL FROM parked") == [(True,)]
+    assert stage.sql("SELECT status FROM jobs") == [("terminating",)]
+
+
+def test_a_termination_waits_for_whoever_parks_and_then_sees_it(stage: Stage, aside: Aside) -> None:
+    job = stage.job()
+    for_run = due_run(stage, job)
+
+    def park(executor: Any) -> Any:
+        jobs.lock(executor, [job.id])
+        parked.take_turn(executor)
+        assert parked.park(executor, job.id, for_run=for_run, task=TASK) is not None
+        terminates = aside(job.terminate)
+        stage.wait_for_waiters()
+        return terminates
+
+    stage.runtime.connections.transact("park", park).result(10)
+    assert stage.sql("SELECT end_at IS NOT NULL FROM parked") == [(True,)]
+    assert is_parked(stage, job)
 
 
 @pytest.mark.parametrize("first", ["park", "serve"])
-def test_who_comes_second_sees_what_the_first_has_committed(stage: Stage, first: str) -> None:
+@pytest.mark.parametrize("round_", range(10))
+def test_neither_order_leaves_it_parked(stage: Stage, aside: Aside, first: str, round_: int) -> None:
     job = stage.job()
-    second = {"park": lambda: serve(stage), "serve": lambda: park(stage, job)}[first]
-    connections = stage.runtime.connections
+    for_run = due_run(stage, job)
+    calls = [(receive, stage, job), (announce, stage)]
+    for done in [aside(*call) for call in (calls if first == "park" else calls[::-1])]:
+        done.result(10)
+    assert not is_parked(stage, job), for_run
+    assert stage.run(job) == "completed"
 
-    def work(executor: Transaction) -> None:
-        parked.take_turn(executor)
-        other.start()
-        stage.wait_for_waiters()
-        if first == "park":
-            assert parked.park(executor, job.id, for_run=1, task=TASK) is not None
-        else:
-            served.serve(executor, stage.worker_id, queues=["celery"], tasks=[TASK])
 
-    other = threading.Thread(target=second)
-    connections.transact("first", work)
-    other.join()
-    assert not is_parked(stage, job)
+def test_a_release_and_a_termination_of_many_wait_for_each_other_and_both_hold(stage: Stage, aside: Aside) -> None:
+    many = [parked_job(stage) for _ in range(20)]
+    parent = stage.job()
+    for number, job in enumerate(many):
+        parent.adopt(job, f"child{number}")
+    released = aside(announce, stage)
+    terminated = aside(parent.terminate, recursive=True)
+    released.result(20), terminated.result(20)
+    announce(stage)
     stage.drain()
-    assert job.refresh().status == "completed"
+    assert {str(job.refresh().status) for job in many} == {"terminated"}
+    assert stage.row_counts()["parked"] == 0
+
+
+@pytest.mark.parametrize("answer", ["before-commit", "after-commit"])
+@pytest.mark.parametrize("who", ["park", "serve"])
+def test_an_answer_that_is_lost_leaves_it_either_parked_or_owed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, who: str, answer: str
+) -> None:
+    """The process dies there: what it has done is there, or not; its successor and the sweeper do the rest."""
+    job = stage.job() if who == "park" else parked_job(stage)
+
+    class Died(BaseException):
+        pass
+
+    def reach(point: str) -> None:
+        if point == f"{who}:{answer}":
+            raise Died
+
+    with monkeypatch.context() as context:
+        context.setattr("celery_sidejob.store.connection.own_executor.reach", reach)
+        with pytest.raises(Died):
+            receive(stage, job) if who == "park" else announce(stage)
+    assert is_parked(stage, job) == ((who, answer) in {("park", "after-commit"), ("serve", "before-commit")})
+    announce(stage)
+    assert stage.run(job) == "completed"
+
+
+# -- why a job waits -------------------------------------------------------------------------------------------------
+
+
+def test_waiting_for_tells_timers_retries_rates_and_missing_workers(stage: Stage) -> None:
+    announce(stage, worker=stage.worker_id, tasks=("stage.idle", "stage.call"))
+    assert stage.job().waiting_for == []
+    assert stage.job(countdown=60).waiting_for == ["timer"]
+
+    retried = stage.job(lambda job: (_ for _ in ()).throw(job.retry(countdown=60)))
+    stage.drain()
+    assert retried.waiting_for == ["retry"]
+    retried.run(countdown=90)
+    assert retried.waiting_for == ["retry"], "the timer's ask is later than the run that is owed"
+    retried.run(force=True)
+    assert retried.waiting_for == []
+
+    rest = stage.job()
+    stage.run(rest)
+    assert rest.waiting_for == []
+    rest.run(countdown=60)
+    assert rest.waiting_for == ["timer"]
+    rest.terminate()
+    assert rest.waiting_for == []
+
+
+def test_waiting_for_counts_only_live_workers_of_the_queue_that_know_the_task(stage: Stage) -> None:
+    job = stage.job()
+    assert job.waiting_for == [], "a worker is there that has not said yet what it serves"
+    announce(stage, worker=stage.worker_id, queues=("other",))
+    assert job.waiting_for == ["no worker"]
+    announce(stage, worker=stage.worker_id)
+    assert job.waiting_for == []
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.declare_dead(stage.worker_id)
+    assert job.waiting_for == [], "its run is in progress"
+    stage.perform(hold)
+    job.run()
+    assert job.waiting_for == ["no worker"]
+
+
+# -- terminations ----------------------------------------------------------------------------------------------------
+
+
+def later(stage: Stage) -> None:
+    """A minute passes for parked jobs that were terminated."""
+    stage.sql("UPDATE parked SET end_at = end_at - interval '61 s'")
+
+
+def test_a_parked_job_that_is_terminated_ends_without_its_shutdown_after_a_minute(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = parked_job(stage)
+    job.terminate()
+    assert (job.refresh().status, job.waiting_for) == ("terminating", ["no worker"])
+    assert is_parked(stage, job), "its shutdown cannot run either, and no message is sent"
+    assert stage.sql("SELECT end_at - now() BETWEEN '50 s' AND '60 s' FROM parked") == [(True,)]
+    stage.sidejob.poll()
+    assert job.refresh().status == "terminating"
+
+    later(stage)
+    job.terminate()
+    assert stage.sidejob.poll().shutdowns_skipped == 1
+    assert job.refresh().status == "terminated"
+    assert stage.row_counts()["parked"] == stage.row_counts()["messages"] == 0
+    assert f"Job {job.id} was terminated without its shutdown" in caplog.text
+    assert job.delete()
+
+
+def test_its_shutdown_runs_if_a_worker_comes_in_time(stage: Stage) -> None:
+    ran: list[int] = []
+
+    @stage.task(name="stage.hooked")
+    def task(job: Any) -> None:
+        pass
+
+    task.on_shutdown(lambda job: ran.append(job.id))
+    job = task.enqueue()
+    receive(stage, job)
+    job.terminate()
+    assert announce(stage, tasks=("stage.hooked",)) == 1
+    later(stage)
+    stage.sidejob.poll()
+    stage.drain()
+    assert (ran, job.refresh().status) == ([job.id], "terminated")
+
+
+def test_a_job_that_is_parked_only_when_it_is_terminated_waits_a_minute_too(stage: Stage) -> None:
+    job = stage.job()
+    job.terminate()
+    receive(stage, job)
+    assert is_parked(stage, job)
+    later(stage)
+    stage.sidejob.poll()
+    assert job.refresh().status == "terminated"
+
+
+def test_a_tree_of_parked_jobs_ends_from_its_root(stage: Stage) -> None:
+    root = stage.job()
+    child = stage.job(parent=root, child_name="child")
+    receive(stage, root)
+    receive(stage, child)
+    root.terminate(recursive=True)
+    for _ in range(3):
+        later(stage)
+        stage.sidejob.poll()
+    assert root.terminated
+
+
+def test_a_forced_run_after_the_termination_is_parked_again(stage: Stage) -> None:
+    job = parked_job(stage)
+    job.terminate()
+    later(stage)
+    stage.sidejob.poll()
+    job.run(force=True)
+    receive(stage, job)
+    assert stage.sql("SELECT end_at FROM parked") == [(None,)]
+    assert announce(stage) == 1
+    assert stage.run(job) == "completed"
+
+
+def test_a_deleted_tree_leaves_no_parked_job(stage: Stage) -> None:
+    job = parked_job(stage)
+    job.terminate(without_shutdown=True)
+    assert job.delete()
+    assert stage.row_counts()["parked"] == 0
+
+
+# -- seen by people --------------------------------------------------------------------------------------------------
+
+
+def test_commands_tell_of_parked_jobs(stage: Stage) -> None:
+    job = parked_job(stage)
+    parked_job(stage)
+    shown = ask(stage.app, "show", job.id)
+    assert any("waiting for" in line and "no worker" in line for line in shown.lines)
+    assert any("parked until a worker of the queue knows the task" in line for line in shown.lines)
+    details = ask(stage.app, "show", job.id, "--json").document
+    assert (details["waiting_for"], details["message"]["is_parked"]) == (["no worker"], True)
+
+    queue = ask(stage.app, "stats", "--json").document["queues"][QUEUE]
+    assert (queue["parked"], queue["depth"], queue["delayed"], queue["scheduled"]) == (2, 0, 0, 0)
+    assert ask(stage.app, "drain", "--timeout", 0).lines == [
+        "No run is due or in progress. Left: 2 parked jobs (no worker of their queue knows their task)."
+    ]
+    assert "jobs are parked: 2 of stage.idle in celery" in " ".join(ask(stage.app, "doctor", "--json").out.split())
+    announce(stage)
+    stage.drain()
+    assert "jobs are parked" not in ask(stage.app, "doctor", "--json").out

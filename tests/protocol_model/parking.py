@@ -1,8 +1,8 @@
-"""Every interleaving of a worker that parks a job, whose task it does not know, and one that comes to know the task.
+"""Every interleaving of a worker that parks a job, one that announces its task, and whoever terminates the job.
 
-Transactions are taken apart into their statements: each sees what is committed when it begins, the turn is held until
-the end, and a process may die in between. Rules are those of `store/parked.py`; each of `MISTAKES` is what one is
-tempted to do instead.
+Transactions are taken apart into their statements: each sees what is committed when it begins, a lock is held until the
+end, and a process may die in between. Rules are those of `store/parked.py` and `operations/parking.py`; each of
+`MISTAKES` is what one is tempted to do instead.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 MISTAKES = (
-    "nobody takes turns", "who parks takes no turn", "who serves takes no turn", "who parks does not look",
-    "who serves releases nothing", "it looks before its turn",
+    "parking takes no turn", "announcing takes no turn", "parking looks before its turn",
+    "parking looks at no worker", "announcing releases after its commit", "announcing releases before it",
+    "a message that is not parked is dropped", "a forced message is dropped", "a termination waits for ever",
+    "parking does not lock the job", "parking looks at no status",
 )  # fmt: skip
 
 
@@ -20,90 +22,155 @@ MISTAKES = (
 class World:
     """What is committed, and how far each transaction has come."""
 
-    job: str = "sent"
-    """Its message: sent (on its way to a worker), held by the parker, parked, missing (nobody has it, the sweeper sends
-    it again), or the job has run."""
-    served: bool = False
-    """Whether a live worker has recorded that it serves the task."""
-    turn: str | None = None
-    """Who has the advisory lock."""
+    message: str = "sent"
+    """The message of the job: sent (it is in the broker), lost (the sweeper will send it), parked, dropped (nobody will
+    send it), gone (its run has ended)."""
+    status: str = "queued"
+    """The job: queued, terminating, completed, terminated (after its shutdown), skipped (without it)."""
+    ends: bool = False
+    """Whether the parked job ends without its shutdown when its time is up."""
+    turn: str = ""
+    """Who has the turn: parker or announcer."""
+    lock: str = ""
+    """Who has locked the job: parker or client."""
     parker: str = "idle"
-    """The worker that does not know the task: idle, received, looked (before its turn), in turn, parks, leaves."""
-    server: str = "starts"
-    """The worker that does: starts, in turn, serves or releases (not committed), there."""
+    """The worker without the task: idle, received, locked, turn, then what its statement has found: parks, parks
+    terminating, or knows (a live worker with the task). `... early` where it looked before its turn."""
+    announcer: str = ""
+    """The worker with the task: will come (starts) or not (never), turn, saw parked or saw nothing, serves
+    (committed); late or released, where it releases elsewhere by mistake; dead."""
+    client: str = "idle"
+    """Who terminates the job: idle, locked, saw parked or saw nothing (by its statement), gone."""
+    forces: int = 1
     deaths: int = 2
 
 
 def steps(world: World, mistake: str | None, _: str) -> Iterator[World]:
     """Yield what may be next."""
-    yield from _message(world)
-    yield from _parker(world, mistake)
-    yield from _server(world, mistake)
-
-
-def _message(world: World) -> Iterator[World]:
-    match world.job:
-        case "missing":
-            yield replace(world, job="sent")
-        case "sent":
-            if world.parker == "idle":
-                yield replace(world, parker="received", job="held")
-            if world.server == "there":
-                yield replace(world, job="has run")
+    if not world.announcer:
+        yield replace(world, announcer="starts")
+        yield replace(world, announcer="never")
+    elif world.status in ("queued", "terminating"):
+        yield from _parker(world, mistake)
+        yield from _announcer(world, mistake)
+        yield from _client(world, mistake)
+        yield from _sweeper(world, mistake)
 
 
 def _parker(world: World, mistake: str | None) -> Iterator[World]:
-    free = world.turn is None
-    no_turn = mistake in ("nobody takes turns", "who parks takes no turn")
-    served = world.served and mistake != "who parks does not look"
+    locks, takes_turn = mistake != "parking does not lock the job", mistake != "parking takes no turn"
     match world.parker:
-        case "received" if mistake == "it looks before its turn":
-            yield replace(world, parker="leaves" if served else "looked")
-        case "received" if no_turn:
-            yield replace(world, parker="leaves" if served else "parks")
-        case "received" if free:
-            yield replace(world, parker="in turn", turn="parker")
-        case "looked" if free:
-            yield replace(world, parker="parks", turn="parker")
-        case "in turn":
-            yield replace(world, parker="leaves" if served else "parks")
-        case "parks":
-            yield replace(world, parker="idle", job="parked", turn=_without(world, "parker"))
-        case "leaves":
-            yield replace(world, parker="idle", job="missing", turn=_without(world, "parker"))
-    if world.deaths and world.parker != "idle":  # and another worker like it is there
-        yield replace(world, parker="idle", job="missing", turn=_without(world, "parker"), deaths=world.deaths - 1)
+        case "idle" if world.message == "sent":
+            yield replace(world, parker="received", message="lost")
+        case "received" if not locks:
+            yield replace(world, parker="locked")
+        case "received" if not world.lock:
+            yield replace(world, parker="locked", lock="parker")
+        case "locked" if mistake == "parking looks before its turn":
+            yield replace(world, parker=f"{_found(world, mistake)} early")
+        case "locked" if not takes_turn:
+            yield replace(world, parker=_found(world, mistake))
+        case "locked" if not world.turn:
+            yield replace(world, parker="turn", turn="parker")
+        case "turn":
+            yield replace(world, parker=_found(world, mistake))
+        case early if early.endswith(" early") and not world.turn:
+            yield replace(world, parker=early.removesuffix(" early"), turn="parker")
+        case "parks" | "parks terminating" if world.message in ("lost", "sent"):
+            yield _parker_over(replace(world, message="parked", ends=world.parker == "parks terminating"))
+        case "knows" if mistake == "a message that is not parked is dropped" and world.message == "lost":
+            yield _parker_over(replace(world, message="dropped"))
+        case "knows" | "parks" | "parks terminating":
+            yield _parker_over(world)
+    if world.deaths and world.parker != "idle":  # the transaction is rolled back
+        yield _parker_over(replace(world, deaths=world.deaths - 1))
 
 
-def _server(world: World, mistake: str | None) -> Iterator[World]:
-    free = world.turn is None
-    no_turn = mistake in ("nobody takes turns", "who serves takes no turn")
-    match world.server:
-        case "starts" if no_turn:
-            yield _serves(world, mistake)
-        case "starts" if free:
-            yield replace(world, server="in turn", turn="server")
-        case "in turn":
-            yield _serves(world, mistake)
-        case "serves" | "releases":
-            job = "missing" if world.server == "releases" and world.job == "parked" else world.job
-            yield replace(world, server="there", served=True, job=job, turn=_without(world, "server"))
-        case "there" if world.deaths and world.job != "has run":
-            yield replace(world, server="starts", served=False, deaths=world.deaths - 1)
-    if world.deaths and world.server in ("in turn", "serves", "releases"):
-        yield replace(world, server="starts", turn=_without(world, "server"), deaths=world.deaths - 1)
+def _found(world: World, mistake: str | None) -> str:
+    """Return what the statement finds that parks."""
+    if world.announcer in ("serves", "late") and mistake != "parking looks at no worker":
+        return "knows"
+    is_ending = world.status == "terminating" and mistake != "parking looks at no status"
+    return "parks terminating" if is_ending else "parks"
 
 
-def _serves(world: World, mistake: str | None) -> World:
-    """See what is parked now; it is released by the commit."""
-    sees = world.job == "parked" and mistake != "who serves releases nothing"
-    return replace(world, server="releases" if sees else "serves")
+def _parker_over(world: World) -> World:
+    turn = "" if world.turn == "parker" else world.turn
+    return replace(world, parker="idle", turn=turn, lock="" if world.lock == "parker" else world.lock)
 
 
-def _without(world: World, who: str) -> str | None:
-    return None if world.turn == who else world.turn
+def _announcer(world: World, mistake: str | None) -> Iterator[World]:
+    saw = "saw parked" if world.message == "parked" else "saw nothing"
+    match world.announcer:
+        case "starts" if mistake == "announcing releases before it":
+            yield replace(_released(world), announcer="released")
+        case "released" if not world.turn:
+            yield replace(world, announcer="serves")
+        case "starts" if mistake == "announcing takes no turn":
+            yield replace(world, announcer=saw)
+        case "starts" if not world.turn:
+            yield replace(world, announcer="turn", turn="announcer")
+        case "turn" if mistake == "announcing releases after its commit":
+            yield _announced(world, "late")
+        case "late":
+            yield replace(_released(world), announcer="serves")
+        case "turn":
+            yield replace(world, announcer=saw)
+        case "saw parked":
+            yield _announced(_released(world), "serves")
+        case "saw nothing":
+            yield _announced(world, "serves")
+        case "serves" if world.message == "sent" and not world.lock:
+            over = "terminated" if world.status == "terminating" else "completed"
+            yield replace(world, message="gone", status=over)
+        case "dead":  # its successor
+            yield replace(world, announcer="starts")
+    if world.deaths and world.announcer in ("turn", "saw parked", "saw nothing"):
+        yield _announced(replace(world, deaths=world.deaths - 1), "starts")
+    if world.deaths and world.announcer == "late":  # its fellow goes on
+        yield replace(world, announcer="serves", deaths=world.deaths - 1)
+    if world.deaths and world.announcer == "serves":
+        yield replace(world, announcer="dead", deaths=world.deaths - 1)
+
+
+def _released(world: World) -> World:
+    return replace(world, message="lost", ends=False) if world.message == "parked" else world
+
+
+def _announced(world: World, announcer: str) -> World:
+    return replace(world, announcer=announcer, turn="" if world.turn == "announcer" else world.turn)
+
+
+def _client(world: World, mistake: str | None) -> Iterator[World]:
+    if world.client == "idle":
+        yield replace(world, client="gone")
+    match world.client:
+        case "idle" if not world.lock:
+            yield replace(world, client="locked", lock="client")
+        case "idle" | "gone":
+            return
+        case "locked":
+            yield replace(world, client="saw parked" if world.message == "parked" else "saw nothing")
+        case saw:
+            ends = saw == "saw parked" and mistake != "a termination waits for ever"
+            yield replace(world, client="gone", lock="", status="terminating", ends=world.ends or ends)
+    if world.deaths:
+        yield replace(world, client="idle", lock="", deaths=world.deaths - 1)
+
+
+def _sweeper(world: World, mistake: str | None) -> Iterator[World]:
+    if world.message == "lost":
+        yield replace(world, message="sent")
+    if world.forces and world.message == "parked" and not world.lock:
+        how = "dropped" if mistake == "a forced message is dropped" else "lost"
+        yield replace(world, message=how, ends=False, forces=world.forces - 1)
+    if world.ends and world.message == "parked" and world.status == "terminating" and not world.lock:
+        yield replace(world, message="gone", status="skipped")
 
 
 def wrong(world: World) -> str | None:
-    """Say what must not be where nothing more can happen."""
-    return None if world.job == "has run" else "the job is parked, and a live worker knows its task"
+    """Say what must not be where nothing more can happen; a job whose task nobody brings may wait."""
+    if world.status not in ("queued", "terminating"):
+        return None
+    may_wait = world.announcer == "never" and world.message == "parked" and world.status == "queued"
+    return None if may_wait else f"a {world.status} job waits for ever: its message is {world.message}"

@@ -1,4 +1,4 @@
-"""A job is not parked for ever that somebody serves; each mistake leaves one parked."""
+"""No order of parking, announcing and terminating leaves a job that waits for ever; each mistake ends in a trace."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.protocol_model import parking
 from tests.protocol_model.walk import walk
 
 
-def test_no_job_stays_parked_whose_task_a_live_worker_knows() -> None:
+def test_a_job_is_parked_only_while_no_worker_knows_its_task_and_always_ends() -> None:
     states, found = walk(parking)
-    assert states > 50
+    assert states > 1000
     assert found == {}
 
 

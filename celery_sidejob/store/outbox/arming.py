@@ -11,6 +11,9 @@ from .references import ARMED, priority_of_job, referred
 FIRST_CHECK_S = 2.0
 """How long a fresh row may stay unpublished before the sweeper publishes it."""
 
+NEVER = "'9000-01-01 00:00:00+00'::timestamptz"
+"""When a message is due that waits for a condition and not for a time. Not infinity, which no datetime can be."""
+
 OPENS_AT = "CASE WHEN j.status <> 'terminating' AND NOT j.rate_terminates THEN j.rate_opens_at END"
 """The moment from which its rate lets the next run of a job begin, as SQL; NULL if nothing is to be waited for.
 
@@ -30,7 +33,8 @@ def armed(
 
     **When a run is owed is decided here**, by the row's `due_at`: now, after a backoff, or once the job's rate allows
     it. A pause, a limit or a dependency is a condition in `owed_at` and in no other place: with a `due_at` that never
-    comes, the run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases it.
+    comes (`NEVER`), the run is not published, and no claim takes it. An UPDATE of `due_at` and `next_check_at` releases
+    it.
 
     A job has one row. A row that a run held turns into the row of the next run. A row that is already armed stays
     unchanged; with `cut_short` its `due_at` is decided anew. With None for `cut_short` the jobs are new and have no

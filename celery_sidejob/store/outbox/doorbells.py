@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..statement import Reader, Statement, first
+from .arming import NEVER
 
 _WAITING = Statement("""
 SELECT m.task_id, m.job_id, m.for_run, m.queue, m.publication, j.task, j.priority, a.options::text AS options
@@ -19,9 +20,10 @@ def waiting(executor: Reader, job_ids: Iterable[int], *, unpublished: bool = Fal
     return executor.run(_WAITING, job_ids=list(job_ids), unpublished=unpublished)
 
 
-_OF_JOB = Statement("""
-SELECT m.task_id, m.for_run, m.queue, m.due_at, m.published_at, m.locked_at, w.ident AS locked_by
-FROM {messages} m LEFT JOIN {workers} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
+_OF_JOB = Statement(f"""
+SELECT m.task_id, m.for_run, m.queue, m.due_at, m.due_at = {NEVER} AS is_parked, m.published_at, m.locked_at,
+  w.ident AS locked_by
+FROM {{messages}} m LEFT JOIN {{workers}} w ON w.id = m.locked_by WHERE m.job_id = %(job_id)s""")
 
 
 def of_job(executor: Reader, job_id: int) -> Any | None:

@@ -1,0 +1,38 @@
+"""Why a job does not run now."""
+
+from __future__ import annotations
+
+from ..store import served, waiting, workers
+from ..store.statement import Transaction
+from .runtime import Runtime
+
+NO_WORKER = "no worker"
+
+
+def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
+    """Return the reasons why a job's next run does not begin; none if it may, is in progress, or is not owed.
+
+    Each is `timer`, `retry`, `rate` or `no worker`. No worker: the job is parked, or its run is due and no live worker
+    of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one that does.
+    Returns None if there is no such job.
+    """
+    return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, job_id))
+
+
+def reasons(executor: Transaction, runtime: Runtime, job_id: int) -> list[str] | None:
+    """Return what `waiting_for` does, as the transaction sees it."""
+    row = waiting.conditions(executor, job_id)
+    if row is None:
+        return None
+    found = {
+        "timer": row.waits_for_timer,
+        "retry": row.waits_for_retry,
+        "rate": row.waits_for_rate,
+        NO_WORKER: row.is_parked or (row.is_due and not _is_served(executor, runtime, row.task, row.queue)),
+    }
+    return [reason for reason, holds in found.items() if holds]
+
+
+def _is_served(executor: Transaction, runtime: Runtime, task: str, queue: str) -> bool:
+    silent = workers.silent(executor, runtime.settings)
+    return served.serves(executor, task, queue, silent) or bool(served.unannounced(executor, silent))
