@@ -207,6 +207,25 @@ def test_a_job_that_comes_below_meanwhile_is_refused_or_terminated(
 
 
 @pytest.mark.usefixtures("small")
+def test_a_child_that_sorts_before_those_that_a_page_has_read_is_not_passed_over(
+    stage: Stage, at: Arm, between: Between, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page goes on after the last name that it has read; its parent was not locked yet."""
+    monkeypatch.setattr(tree_terminations, "PAGE", 50)
+    root = tree(stage, 60)
+    parent = stage.sidejob.get(root.id + 1)
+    came: list[Job] = []
+
+    def comes() -> None:
+        came.append(parent.enqueue(stage.idle, child_name="a"))
+
+    at("terminate:after-commit", lambda: between(comes))
+    root.terminate(recursive=True)
+    assert [job.refresh().status for job in came] == [Status.TERMINATING]
+    assert statuses(stage) == {"terminating": 61}
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("when", ["terminate:after-commit", "terminate-page:after-commit"])
 def test_what_is_left_of_a_termination_reaches_no_child_of_a_forced_run(stage: Stage, at: Arm, when: str) -> None:
     """The termination was asked first: it takes the children of that moment, and none that come after the force."""
