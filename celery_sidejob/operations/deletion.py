@@ -19,7 +19,7 @@ from ..model.status import Status
 from ..store import jobs, tree_deletions, trees
 from ..store.errors import FAILURES, Moved
 from ..store.outbox import doorbells
-from ..store.statement import Transaction
+from ..store.statement import Reader, Transaction
 from .after_commit import tell
 from .lock_set import TOGETHER
 from .runtime import Runtime
@@ -83,7 +83,7 @@ def _begin(executor: Transaction, job_id: int) -> bool:
     return True
 
 
-Expired = Callable[[Transaction, Sequence[int]], set[int]]
+Expired = Callable[[Reader, Sequence[int]], set[int]]
 """Returns which failed jobs have an entry in the dead set that has been kept long enough."""
 
 
@@ -107,9 +107,7 @@ def delete_finished(
             return None
         locked = jobs.lock_free_exclusively(executor, everything)
         kept = {job_id for job_id in everything if job_id not in locked or locked[job_id].status not in statuses}
-        failed = [job_id for job_id in kept if job_id in locked and locked[job_id].status == Status.FAILED]
-        if failed and expired is not None:
-            kept -= expired(executor, failed)
+        kept -= _expired(executor, locked, kept, expired)
         kept |= jobs.unsettled(executor, everything)
         now = _trees(executor, job_ids)
         gone = [root for root, tree in found.items() if now.get(root) == tree and not tree & kept]
@@ -140,6 +138,12 @@ def delete_finished_tree(runtime: Runtime, job_id: int, statuses: Set[str]) -> b
     return not jobs.find(runtime.connections, [job_id])
 
 
+def _expired(executor: Reader, locked: dict[int, Any], kept: Set[int], expired: Expired | None) -> Set[int]:
+    """Return the failed jobs that need not be kept."""
+    failed = [job_id for job_id in kept if job_id in locked and locked[job_id].status == Status.FAILED]
+    return expired(executor, failed) if failed and expired is not None else set()
+
+
 def _deleted(rows: Iterable[Any]) -> Sequence[JobDeleted]:
     """Return the events of deleted jobs: those of children, which have the higher ids, before those of parents."""
     return [JobDeleted(row.id, row.task) for row in sorted(rows, key=attrgetter("id"), reverse=True)]
@@ -155,18 +159,26 @@ def _trees(executor: Transaction, job_ids: Collection[int]) -> dict[int, set[int
 class LargeTree:
     """A tree that is deleted in parts, from the bottom up; deletion begins only if all of it rests in `statuses`.
 
-    Its root goes last. While a run of the root is asked for, or the root is locked, nothing more is deleted.
+    A failed job counts as one of them if it is `expired`. The root goes last. While a run of the root is asked for, or
+    the root is locked, nothing more is deleted.
     """
 
-    def __init__(self, runtime: Runtime, root: int, statuses: Set[str]) -> None:
+    def __init__(self, runtime: Runtime, root: int, statuses: Set[str], expired: Expired | None = None) -> None:
         self._runtime = runtime
         self._root = root
         self._statuses = statuses
+        self._expired = expired
         self._left = array("q")  # each job after all its ancestors
 
     def read(self) -> bool:
         """Read the jobs of the tree; False if one of them is not finished."""
-        found = trees.levels(self._runtime.connections, self._root, self._statuses)
+        connections, statuses = self._runtime.connections, self._statuses
+        if self._expired is not None and Status.FAILED not in statuses:
+            failed = trees.failed(connections, self._root)
+            if failed and self._expired(connections, failed) != set(failed):
+                return False
+            statuses = statuses | {Status.FAILED}
+        found = trees.levels(connections, self._root, statuses)
         if found is not None:
             self._left = array("q", found)
         return found is not None
@@ -178,7 +190,8 @@ class LargeTree:
         def work(executor: Transaction) -> Sequence[JobDeleted] | None:
             wanted = {self._root, *part}
             locked = (jobs.lock_exclusively if waits else jobs.lock_free_exclusively)(executor, wanted)
-            if locked.keys() != wanted or any(row.status not in self._statuses for row in locked.values()):
+            kept = {row.id for row in locked.values() if row.status not in self._statuses}
+            if locked.keys() != wanted or kept - _expired(executor, locked, kept, self._expired):
                 return None
             if {row.id for row in trees.subtree(executor, part)} != set(part) or self._are_due(executor, part):
                 return None

@@ -57,6 +57,19 @@ def levels(executor: Reader, job_id: int, statuses: Collection[str]) -> list[int
     return found.ids if found.finished else None
 
 
+_FAILED = Statement("""
+WITH RECURSIVE tree AS (
+  SELECT id, status FROM {jobs} WHERE id = %(id)s
+  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
+    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+SELECT id FROM tree WHERE status = 'failed'""")
+
+
+def failed(executor: Reader, job_id: int) -> list[int]:
+    """Read the ids of the failed jobs among a job and everything below it."""
+    return [row.id for row in executor.run(_FAILED, id=job_id)]
+
+
 _DUE = Statement("""
 WITH RECURSIVE tree AS (
   SELECT id FROM {jobs} WHERE id = %(id)s

@@ -153,7 +153,7 @@ class Prune(SweepDuty):
         self._stuck = {job_id: until for job_id, until in self._stuck.items() if until > time.monotonic()}
         if root in self._stuck:
             return
-        tree = LargeTree(self._runtime, root, statuses)
+        tree = LargeTree(self._runtime, root, statuses, self._expired)
         if tree.read():
             while tree.delete_part():
                 yield Report(pruned_parts=1)

@@ -262,6 +262,20 @@ def test_nothing_of_a_large_tree_goes_while_anything_of_it_is_not_finished(stage
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_large_tree_with_failed_jobs_goes_when_their_entries_may(stage: Stage) -> None:
+    root = tree(stage, 20)
+    stage.sql("UPDATE jobs SET status = 'failed' WHERE id %% 5 = 0".replace("%%", "%"))
+    stage.sql("INSERT INTO dead (job_id, task, queue, reason, payload, died_at) SELECT id, task, queue, 'failed', '{}',"
+              " now() - interval '181 days' FROM jobs WHERE status = 'failed'")  # fmt: skip
+    stage.sql("UPDATE dead SET died_at = now() WHERE id = (SELECT max(id) FROM dead)")
+    assert Prune(Sweep(stage.runtime)).run_once() == Report()
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days'")
+    assert Prune(Sweep(stage.runtime)).run_once()["pruned_jobs"] == 1
+    assert not root.exists
+    assert stage.sql("SELECT count(*) FROM jobs") == [(0,)]
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_a_run_that_is_asked_for_keeps_the_rest_of_a_large_tree(stage: Stage) -> None:
     root = tree(stage, 20)
     pruner = in_slices(stage)
