@@ -84,6 +84,8 @@ class World:
         """Whether the last call had a transaction, which its process may have survived or not."""
         self.survives = True
         """Whether the process that makes a call does what follows its commit; else that is left to the sweeper."""
+        self.named_in_vain: dict[Label, set[str]] = {}
+        """In a unit's view: the aliases that it gives to jobs that are not there, which its commit will refuse."""
         self.seen_by_all: set[Label] = set()
         """In a transaction of the caller's own: the jobs that were there before it."""
         self._numbers = 0
@@ -108,7 +110,11 @@ class World:
         return [label] + ([] if parent is None else self.above(parent))
 
     def owner(self, alias: str) -> Label | None:
-        return next((label for label, node in self.jobs.items() if alias in node.aliases), None)
+        names = [(label, node.aliases) for label, node in self.jobs.items()]
+        return next((label for label, found in [*names, *self.named_in_vain.items()] if alias in found), None)
+
+    def aliases(self, label: Label) -> set[str]:
+        return self.jobs[label].aliases if label in self.jobs else self.named_in_vain.setdefault(label, set())
 
     def can_begin(self, label: Label) -> bool:
         node = self.jobs.get(label)
@@ -521,10 +527,10 @@ class Unit:
                     seen.jobs[child].parent, seen.jobs[child].name = parent, child_name
                 case "disown", (_, child) if child in seen.jobs:
                     seen.jobs[child].parent = seen.jobs[child].name = None
-                case "add_alias", (label, alias) if label in seen.jobs:
-                    seen.jobs[label].aliases.add(alias)
-                case "remove_alias", (label, alias) if label in seen.jobs:
-                    seen.jobs[label].aliases.discard(alias)
+                case "add_alias", (label, alias):
+                    seen.aliases(label).add(alias)
+                case "remove_alias", (label, alias):
+                    seen.aliases(label).discard(alias)
         return seen
 
     # -- what the body asks --------------------------------------------------------------------------------------
@@ -564,7 +570,9 @@ class Unit:
                     raise Refused("AliasTakenError")
                 found = None
             case "remove_alias", (label, alias):
-                if alias not in seen.job(label).aliases:
+                if not seen.aliases(label):
+                    seen.job(label)
+                if alias not in seen.aliases(label):
                     raise Refused("InvalidAliasError")
                 found = None
             case _:
