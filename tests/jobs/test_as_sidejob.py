@@ -378,7 +378,7 @@ def test_a_context_is_gone_after_an_error_and_nested_ones_unwind(stage: Stage, r
     port, context = resting.input("a"), stage.sidejob.context
 
     def fails() -> None:
-        with context(a=1):
+        with context(a=1, c=4):
             with context(b=2, a=3):
                 port.write(1)
             port.write(2)
@@ -388,4 +388,4 @@ def test_a_context_is_gone_after_an_error_and_nested_ones_unwind(stage: Stage, r
         fails()
     port.write(3)
     found = [port.read_packet() for _ in range(3)]
-    assert [packet.context for packet in found if packet] == [{"a": 3, "b": 2}, {"a": 1}, {}]
+    assert [packet.context for packet in found if packet] == [{"a": 3, "b": 2, "c": 4}, {"a": 1, "c": 4}, {}]

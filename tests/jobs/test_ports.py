@@ -353,6 +353,16 @@ def test_for_inputs_takes_one_value_of_each_port_per_turn(stage: Stage) -> None:
     assert list(job.output("sum")) == [11, 22, 33]
 
 
+def test_a_turn_has_the_values_in_the_order_of_the_names_and_the_oldest_first(stage: Stage) -> None:
+    turns: list[Any] = []
+    job = stage.job(lambda job: turns.extend(job.for_inputs("b", "a")))
+    with stage.sidejob.port_options(notify=False):
+        job.input("a").write_many([1, 2])
+        job.input("b").write_many([10, 20])
+    assert stage.run(job) == "completed"
+    assert turns == [(10, 1), (20, 2)]
+
+
 def test_for_inputs_suspends_when_some_have_data_and_goes_on_later(stage: Stage) -> None:
     job = stage.job(adder)
     assert stage.run(job) == "completed"  # nothing at all to do
