@@ -12,8 +12,11 @@ from ..hooks.outcome import Outcome
 from ..hooks.tasks.inline import run_kept
 from ..hooks.worker import recording
 from ..jobs.job import Job
+from ..model.checks import is_number
+from ..model.checks import shown as in_text
 from ..model.crash_points import Died
 from ..model.durable import Message
+from ..model.errors import InvalidValueError
 from ..operations.noted_asks import apply_noted_asks
 from ..operations.publications import deliver_page
 from ..operations.runtime import Runtime
@@ -37,6 +40,8 @@ def run_job(job: Job, *, raise_errors: bool = True) -> Job:
     What else it asks for stays asked for: its children, say, and its next run. With `raise_errors` the error of its
     body is raised, once its end is written. AssertionError if no run is owed.
     """
+    if not isinstance(job, Job):
+        raise InvalidValueError(f"run_job() takes a job, as enqueue() returns it, not {in_text(job)}.")
     sidejob = sidejob_of(job)
     runtime = sidejob.runtime
     with _working(runtime) as worker:
@@ -55,6 +60,10 @@ def run_until_quiet(sidejob: Any, *, limit: int = 1000, raise_errors: bool = Tru
     is raised, once its end is written; without it, errors are kept as a worker keeps them. AssertionError if there is
     more to run after `limit` runs, with the jobs and tasks that are still due.
     """
+    if not isinstance(getattr(sidejob, "runtime", None), Runtime):
+        raise InvalidValueError(f"run_until_quiet() takes a SideJob, not {in_text(sidejob)}.")
+    if not is_number(limit, least=1):
+        raise InvalidValueError(f"limit of run_until_quiet() is a number of runs, from 1 on, not {in_text(limit)}.")
     runtime = sidejob.runtime
     done = 0
     with _working(runtime) as worker:

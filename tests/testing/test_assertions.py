@@ -16,6 +16,7 @@ from celery_sidejob.testing import (
     refute_enqueued,
     run_job,
     run_until_quiet,
+    wait_until,
 )
 from tests.tools.in_process import Stage
 
@@ -114,6 +115,21 @@ def test_the_age_of_what_is_kept_obeys_the_clock_and_workers_live_on(stage: Stag
     stage.sidejob.poll()
     assert len(stage.sidejob.dead) == 0
     assert stage.sql("SELECT beat_at FROM workers") == beat
+
+
+def test_a_lease_that_a_run_renews_itself_obeys_the_clock(stage: Stage) -> None:
+    """The worker of the run takes it away, whose next commit is refused; then it runs again."""
+
+    def body(job: RunningJob) -> None:
+        if job.run_no == 1:
+            move_clock(timedelta(hours=1), sidejob=stage.sidejob)
+            wait_until(lambda: stage.sql("SELECT losses FROM jobs") == [(1,)])
+        job.set(written_by=job.run_no)
+
+    task = stage.task(body, name="stage.renews", lease_renewal="manual", lease=3600)
+    job = task.enqueue()
+    assert run_job(job).status == "queued"
+    assert run_job(job).get("written_by") == 2
 
 
 @pytest.mark.parametrize("by", [-1, "an hour", float("nan"), timedelta(seconds=-1)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import RunningJob
+from celery_sidejob import InvalidValueError, RunningJob
 from celery_sidejob.services.heartbeat import strays
 from celery_sidejob.testing import run_job, run_until_quiet, wait_until
 from tests.tools.in_process import Stage
@@ -108,6 +108,19 @@ def test_a_task_that_is_not_known_here_is_named(stage: Stage) -> None:
 
     with pytest.raises(AssertionError, match=r"shop\.unknown is due, and this process does not know it"):
         run_until_quiet(stage.sidejob)
+
+
+def test_what_cannot_be_run_is_refused_before_anything_runs(stage: Stage) -> None:
+    job = stage.job()
+    with pytest.raises(InvalidValueError, match=r"run_job\(\) takes a job, as enqueue\(\) returns it, not 1"):
+        run_job(job.id)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValueError, match=r"run_until_quiet\(\) takes a SideJob, not <Celery stage"):
+        run_until_quiet(stage.app)
+    for limit in (0, -1, "all", None):
+        with pytest.raises(InvalidValueError, match="is a number of runs, from 1 on"):
+            run_until_quiet(stage.sidejob, limit=limit)  # type: ignore[arg-type]
+    assert job.refresh().status == "queued"
+    assert run_until_quiet(stage.sidejob, limit=1) == 1  # as many as there are
 
 
 def test_no_worker_is_told_of_a_run_that_is_done_here(stage: Stage) -> None:

@@ -6,6 +6,7 @@ nothing is waited for: a retry comes at once, and what is set for later stays in
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -109,20 +110,23 @@ def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
 
 def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcome | None:
     """Do the run that a doorbell's row is for; None if it is not owed any more. An `eager` retry waits for nothing."""
-    delivery = worker.runs.received((row.job_id, row.for_run))  # else the worker gives back a run longer than its lease
+    task, runs_here = app.tasks[row.task], worker.runs
+    # Else the worker would give back a run longer than its lease, and not take away one that does not renew its own.
+    delivery = runs_here.received((row.job_id, row.for_run), getattr(task, "lease", None))
+    runs_here.accepted(delivery, os.getpid())
     try:
         runtime = worker.runtime
         hold = runs.claim(runtime, row.job_id, task=row.task, for_run=row.for_run, worker_id=worker.worker_id)
         if hold is None:
             return None
         request = Context({"id": row.task_id, "is_eager": eager, "called_directly": False})
-        return Outcome(run_claimed(app.tasks[row.task], runtime, hold, request))
+        return Outcome(run_claimed(task, runtime, hold, request))
     except (Ignore, Retry):
         return Outcome(rests=True)
     except Exception as error:
         return Outcome(error=error)
     finally:
-        worker.runs.over(delivery)
+        runs_here.over(delivery)
 
 
 def _waiting(runtime: Runtime, asked_for: set[int]) -> Iterator[Any]:
