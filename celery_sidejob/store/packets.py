@@ -112,8 +112,9 @@ _TAKE = Statement(f"""
 WITH o AS (SELECT o.id, o.packet_limit FROM {{ports}} o WHERE {_PORT}),
 free AS (
   SELECT p.ctid AS place FROM {{packets}} p
-  WHERE p.port_id = (SELECT id FROM o) AND {_FREE}
-    AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
+  WHERE p.port_id = (SELECT id FROM o) AND (
+    {_FREE} AND NOT (p.taken_by IS NOT DISTINCT FROM %(job_id)s AND p.taken_run IS NOT DISTINCT FROM %(run_no)s)
+    OR %(again)s AND {_MINE} AND NOT p.id = ANY(%(seen)s::bigint[]))
   ORDER BY p.id LIMIT %(limit)s FOR UPDATE OF p SKIP LOCKED),
 taken AS (
   UPDATE {{packets}} q SET taken_by = %(job_id)s, taken_run = %(run_no)s
@@ -122,14 +123,19 @@ taken AS (
 SELECT taken.*, {_passed_over("taken")} FROM taken""")
 
 
-def take(executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int | None) -> list[Any]:
+def take(
+    executor: Transaction, port: PortKey, *, job_id: int, run_no: int, limit: int | None, again: bool = False,
+    seen: Sequence[int] = (),
+) -> list[Any]:  # fmt: skip
     """Take free packets of a port for a run, oldest first, except those that another open transaction is reading.
 
-    With `limit=None` all of them are taken. `passed_over`: see `pop`.
+    With `limit=None` all of them are taken. `again`: the answer to an earlier take of this run was lost, so the packets
+    that it has taken, and has not `seen`, are taken too. `passed_over`: see `pop`.
     """
-    return sorted(
-        executor.run(_TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit), key=lambda row: row.id
+    found = executor.run(
+        _TAKE, **_named(port), job_id=job_id, run_no=run_no, limit=limit, again=again, seen=list(seen) if again else []
     )
+    return sorted(found, key=lambda row: row.id)
 
 
 CONSUME = f"""

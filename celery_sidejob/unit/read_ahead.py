@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,8 @@ class _Buffer:
     read: list[Any] = field(default_factory=list)
     empty: Any = None
     """The port's row, if this unit has found it without packets."""
+    in_doubt: bool = False
+    """Whether packets may have been taken without an answer: the body has gone on after the error."""
 
     @property
     def seen(self) -> list[int]:
@@ -125,7 +127,7 @@ class ReadAhead:
             if not takes:
                 rows: Sequence[Any] = packets.read_ahead(self._connections, key, seen=kept.seen, limit=most)
             else:
-                rows = self._take(key, kept, most)
+                rows = self._take(unit, key, kept, most)
             kept.ahead.extend(row for row in rows if row.id is not None)
             if not kept.ahead:
                 kept.empty = rows[0] if rows else None
@@ -133,7 +135,7 @@ class ReadAhead:
                 unit.took = True
         return kept
 
-    def _take(self, key: PortKey, kept: _Buffer, most: int | None) -> Sequence[Any]:
+    def _take(self, unit: Unit, key: PortKey, kept: _Buffer, most: int | None) -> Sequence[Any]:
         """Take packets for this run, and return what `read_ahead` returns.
 
         Those that a transaction in progress reads are waited for. It may be rolled back, and nobody would ask the job
@@ -143,12 +145,23 @@ class ReadAhead:
 
         @behind_marks
         def take(executor: Any) -> Sequence[Any]:
-            return packets.take(executor, key, job_id=hold.job_id, run_no=hold.run_no, limit=most)
+            return packets.take(
+                executor, key, job_id=hold.job_id, run_no=hold.run_no, limit=most, again=kept.in_doubt, seen=kept.seen
+            )
 
-        while not (rows := self._connections.transact("take", take)):
+        while not (rows := self._taken(unit, kept, take)):
             rows = packets.read_ahead(self._connections, key, seen=kept.seen, limit=1)
             if not rows or rows[0].id is None:
                 break
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        return rows
+
+    def _taken(self, unit: Unit, kept: _Buffer, take: Callable[[Any], Sequence[Any]]) -> Sequence[Any]:
+        try:
+            rows = self._connections.transact("take", take)
+        except BaseException:  # a time limit, too: what may have been taken is freed at the latest when the run ends
+            kept.in_doubt = unit.took = True
+            raise
+        kept.in_doubt = False
         return rows

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import Job, RunningJob
+from celery_sidejob import Job, RunningJob, StoreUnavailableError
 from celery_sidejob.operations import recovery
 from celery_sidejob.unit.open_unit import OpenUnit, within
+from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 
 
@@ -53,3 +54,48 @@ def test_what_a_lost_run_had_taken_is_read_after_it_by_another_and_in_order(stag
     seen: list[Any] = []
     other = stage.inside(lambda job: seen.extend(child.output("x").read_many(9)))
     assert (other.status, seen) == ("completed", [1, 2, 4])
+
+
+def first_two(port: Any) -> list[Any]:
+    return [value for _, value in zip(range(2), port, strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("read", "expected"),
+    [
+        (lambda port: [port.read()], [1]),
+        (lambda port: port.read_many(2), [1, 2]),
+        (first_two, [1, 2]),
+        (lambda port: port.connect_to(port.job.input("y")), [1, 2, 3, 4]),
+    ],
+    ids=["one", "many", "each", "moved"],
+)
+def test_a_body_that_goes_on_after_a_lost_answer_reads_what_was_taken(
+    stage: Stage, child: Job, at: Arm, read: Any, expected: list[int]
+) -> None:
+    seen: list[Any] = []
+
+    def body(job: RunningJob) -> None:
+        port = child.output("x")
+        at("take:after-commit", lost)
+        with pytest.raises(StoreUnavailableError):
+            read(port)
+        seen.extend(read(port))
+        job.checkpoint()
+        seen.extend(port.read_many(9))
+
+    assert stage.inside(body).status == "completed"
+    assert seen[: len(expected)] == expected
+    assert seen == [1, 2, 3, 4]
+    assert stage.sql("SELECT count(*) FROM packets WHERE taken_by IS NOT NULL") == [(0,)]
+
+
+def test_what_was_taken_without_an_answer_is_free_after_the_run(stage: Stage, child: Job, at: Arm) -> None:
+    def body(job: RunningJob) -> None:
+        at("take:after-commit", lost)
+        with pytest.raises(StoreUnavailableError):
+            child.output("x").read_many(2)
+
+    assert stage.inside(body).status == "completed"
+    assert stage.sql("SELECT count(*) FROM packets WHERE taken_by IS NOT NULL") == [(0,)]
+    assert child.output("x").read_many(9) == [1, 2, 3, 4]

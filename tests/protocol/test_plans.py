@@ -333,7 +333,7 @@ THOSE = packets.those([(1, n) for n in range(ROWS + 1, 2 * ROWS + 1)])
 OF_PACKETS: dict[str, tuple[Statement, dict[str, Any]]] = {
     "consume": (packets._CONSUME, {**THOSE, "id": 1, "run_no": 1}),
     "fence": (claims._FENCE, {**THOSE, "id": 1, "run_no": 1, "unit_no": 1, "worker_id": 1}),
-    "take": (packets._TAKE, {**PORT_A, "job_id": 1, "run_no": 1, "limit": ROWS}),
+    "take": (packets._TAKE, {**PORT_A, "job_id": 1, "run_no": 1, "limit": ROWS, "again": False, "seen": []}),
     "pop": (packets._POP_MANY, {**PORT_A, "limit": ROWS}),
     "move": (packets._MOVE, {"source": 1, "targets": [2]}),
     "read": (packets._READ_AHEAD, {**PORT_A, "seen": [], "limit": ROWS, "job_id": 1, "run_no": 1}),
@@ -476,7 +476,10 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     ),
     "packets of another": (
         packets._TAKE,
-        {"owner_id": OTHER, "direction": "in", "name": "a", "job_id": ROOT, "run_no": 1, "limit": 100},
+        {
+            **{"owner_id": OTHER, "direction": "in", "name": "a"},
+            **{"job_id": ROOT, "run_no": 1, "limit": 100, "again": False, "seen": []},
+        },
         20,
     ),
     "timers that are due": (asks._DUE_TIMERS, {"limit": 200}, 10 * asks.SOONEST),
