@@ -85,6 +85,7 @@ def test_a_default_is_read_any_number_of_times_and_wakes_nobody(stage: Stage, re
     assert [port.read(), port.read()] == [None, None]
     assert port.read_packet() is None
     assert list(port) == []
+    assert resting.refresh().status == "completed", "a default wakes nobody"
     port.write(1)
     assert [port.read(), port.read()] == [1, None]
     port.default = {"a": 1}
@@ -148,8 +149,10 @@ def test_ports_are_the_tasks_own_and_the_jobs(stage: Stage) -> None:
     assert job.input("a") == job.input("a") != job.input("b")
     assert len({job.input("a"), job.input("a"), job.output("c")}) == 2
     assert job.input("a").job == job
-    with pytest.raises(PortNotFoundError, match="it has: a, b, d"):
-        job.input("c").write(1)
+    unknown = job.input("c")
+    for use in (lambda: unknown.write(1), unknown.read, unknown.peek, lambda: len(unknown), lambda: unknown.default):
+        with pytest.raises(PortNotFoundError, match="it has: a, b, d"):
+            use()
 
     job.input("b").write(1)
     job.configure_ports(inports=["z"])
