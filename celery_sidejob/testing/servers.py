@@ -20,7 +20,7 @@ from kombu import Connection
 from .. import embedded
 from ..model.errors import SettingsError
 from ..store.errors import first_line
-from .databases import check_can_be_reached, check_is_for_tests, drop_schema, empty, own_schema
+from .databases import XDIST, check_can_be_reached, check_is_for_tests, drop_schema, empty, own_schema
 
 POSTGRES = "SIDEJOB_TEST_DATABASE_URL"
 REDIS = "SIDEJOB_TEST_REDIS_URL"
@@ -152,12 +152,25 @@ def broker_url(app: Celery, database_url: str, part: RedisPart | None) -> str:
         case "postgres":
             return "sidejobpg://"  # alone: the store's database and schema
         case "amqp" if os.environ.get(AMQP):
-            _check_amqp(os.environ[AMQP])
-            return os.environ[AMQP]
+            url = _vhost(os.environ[AMQP])
+            _check_amqp(url)
+            return url
     raise SettingsError(
         f"The app's broker is of a kind that cannot be started for a test ({str(own).partition(':')[0]}://). Name one "
         f"for tests: a RabbitMQ's vhost in {AMQP}, or override the fixture sidejob_broker_url."
     )
+
+
+def _vhost(url: str) -> str:
+    """Return the URL of this process's vhost; SettingsError if processes of pytest-xdist would share one."""
+    process = os.environ.get(XDIST)
+    if process and "{worker}" not in url:
+        raise SettingsError(
+            f"pytest-xdist runs these tests in several processes, and {AMQP} names one vhost for all of them: they "
+            "would take each other's messages. Make a vhost for each, and write {worker} for the process: "
+            "amqp://…/test_{worker} for test_gw0, test_gw1 …"
+        )
+    return url.replace("{worker}", process or "main")
 
 
 def _check_amqp(url: str) -> None:

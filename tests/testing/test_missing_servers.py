@@ -68,6 +68,7 @@ def test_a_rabbitmq_that_is_not_named_or_cannot_be_reached(monkeypatch: pytest.M
     with pytest.raises(SettingsError, match=r"cannot be started for a test \(amqp://\).*SIDEJOB_TEST_AMQP_URL"):
         servers.broker_url(app, "postgresql://", None)
     monkeypatch.setenv("SIDEJOB_TEST_AMQP_URL", f"amqp://{NOWHERE}//")
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     with pytest.raises(SettingsError, match=r"cannot reach the RabbitMQ that SIDEJOB_TEST_AMQP_URL names: .*refused"):
         servers.broker_url(app, "postgresql://", None)
 

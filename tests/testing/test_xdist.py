@@ -10,7 +10,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from celery_sidejob import SettingsError
 from celery_sidejob.testing.databases import own_schema
+from celery_sidejob.testing.servers import _vhost
 from tests.testing.test_testing_page import run_pytest
 from tests.tools.databases import Databases
 from tests.tools.versions import KOMBU_5_7
@@ -103,3 +105,15 @@ def test_a_database_that_processes_share_has_a_schema_for_each(
 ) -> None:
     monkeypatch.setenv("PYTEST_XDIST_WORKER", process)
     assert own_schema("sidejob", f"postgresql://h/{database}") == schema
+
+
+def test_processes_that_would_share_a_vhost_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def vhost(process: str, url: str) -> str:
+        monkeypatch.setenv("PYTEST_XDIST_WORKER", process)
+        return _vhost(url)
+
+    assert vhost("", "amqp://h/test") == "amqp://h/test"
+    assert vhost("", "amqp://h/test_{worker}") == "amqp://h/test_main"
+    assert vhost("gw1", "amqp://h/test_{worker}") == "amqp://h/test_gw1"
+    with pytest.raises(SettingsError, match=r"one vhost for all of them.*amqp://…/test_\{worker\} for test_gw0"):
+        vhost("gw1", "amqp://h/test")
