@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..model.changes import Adopt, CancelTimer, Change, Disown, RememberInputs, Terminate
+from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
 from ..store import claims, jobs, packets, room
@@ -160,6 +161,7 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         return transaction_id(borrowed), applied
 
     number, applied = borrowed.apply(work)
+    reach("unit:before-commit")
     return number, follow_commit_of(runtime, borrowed, applied.after_commit)
 
 

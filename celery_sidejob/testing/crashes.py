@@ -20,7 +20,7 @@ ENDS = ("end", "durable-end", "durable-move", "durable-bury")
 COMMITS: Mapping[str, tuple[str, ...]] = {
     "enqueue": ("enqueue", "durable-keep"),
     "claim": ("claim", "durable-begin"),
-    "commit": ("checkpoint", *ENDS),
+    "commit": ("checkpoint", "unit", *ENDS),
     "end": ENDS,
 }
 """The package's transactions behind each name that users give."""

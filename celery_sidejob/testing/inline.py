@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,10 +27,12 @@ from ..services.sweep.dead_workers import DeadWorkers
 from ..services.sweep.due_tasks import DueTasks
 from ..services.sweep.lost_tasks import LostTasks
 from ..services.sweep.sweep import Sweep
-from ..store import asks, publications
+from ..store import asks, publications, workers
 from ..store.outbox.due import doomed, due
 from .databases import declare_dead
+from .freezing import family
 from .subject import shown, sidejob_of
+from .waiting import wait_until
 
 PAGE = 100
 
@@ -98,13 +101,31 @@ def _working(runtime: Runtime) -> Iterator[Heartbeat]:
 
 
 def _rescue_lost(runtime: Runtime) -> None:
-    """Rescue or bury what dead workers held, as the sweeper does: this process may have "died" at a crash point."""
+    """Rescue or bury what dead workers held, as the sweeper does: killed ones, and what this process was as it "died".
+
+    A worker whose process is gone is not waited for.
+    """
+    for row in workers.list_all(runtime.connections, runtime.settings):
+        if row.dead_at is None and _is_gone(row.ident):
+            declare_dead(runtime.settings.require_database_url(), runtime.settings.schema, row.id)
     sweep = Sweep(runtime)
-    for duty in (DeadWorkers(sweep), LostTasks(sweep)):
-        duty.run_once()
+
+    def all_rescued() -> bool:
+        while LostTasks(sweep).run_once()["tasks_taken"]:
+            pass
+        DeadWorkers(sweep).run_once()  # not a job that the server has locked until it notices its client's death
+        return not any(row.dead_at for row in workers.list_all(runtime.connections, runtime.settings))
+
+    wait_until(all_rescued, message="the runs of dead workers to be rescued")
     ids = [row.task_id for row in doomed(runtime.connections)]
     if ids:
         DueTasks(sweep).judge(ids, Report())
+
+
+def _is_gone(ident: str) -> bool:
+    """Tell whether a worker has run on this machine, and does not any more."""
+    host, _, pid = ident.rpartition(":")[0].rpartition(":")
+    return host == socket.gethostname() and not family(int(pid))
 
 
 def _due(runtime: Runtime) -> Any:

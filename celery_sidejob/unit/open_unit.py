@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..model.changes import Change, ConfigurePorts, NewJob, PortKey, RememberInputs
+from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
 from ..model.port import WILDCARD
 from ..operations import runs
@@ -218,6 +219,7 @@ class OpenUnit:
         self._lent = None
         if applied:
             self._applied()
+            reach("unit:after-commit")
             self._in_doubt = not lent.commit_was_heard()
             if lent.follow is not None:
                 lent.follow()

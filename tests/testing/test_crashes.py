@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from celery_sidejob import InvalidValueError, RunningJob
 from celery_sidejob.testing import crash_after, crash_before, run_job, run_until_quiet
@@ -53,6 +57,48 @@ def test_who_has_died_after_the_last_commit_left_nothing_to_rescue(stage: Stage)
         run_job(job)
     assert job.refresh().status == "completed"
     assert run_until_quiet(stage.sidejob) == 0
+
+
+@pytest.mark.parametrize(("crash", "there"), [(crash_before, []), (crash_after, [1])])
+def test_the_commit_of_a_unit_in_the_caller_s_transaction_is_a_point(
+    stage: Stage, crash: Any, there: list[int]
+) -> None:
+    stage.sql("CREATE TABLE public.crash_rows (n int)")
+    engine = create_engine(stage.database_url.replace("postgresql://", "postgresql+psycopg://"))
+
+    def body(job: RunningJob) -> None:
+        for number in job.for_inputs("numbers"):
+            with engine.begin() as connection, job.unit(transaction=connection):
+                connection.exec_driver_sql("INSERT INTO public.crash_rows VALUES (%s)", (number,))
+
+    def rows() -> list[int]:
+        return [n for (n,) in stage.sql("SELECT n FROM public.crash_rows ORDER BY n")]
+
+    try:
+        job = stage.job(body)
+        job.input("numbers").write_many([1, 2])
+        with crash("commit"):
+            run_job(job)
+        assert rows() == there
+        run_until_quiet(stage.sidejob)
+        assert rows() == [1, 2]
+    finally:
+        engine.dispose()
+        stage.sql("DROP TABLE public.crash_rows")
+
+
+def test_the_run_of_a_process_that_is_gone_is_rescued_at_once(stage: Stage) -> None:
+    job = stage.job(add_up)
+    job.input("numbers").write(1)
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
+    worker = stage.new_worker()
+    ident = f"{socket.gethostname()}:{gone.pid}:a-killed-one"
+    stage.sql("UPDATE workers SET ident = %s WHERE id = %s", ident, worker)
+    assert stage.claim(job, worker_id=worker) is not None
+
+    assert run_until_quiet(stage.sidejob) == 1
+    assert (job.refresh().status, job.get("total")) == ("completed", 1)
 
 
 def test_nothing_is_written_on_the_way_out(stage: Stage) -> None:
