@@ -8,7 +8,15 @@ from typing import Any
 import psycopg
 import pytest
 
-from celery_sidejob import IllegalMoveError, InvalidPortError, InvalidValueError, Job, PortFullError, RunningJob
+from celery_sidejob import (
+    IllegalMoveError,
+    InvalidPortError,
+    InvalidValueError,
+    Job,
+    JobNotFoundError,
+    PortFullError,
+    RunningJob,
+)
 from celery_sidejob.store import room
 from celery_sidejob.store.connection.own_executor import OwnExecutor
 from tests.acceptance.lenders import LENDERS
@@ -489,6 +497,28 @@ def test_a_reader_waits_for_a_run_that_has_seen_no_room(
     assert reading[0].result(20) == 0
     stage.drain()
     assert (job.refresh().status, on(target.input("in"))) == ("completed", [1])
+
+
+@pytest.mark.parametrize("ends", ["is forced", "is read by another", "is deleted"])
+def test_who_waits_for_a_terminated_reader_goes_on_when_that_is_settled(stage: Stage, ends: str) -> None:
+    target = limited(stage, 1, lambda job: [*job.for_inputs("in")])
+    quietly(stage, target.input("in"), 0)
+    job = writer(stage, target)
+    quietly(stage, job.input("in"), 1)
+    assert stage.run(job) == "suspended"
+    target.terminate()
+    stage.drain()
+    assert (job.refresh().status, waiting(stage)) == ("suspended", [job.id])
+    if ends == "is forced":
+        target.run(force=True)
+    elif ends == "is read by another":
+        assert target.input("in").read() == 0
+    else:
+        target.delete()
+    stage.drain()
+    assert job.refresh().status == ("failed" if ends == "is deleted" else "completed")
+    if ends == "is deleted":
+        assert isinstance(stage.raised[job.id], JobNotFoundError)
 
 
 def by_a_run(stage: Stage, port: Any) -> Any:
