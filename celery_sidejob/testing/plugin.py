@@ -44,11 +44,21 @@ def sidejob_redis() -> Iterator[RedisPart]:
 
 
 @pytest.fixture(scope="session")
-def sidejob_database_url(sidejob_postgres_url: str) -> Iterator[str]:
-    """The URL of the store: a database that this process makes and drops. Override it to use one of your own."""
-    from .databases import Databases
+def sidejob_database_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of the store: a database that this process makes and drops. Override it to use one of your own.
 
-    databases = Databases(sidejob_postgres_url)
+    If the store is in one of Django's databases, and pytest-django makes that for tests, it is that one.
+    """
+    from .databases import Databases
+    from .django_databases import alias_of_store, url_of
+
+    if request.config.pluginmanager.hasplugin("django"):
+        alias = alias_of_store(_app(request))
+        if alias is not None:
+            request.getfixturevalue("django_db_setup")
+            yield url_of(alias)
+            return
+    databases = Databases(request.getfixturevalue("sidejob_postgres_url"))
     with databases.fresh() as name:
         yield databases.url_of(name)
 

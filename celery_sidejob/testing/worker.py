@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from ..embedded.janitor import Janitor, uninterrupted
 from ..embedded.processes import environment
-from . import crashes
+from . import crashes, django_databases
 from .processes import Process
 from .variables import APP, CONFIGURATION, DJANGO, READY
 
@@ -52,7 +52,7 @@ class Worker:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._env = {
             **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": _python_path(), APP: app,
-            CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(_django_databases()),
+            CONFIGURATION: json.dumps(dict(configuration or {})), DJANGO: json.dumps(django_databases.names()),
             **(env or {}),
         }  # fmt: skip
         self._lives: list[Process] = []
@@ -191,14 +191,6 @@ class Workers:
 def _python_path() -> str:
     """Return a PYTHONPATH by which a process imports what this one does."""
     return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-
-
-def _django_databases() -> Mapping[str, str]:
-    """Return the names of Django's databases as they are now: a test's are not those of the settings."""
-    django = sys.modules.get("django.db")
-    if django is None:
-        return {}
-    return {alias: str(django.connections[alias].settings_dict["NAME"]) for alias in django.connections}
 
 
 @cache

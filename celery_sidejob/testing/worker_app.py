@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,11 @@ def _told() -> Any:
     for key, value in json.loads(os.environ[CONFIGURATION]).items():
         found.conf[key] = value
     names = json.loads(os.environ.get(DJANGO, "{}"))
-    if names and "django.db" in sys.modules:
+    if names:
+        from django.db import connections  # the test has it; the app may not have imported it yet
+
         for alias, name in names.items():
-            sys.modules["django.db"].connections[alias].settings_dict["NAME"] = name
+            connections[alias].settings_dict["NAME"] = name
     return found
 
 

@@ -26,7 +26,7 @@ def files(*, django: bool = False) -> dict[str, str]:
     for text in blocks(PAGE, "python", "ini"):
         name, _, shown = text.partition("\n")
         found[name.removeprefix("# ")] = shown
-    return {name: shown for name, shown in found.items() if name.startswith("orders/") == django}
+    return {name: shown for name, shown in found.items() if name.startswith(("orders/", "tests/")) == django}
 
 
 def write(directory: Path, shown: Mapping[str, str]) -> Path:
