@@ -8,12 +8,13 @@ from contextlib import suppress
 from typing import Any
 
 from celery_sidejob import NO_DATA, Job, RunningJob
+from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.operations.publications import deliver_page
 from celery_sidejob.store import asks, publications
 from tests.dataflow.model import NONE, Key, Options
 from tests.tools.in_process import Stage
-from tests.twins.real import Crash, RealTwin, Refused, crash
+from tests.twins.real import RealTwin, Refused, crash
 
 LOOK = """
 SELECT j.status, (SELECT json_agg(json_build_array(p.direction, p.name,
@@ -127,7 +128,7 @@ class Real(RealTwin):
         script.arm_end(self.at, crash)
         try:
             self.stage.perform(hold)
-        except Crash:
+        except Died:
             self.lose(hold)
             self.worker = self.stage.new_worker()
             return self._seen, "crashed"
@@ -184,15 +185,15 @@ class RealRun:
                 if key is not None:
                     self.write(key, [effect])
                 if how == "crash in it":
-                    raise Crash
+                    raise Died
             if how == "crash before":
-                raise Crash
+                raise Died
             if how == "roll back":
                 connection.rollback()
             else:
                 connection.commit()
             if how == "crash after":
-                raise Crash
+                raise Died
         self._real.sweep()
 
 

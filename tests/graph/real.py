@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from celery_sidejob import Job, RunningJob
+from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_due_timers
@@ -16,7 +17,7 @@ from tests.graph.script import Played, Script
 from tests.tools.crash_points import lost
 from tests.tools.in_process import Stage
 from tests.twins.machine import outcome
-from tests.twins.real import Crash, RealTwin, crash
+from tests.twins.real import RealTwin, crash
 
 LOOK = f"""
 SELECT j.id, j.status, p.created_by::int, j.name, j.run_kind, j.run_no,
@@ -127,7 +128,7 @@ class Real(RealTwin):
         with self._at(CALLS.get(call[0], call[0]), when):
             try:
                 return getattr(self, call[0])(*call[1:])
-            except Crash:
+            except Died:
                 return "died"
 
     def sweep(self) -> None:
@@ -150,7 +151,7 @@ class Real(RealTwin):
         self._script, self._played = script, Played()
         try:
             self.stage.perform(hold)
-        except Crash:
+        except Died:
             self._played.how = "died"
         finally:
             self.at("end:before-commit", _nothing)
@@ -170,7 +171,7 @@ class Real(RealTwin):
         with self._at("rescue", when):
             try:
                 return self.lose(hold)
-            except Crash:
+            except Died:
                 return "died"
 
     def give_back(self, hold: Hold) -> None:

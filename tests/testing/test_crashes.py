@@ -213,7 +213,7 @@ def add_up(job):
 """
 TESTS = """
 import pytest
-from celery_sidejob.testing import crash_after, crash_before
+from celery_sidejob.testing import crash_after, crash_before, run_until_quiet, wait_until
 from shop import add_up
 
 @pytest.mark.parametrize(("crash", "at", "total", "pool"), [
@@ -237,6 +237,15 @@ def test_a_worker_that_never_comes_there(sidejob_workers):
         with crash_after("commit", timeout=0.5):
             worker = sidejob_workers.start()
     assert worker.alive
+
+def test_what_a_killed_worker_ran_is_rescued_here_at_once(sidejob_worker, sidejob_store):
+    job = add_up.enqueue()
+    job.input("numbers").write_many(range(1000))
+    wait_until(lambda: job.get("total"))
+    sidejob_worker.kill()
+    run_until_quiet(sidejob_store)
+    assert job.refresh().status == "completed"
+    assert job.get("total") == sum(range(1000))
 """
 
 
@@ -246,7 +255,7 @@ def test_real_workers_die(tmp_path: Path, postgres_url: str, redis_url: str) -> 
     (tmp_path / "test_shop.py").write_text(TESTS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nsidejob_app = shop:app\n")
     said = run_pytest(tmp_path, SIDEJOB_TEST_DATABASE_URL=postgres_url, SIDEJOB_TEST_REDIS_URL=redis_url)
-    assert "4 passed" in said, said
+    assert "5 passed" in said, said
 
 
 def test_the_points_have_a_stated_list() -> None:

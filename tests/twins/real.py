@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from celery_sidejob import SideJobError
+from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
 from tests.tools.between import between_look_and_lock
@@ -21,13 +22,9 @@ class Refused(Exception):
     """A call raised this error of the package, and did nothing."""
 
 
-class Crash(SystemExit):
-    """The process dies here: nothing of the package may do anything more for this run, or for this call."""
-
-
 def crash() -> None:
-    """Die here."""
-    raise Crash
+    """Die here: nothing of the package may do anything more for this run, or for this call."""
+    raise Died
 
 
 class RealTwin:
