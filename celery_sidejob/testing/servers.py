@@ -124,13 +124,24 @@ def app_of(name: str | None) -> Celery:
     try:
         found: Celery = find_app(name)
     except (ImportError, AttributeError) as error:
+        # After an AttributeError, of whatever module, Celery tries to import the whole name.
+        first = error.__context__ if isinstance(error.__context__, AttributeError) else error
+        if not _is_absent(name, first):
+            raise first from None  # an error in the user's own module
         raise SettingsError(
-            f"sidejob_app names {name!r}, and no app is found so: {error}. It is what `celery -A` is given, a module "
+            f"sidejob_app names {name!r}, and no app is found so: {first}. It is what `celery -A` is given, a module "
             "that can be imported from the tests, or module:app."
         ) from error
     if getattr(found, "sidejob", None) is None:
         raise SettingsError(f"sidejob_app names {name!r}, an app without a SideJob: call SideJob(app) there.")
     return found
+
+
+def _is_absent(name: str, error: ImportError | AttributeError) -> bool:
+    """Tell whether the app itself was not found, and not what its module needs."""
+    if isinstance(error, AttributeError):
+        return getattr(error.obj, "__name__", None) == name.partition(":")[0]
+    return error.name is not None and f"{name}.".replace(":", ".").startswith(f"{error.name}.".replace(":", "."))
 
 
 def kind_of(url: Any) -> str:

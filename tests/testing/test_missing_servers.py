@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -109,3 +110,15 @@ def test_an_app_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str, me
     monkeypatch.setitem(sys.modules, "empty_shop", ModuleType("empty_shop"))
     with pytest.raises(SettingsError, match=message):
         servers.app_of(name)
+
+
+@pytest.mark.parametrize(
+    ("source", "error"), [("import no_such_library", ModuleNotFoundError), ("import json; json.no", AttributeError)]
+)
+def test_an_error_in_the_app_s_own_module_is_shown_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, error: type[Exception]
+) -> None:
+    (tmp_path / "broken_shop.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(error, match=r"no_such_library|has no attribute 'no'"):
+        servers.app_of("broken_shop:app")
