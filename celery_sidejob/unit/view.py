@@ -126,6 +126,7 @@ def aliases(changes: Sequence[Change], job_id: int | None = None) -> tuple[dict[
                 given.update(dict.fromkeys(change.aliases, change.id))
             case AddAlias() if job_id in (None, change.job_id):
                 given[change.name] = change.job_id
+                taken.discard(change.name)
             case RemoveAlias() if job_id in (None, change.job_id):
                 given.pop(change.name, None)
                 taken.add(change.name)

@@ -233,6 +233,18 @@ def test_a_unit_sees_its_own_aliases(stage: Stage) -> None:
     assert (job.aliases, other.aliases) == (["taken"], [])
 
 
+def test_a_unit_sees_an_alias_that_it_has_taken_away_and_given_again(stage: Stage) -> None:
+    def body(job: RunningJob) -> None:
+        for _ in range(2):
+            job.remove_alias("again")
+            assert job.aliases == []
+            job.add_alias("again")
+            assert job.aliases == ["again"]
+
+    job = stage.inside(body, aliases=["again"])
+    assert job.aliases == ["again"]
+
+
 def test_a_unit_gives_a_new_job_an_alias_that_it_has_taken_from_another(stage: Stage) -> None:
     other = stage.job(aliases=["free"])
 
