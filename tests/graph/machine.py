@@ -50,6 +50,7 @@ class Graph(Twins):
     @staticmethod
     def shown(world: World) -> dict[Label, tuple[Any, ...]]:
         """Return each job with what it is owed."""
+        world.turn_pages()
         found = {}
         for label, node in world.jobs.items():
             timers = [[timer.ask, timer.accepted, max(0, timer.at - world.now) // STEP_S] for timer in node.timers]

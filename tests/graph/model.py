@@ -84,6 +84,8 @@ class World:
         """Whether the last call had a transaction, which its process may have survived or not."""
         self.survives = True
         """Whether the process that makes a call does what follows its commit; else that is left to the sweeper."""
+        self.trees: dict[Label, bool] = {}
+        """Where a recursive termination has not come yet: below these jobs, or (True) at them as well."""
         self.named_in_vain: dict[Label, set[str]] = {}
         """In a unit's view: the aliases that it gives to jobs that are not there, which its commit will refuse."""
         self.seen_by_all: set[Label] = set()
@@ -298,6 +300,8 @@ class World:
             noted = self.apply_due(label)  # an earlier termination that was only noted must not win
         if not (force or node.status in ASKABLE):
             return noted
+        if force:
+            self.split(label)
         if countdown:
             self._accept(node, self._timer(countdown, "force" if force else "run", accepted=True))
         else:
@@ -351,7 +355,7 @@ class World:
                     self._accept(node, timer)
             elif timer.ask.startswith("terminate"):
                 if timer.ask == "terminate_tree":
-                    noted += self.note(self.children(label).values(), "terminate_tree")
+                    self.trees.setdefault(label, False)
                 self.terminate_one(label, tree=timer.ask == "terminate_tree", before=timer.number)
             elif timer.ask == "force" or node.status in ASKABLE or (timer.accepted and node.status == "failed"):
                 self.ask(label, force=timer.ask == "force" or node.status == "failed")
@@ -369,6 +373,25 @@ class World:
         waiting = sorted(set(noted), reverse=True)
         while waiting and self.survives:
             waiting += self.apply_due(waiting.pop())
+        self.turn_pages()
+
+    def hand_down(self, label: Label) -> set[Label]:
+        """Return the children to which the recursive termination of their parent has not come."""
+        children = [(child, self.jobs[child]) for child in self.children(label).values()]
+        return {child for child, node in children if not (node.tree and node.status in ENDING)}
+
+    def turn_pages(self) -> None:
+        """Go on with recursive terminations, as those who asked for them do, or else the sweeper."""
+        while self.trees:
+            label, itself = self.trees.popitem()
+            for one in self.below(label) if label in self.jobs else ():
+                if one != label or itself:
+                    self.terminate_one(one, tree=True)
+
+    def split(self, label: Label) -> None:
+        """Have what is left of a termination not come to a job, but to its children."""
+        if self.trees.pop(label, None) is not None:
+            self.trees.update(dict.fromkeys(self.children(label).values(), True))
 
     def _accept(self, node: Node, timer: Timer) -> None:
         timer.accepted = True
@@ -463,7 +486,7 @@ class World:
         if not revived:
             node.dead = "shutdown lost" if was_terminating else "lost"
         if was_terminating and node.tree:
-            noted += self.note(self.children(hold.label).values(), "terminate_tree")
+            self.trees.update(dict.fromkeys(self.hand_down(hold.label), True))
         self.follow(noted)
         return True
 
@@ -670,7 +693,7 @@ class Unit:
                     noted += world.end_lives([label], False)
                 case "terminate", (label, True):
                     below = world.below(label)
-                    noted += world.note([one for one in below if one not in {*reached, *new}], "terminate_tree")
+                    world.trees.update({one: True for one in below if one not in {*reached, *new}})
                     for one in below:
                         if one in {*reached, *new}:
                             world.terminate_one(one, tree=True)

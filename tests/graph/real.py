@@ -11,6 +11,7 @@ from celery_sidejob.model.crash_points import Died
 from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_due_timers
+from celery_sidejob.operations.tree_terminations import terminate_page
 from celery_sidejob.store import asks
 from tests.graph.model import MAX_LOSSES, MAX_RETRIES, STEP_S, Change, Label
 from tests.graph.script import Played, Script
@@ -59,6 +60,7 @@ class Real(RealTwin):
 
     def look(self) -> dict[Label, tuple[Any, ...]]:
         """Return the jobs, by label."""
+        self._turn_pages()
         found = {}
         for job_id, *columns, label in self.stage.sql(LOOK):
             self._ids[label] = job_id
@@ -135,6 +137,11 @@ class Real(RealTwin):
         for job_id in asks.due(self.stage.runtime.connections, 1000):
             apply_due_timers(self.stage.runtime, job_id)
 
+    def _turn_pages(self) -> None:
+        """Go on with recursive terminations where a process has died, or never got an answer."""
+        while terminate_page(self.stage.runtime):
+            pass
+
     def pass_time(self, seconds: int) -> None:
         self.stage.sql("UPDATE timers SET due_at = due_at - make_interval(secs => %s)", seconds)
         self.stage.sql("UPDATE messages SET due_at = due_at - make_interval(secs => %s)", seconds)
@@ -210,6 +217,7 @@ class Real(RealTwin):
         try:
             job.checkpoint()
         finally:
+            self._turn_pages()
             self.at("checkpoint:before-commit", _nothing)
             self.at("checkpoint:after-commit", _nothing)
             self.between(_nothing)

@@ -185,16 +185,18 @@ class _Run:
             self._transact(at, self._shut_down)
 
     def _shut_down(self) -> list[Label]:
-        changes = self.unit.changes
+        changes, later = self.unit.changes, set[Label]()
         if self.world.jobs[self.hold.label].tree:
-            below = sorted(self.world.children(self.hold.label).values())
-            below += [change[1] for change in changes if change[0] == "enqueue" and change[2] == self.hold.label]
-            self.unit.changes = [*changes, *(("terminate", child, True) for child in below)]
+            later = self.world.hand_down(self.hold.label)
+            made = [change[1] for change in changes if change[0] == "enqueue" and change[2] == self.hold.label]
+            self.unit.changes = [*changes, *(("terminate", child, True) for child in made)]
         try:
-            return [*self.unit.commit(), *self._ended("terminated", 0)]
+            noted = [*self.unit.commit(), *self._ended("terminated", 0)]
         except Refused:
             self.unit.changes = changes
             raise
+        self.world.trees.update(dict.fromkeys(later, True))
+        return noted
 
     def _only_terminations(self) -> None:
         own = self.hold.label
