@@ -414,18 +414,12 @@ class World:
         self.now += seconds
 
     def sweep(self) -> None:
-        """Apply what is due or noted, that which waits longest first."""
-
-        def waits_since(label: Label) -> tuple[int, int]:
-            since = [
-                (timer.at, timer.number) if timer.at <= self.now else (self.now, self._numbers + timer.number)
-                for timer in self.jobs[label].timers
-                if timer.at <= self.now or not timer.accepted
-            ]
-            return min(since)
-
-        due = [label for label, node in self.jobs.items() if any(self._is_due(timer) for timer in node.timers)]
-        for label in sorted(due, key=waits_since):
+        """Apply what is due or noted, job by job: first where the oldest was asked."""
+        due = {
+            label: min([timer.number for timer in node.timers if self._is_due(timer)], default=None)
+            for label, node in self.jobs.items()
+        }
+        for label in sorted((one for one in due if due[one] is not None), key=lambda one: due[one] or 0):
             self.follow([label])
 
     def _is_due(self, timer: Timer) -> bool:

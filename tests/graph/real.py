@@ -12,7 +12,6 @@ from celery_sidejob.operations import recovery
 from celery_sidejob.operations.hold import Hold
 from celery_sidejob.operations.noted_asks import apply_due_timers
 from celery_sidejob.operations.tree_terminations import terminate_page
-from celery_sidejob.store import asks
 from tests.graph.model import MAX_LOSSES, MAX_RETRIES, STEP_S, Change, Label
 from tests.graph.script import Played, Script
 from tests.tools.crash_points import lost
@@ -33,6 +32,9 @@ SELECT j.id, j.status, p.created_by::int, j.name, j.run_kind, j.run_no,
     FROM messages m WHERE m.job_id = j.id),
   j.created_by::int
 FROM jobs j LEFT JOIN jobs p ON p.id = j.parent_id ORDER BY j.id"""
+
+DUE = "SELECT job_id FROM timers WHERE due_at <= now() OR NOT accepted GROUP BY job_id ORDER BY min(id)"
+"""As the sweeper reads them, but for the order of those that are due at the same instant, which is nobody's promise."""
 
 NEVER = 10**12
 """No job has an id like this."""
@@ -134,8 +136,9 @@ class Real(RealTwin):
                 return "died"
 
     def sweep(self) -> None:
-        for job_id in asks.due(self.stage.runtime.connections, 1000):
+        for (job_id,) in self.stage.sql(DUE):
             apply_due_timers(self.stage.runtime, job_id)
+            self._turn_pages()
 
     def _turn_pages(self) -> None:
         """Go on with recursive terminations where a process has died, or never got an answer."""
