@@ -223,6 +223,9 @@ UNWRITTEN: dict[str, Case] = {
 
 IN_A_RUN: dict[str, Case] = {
     "`delete` inside a run": lambda s: s.inside(lambda job: s.other.delete()),
+    "`terminate(without_shutdown=True)` inside a run, or with `transaction=`": (
+        lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
+    ),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
     "`commit_within` is not a time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),

@@ -277,8 +277,8 @@ class Job:
         """
         if without_shutdown and (transaction is not None or active() is not None):
             raise IllegalMoveError(
-                f"terminate(without_shutdown=True) of job {self.id} is a transaction of its own: it cannot be part of "
-                "a unit, nor of a transaction of yours. Leave one of the two out, or call it elsewhere."
+                f"terminate(without_shutdown=True) of job {self.id} inside a run, or with transaction=: it cannot be "
+                "part of a unit, nor of your transaction."
             )
         self._do("terminate", Terminate(self.id, tree=recursive), transaction)
         if without_shutdown:

@@ -67,8 +67,8 @@ cancelled AS (
 settled AS (
   DELETE FROM {{dead}} WHERE job_id IN (SELECT id FROM asked)),
 doomed AS (
-  UPDATE {{parked}} p SET end_at = now() + make_interval(secs => {SHUTDOWN_WAITS_S}) FROM asked
-  WHERE p.job_id = asked.id AND p.end_at IS NULL),"""
+  UPDATE {{parked}} SET end_at = now() + make_interval(secs => {SHUTDOWN_WAITS_S})
+  WHERE job_id = ANY(%(ids)s::bigint[]) AND end_at IS NULL),"""
     + armed(
         "asked j LEFT JOIN {askings} a ON a.job_id = j.id AND a.closed_at IS NULL",
         task_id="coalesce(a.task_id, gen_random_uuid()::text)",

@@ -96,6 +96,9 @@ def test_a_job_waits_for_the_deployment_that_has_its_task(site: Site) -> None:
     assert len(site.record.of("ran", name=NEW)) == 3
     assert site.client.row_counts()["parked"] == 0
     assert without.log().count("is parked: no worker") == 3
+    without.terminate()
+    assert without.wait(30) == 0
+    assert site.sidejob.stats()["counters"]["jobs_parked"] == 3
 
 
 @pytest.mark.brokers("redis", "sidejobpg")

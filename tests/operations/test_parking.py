@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_sidejob import Job
+from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.operations import parking
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS
@@ -422,6 +422,29 @@ def test_a_forced_run_after_the_termination_is_parked_again(stage: Stage) -> Non
     assert stage.sql("SELECT end_at FROM parked") == [(None,)]
     assert announce(stage) == 1
     assert stage.run(job) == "completed"
+
+
+def test_a_run_in_progress_is_left_to_end_with_its_shutdown(stage: Stage) -> None:
+    root = stage.job()
+    child = stage.job(parent=root, child_name="child")
+    hold = stage.claim(child)
+    assert hold is not None
+    assert root.terminate(recursive=True, without_shutdown=True).status == "terminated"
+    assert child.refresh().status == "terminating"
+    stage.perform(hold)
+    stage.drain()
+    assert root.terminated
+
+
+def test_to_end_without_a_shutdown_is_part_of_no_unit_and_of_no_transaction_of_others(stage: Stage) -> None:
+    job = stage.job()
+    before = stage.everything()
+    with stage.connect(autocommit=False) as connection, pytest.raises(IllegalMoveError, match="with transaction="):
+        job.terminate(without_shutdown=True, transaction=connection)
+    assert stage.everything() == before
+    with pytest.raises(IllegalMoveError, match="inside a run"):
+        stage.inside(lambda _: job.terminate(without_shutdown=True))
+    assert job.refresh().status == "queued"
 
 
 def test_a_deleted_tree_leaves_no_parked_job(stage: Stage) -> None:

@@ -97,6 +97,7 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, result, stored_at)
   SELECT 'm' || n, n, now(), 'completed', '1', now() FROM generate_series(100001, 120000) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT n, now() + interval '1 hour', 'run', true FROM generate_series(1, 50000) n;
+INSERT INTO parked (job_id, task, queue) SELECT n, 'task', 'q' FROM generate_series(1, 50000) n;
 INSERT INTO ports (job_id, direction, name) SELECT n, 'in', 'a' FROM generate_series(1, 100000) n;
 INSERT INTO port_waiters SELECT id, job_id, 1, 1 FROM ports;
 INSERT INTO subscriptions (channel, job_id, port_id) SELECT '/c' || id % 1000, job_id, id FROM ports;
@@ -431,6 +432,7 @@ INSERT INTO askings (task_id, job_id, closed_at, outcome, stored_at)
   SELECT 'm' || n, 1, now(), 'completed', now() FROM generate_series(1, {MANY}) n;
 INSERT INTO timers (job_id, due_at, ask, accepted)
   SELECT 1, now() - interval '1 hour', 'run', true FROM generate_series(1, {MANY}) n;
+INSERT INTO parked (job_id, task, queue) SELECT id, 'task', 'q' FROM jobs;
 INSERT INTO ports (job_id, direction, name) SELECT id, 'in', 'a' FROM jobs;
 INSERT INTO packets (port_id, value) SELECT 1, '1' FROM generate_series(1, {MANY}) n;
 INSERT INTO port_waiters SELECT id, 1, 1, 1 FROM ports;
