@@ -51,12 +51,14 @@ _OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
 
 
+# Sub-selects and not EXISTS, which Postgres may answer from a hash of all packets and ports.
 _OLD_JOBS = Statement("""
 SELECT d.id, d.job_id IS NOT NULL AND (d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s))
     AND (j.parent_id IS NULL OR (j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL) AND EXISTS (
         SELECT FROM {jobs} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
           AND p.ran_at > j.ended_at)
-      AND NOT EXISTS (SELECT FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id)) AS goes,
+      AND (SELECT k.id FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id LIMIT 1) IS NULL
+    ) AS goes,
   d.job_id, d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s) AS old
 FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d
   LEFT JOIN {jobs} j ON j.id = d.job_id ORDER BY d.id""")
