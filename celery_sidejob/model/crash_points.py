@@ -33,7 +33,7 @@ class Died(BaseException):
 
 @contextmanager
 def acting(actor: Actor) -> Iterator[None]:
-    """Within the block, what happens at the points of this process is the actor's to say."""
+    """Within the block the actor is called at each point of this process."""
     global _actor
     before, _actor = _actor, actor
     try:

@@ -71,7 +71,7 @@ def delete(runtime: Runtime, job_id: int) -> bool:
 
 
 def _begin(executor: Transaction, job_id: int) -> bool:
-    """Record that a large tree is deleted, unless it is not terminated to its end; its root takes no run from now on.
+    """Record that a large tree is deleted, if every job of it is terminated; its root takes no run from now on.
 
     A job below it that is about to be forced to run holds a lock on the root (`being_deleted`), so it is waited for.
     """

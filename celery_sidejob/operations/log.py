@@ -66,17 +66,25 @@ def log_error(runtime: Runtime, context: Mapping[str, Any], error: str, backtrac
         if change is not None and not announced(runtime, change):
             carry_out(runtime, "log", [change])
     except Exception as failure:
-        logger.warning("An error of job %s is not in the log: %s", context.get("job"), failure)
+        _warn(context, failure)
 
 
 def error_entry(
     runtime: Runtime, context: Mapping[str, Any], error: str, backtrace: str | None
 ) -> Publish | Announce | None:
-    """Return the change that makes an entry for an error of a run; None if nobody would receive it."""
-    if not is_heard(runtime):
+    """Return the change that makes an entry for an error of a run; None if nobody would receive it. Never raises."""
+    try:
+        if not is_heard(runtime):
+            return None
+        entry = {**context, "timestamp": timestamp(), **_error_fields(runtime, error, backtrace)}
+        return change_for(runtime, values.encode(entry), json.dumps(dict(context)))
+    except Exception as failure:
+        _warn(context, failure)
         return None
-    entry = {**context, "timestamp": timestamp(), **_error_fields(runtime, error, backtrace)}
-    return change_for(runtime, values.encode(entry), json.dumps(dict(context)))
+
+
+def _warn(context: Mapping[str, Any], failure: Exception) -> None:
+    logger.warning("An error of job %s is not in the log: %s", context.get("job"), failure)
 
 
 def _error_fields(runtime: Runtime, error: str, backtrace: str | None) -> dict[str, Any]:

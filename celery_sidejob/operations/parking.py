@@ -47,7 +47,7 @@ def park(runtime: Runtime, job_id: int, *, for_run: int, task: str) -> None:
 def serve(executor: Transaction, worker_id: int, *, queues: Sequence[str], tasks: Sequence[str]) -> Any:
     """Record what a worker serves, and release the first of the jobs that are parked for it.
 
-    It is one transaction: whoever parks a job after it sees the worker, and whoever has parked one before is seen.
+    It is one transaction: a later parking sees this worker, and this worker sees every earlier parking.
     Returns how many `jobs` were released, and whether it `goes_on`: call it again for the next. If the process dies
     before that, another worker that serves the task releases them, or this one's successor.
     """

@@ -19,6 +19,7 @@ from .hold import Hold, check_fence, lease_lost
 from .job_run_end import Ending, end_job_run
 from .lock_set import LockSet
 from .noted_asks import apply_noted_asks
+from .publications import deliver
 from .retrying import patiently
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -74,7 +75,8 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
 
     after_commit = runtime.connections.transact("terminate", work)
     follow(runtime, after_commit)
-    apply_noted_asks(runtime, after_commit.noted)
+    apply_noted_asks(runtime, after_commit.noted, after_commit.trees)
+    deliver(runtime, after_commit.undelivered)
 
 
 def rescue_own(runtime: Runtime, hold: Hold) -> None:

@@ -1,8 +1,9 @@
 """Rows of `parked`: jobs that are owed a run, and whose task no worker of their queue knows.
 
 A parked job's message is due at `NEVER`: nothing publishes it, no claim takes it, and no look of the sweeper reads it.
-A worker that comes to know the task releases it. Who parks and who tells what a worker serves take turns (`take_turn`),
-so neither overlooks what the other has just committed. Whoever changes both rows of a job locks the message first.
+A worker that comes to know the task releases it. Parking a job and recording what a worker serves exclude each other
+(`take_turn`), so neither overlooks what the other has just committed. Whoever changes both rows of a job locks the
+message first.
 
 A forced ask has the run begin at once, and leaves the row here: the job is parked while its message is due at `NEVER`.
 """
@@ -101,17 +102,17 @@ def release(executor: Transaction, *, queues: Iterable[str], tasks: Iterable[str
 _RELEASE_ONE = Statement(f"""
 WITH gone AS (DELETE FROM {{parked}} WHERE job_id = %(job_id)s::bigint)
 UPDATE {{messages}} SET due_at = now(), next_check_at = now()
-WHERE job_id = %(job_id)s::bigint AND due_at = {NEVER}""")
+WHERE job_id = %(job_id)s::bigint AND due_at = {NEVER} RETURNING job_id""")
 
 
-def release_one(connections: Autocommit, job_id: int) -> None:
-    """Have the run of a job begin that may be parked."""
-    connections.run(_RELEASE_ONE, job_id=job_id)
+def release_one(connections: Autocommit, job_id: int) -> bool:
+    """Have the run of a job begin that may be parked; returns whether it was."""
+    return bool(connections.run(_RELEASE_ONE, job_id=job_id))
 
 
-_TO_END = Statement("""
-SELECT p.job_id FROM {parked} p JOIN {jobs} j ON j.id = p.job_id
-WHERE p.end_at <= now() AND j.status = 'terminating' ORDER BY p.end_at LIMIT %(limit)s""")
+_TO_END = Statement(f"""
+SELECT p.job_id FROM {{parked}} p JOIN {{jobs}} j ON j.id = p.job_id JOIN {{messages}} m ON m.job_id = p.job_id
+WHERE p.end_at <= now() AND j.status = 'terminating' AND m.due_at = {NEVER} ORDER BY p.end_at LIMIT %(limit)s""")
 
 
 def to_end(executor: Reader, *, limit: int) -> list[int]:

@@ -98,8 +98,8 @@ SELECT job_id, owner_id, direction, name FROM waits WHERE reader_id = %(job_id)s
 def circle(executor: Transaction, job_id: int, *, run_no: int) -> Any | None:
     """Return a port that only this job reads and for whose room somebody waits, if this job's run waits for that one.
 
-    The one may wait through others: (job_id, owner_id, direction, name), the job that waits and the port. None if
-    somebody may make room.
+    That job may wait for this one through further jobs. Returns (job_id, owner_id, direction, name), the job that waits
+    and the port; None if somebody may make room.
     """
     return first(executor.run(_CIRCLE, job_id=job_id, run_no=run_no))
 

@@ -22,7 +22,7 @@ RETURNING root""")
 def begin(executor: Transaction, ids: Iterable[int], *, itself: bool, root: int | None = None) -> set[int]:
     """Have everything below these jobs terminated, page by page, and with `itself` the jobs too.
 
-    Returns the roots by which `next_page` finds the pages; nothing for a job without children.
+    Returns the roots by which `take` finds the pages; nothing for a job without children.
     """
     return {row.root for row in executor.run(_BEGIN, ids=sorted(set(ids)), itself=itself, root=root)}
 

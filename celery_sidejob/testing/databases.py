@@ -123,7 +123,7 @@ def declare_dead(url: str, schema: str, worker_id: int) -> None:
 STILL = frozenset({"meta", "alembic_version", "workers", "served", "leases", "broker_consumers"})
 """Tables whose times do not move: a worker that lives would seem to be dead."""
 NEVER = "9000-01-01"
-"""Times beyond this one are no times: a row that is held back is due in the year 9999."""
+"""Times beyond this one are no times: a row that is held back is due in the year 9000 (`NEVER`)."""
 
 
 def move_back(url: str, schema: str, seconds: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from celery_sidejob import IllegalMoveError, Job
 from celery_sidejob.operations import parking
+from celery_sidejob.operations.shutdown import end_without_shutdown
 from celery_sidejob.store import asks, jobs, parked
 from celery_sidejob.store.outbox.kinds import JOBS
 from celery_sidejob.store.outbox.publishing import mark_published
@@ -388,6 +389,19 @@ def test_its_shutdown_runs_if_a_worker_comes_in_time(stage: Stage) -> None:
     stage.sidejob.poll()
     stage.drain()
     assert (ran, job.refresh().status) == ([job.id], "terminated")
+
+
+def test_no_shutdown_is_skipped_of_a_job_that_is_not_parked_any_more(stage: Stage) -> None:
+    forced, released = parked_job(stage), parked_job(stage)
+    assert forced.run(force=True)  # its row in `parked` is still there
+    for job in (forced, released):
+        job.terminate()
+    stage.sql("UPDATE parked SET end_at = now() - interval '1 s' WHERE job_id = %s", forced.id)
+    stage.sidejob.poll()
+    assert announce(stage) == 1
+    assert not end_without_shutdown(stage.runtime, released.id, only_parked=True), "the sweeper read it before"
+    for job in (forced, released):
+        assert job.refresh().status == "terminating"
 
 
 def test_a_job_that_is_parked_only_when_it_is_terminated_waits_a_minute_too(stage: Stage) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore, NotRegistered, Retry
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
@@ -110,7 +110,10 @@ def worker_here(runtime: Runtime) -> Iterator[Heartbeat]:
 
 def run_owed(app: Celery, worker: Heartbeat, row: Any, *, eager: bool) -> Outcome | None:
     """Do the run that a doorbell's row is for; None if it is not owed any more. An `eager` retry waits for nothing."""
-    task, runs_here = app.tasks[row.task], worker.runs
+    try:
+        task, runs_here = app.tasks[row.task], worker.runs
+    except NotRegistered as error:  # a client of other tasks has woken it
+        return Outcome(error=error)
     # Else the worker would give back a run longer than its lease, and not take away one that does not renew its own.
     delivery = runs_here.received((row.job_id, row.for_run), getattr(task, "lease", None))
     runs_here.accepted(delivery, os.getpid())

@@ -27,7 +27,7 @@ class ParkedTerminations(SweepDuty):
     def _do(self, report: Report) -> None:
         for job_id in parked.to_end(self._connections, limit=PAGE):
             with self._sweep.aside.by_itself("parked job", job_id) as may:
-                if may and end_without_shutdown(self._runtime, job_id):
+                if may and end_without_shutdown(self._runtime, job_id, only_parked=True):
                     logger.warning(
                         "Job %d was terminated without its shutdown: no worker of its queue knows its task", job_id
                     )
