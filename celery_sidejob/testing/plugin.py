@@ -104,8 +104,9 @@ def sidejob_store(request: pytest.FixtureRequest, sidejob_app: Any) -> Iterator[
     """The app's `SideJob` on an empty store and broker; both are emptied after the test."""
     from .servers import empty_all
 
+    part = _part(request)  # now: fixtures are not to be asked for when a test is over
     yield sidejob_app.sidejob
-    empty_all(sidejob_app, _part(request))
+    empty_all(sidejob_app, part)
 
 
 @pytest.fixture

@@ -220,10 +220,10 @@ from shop import add_up
     (crash_after, "claim", None, "prefork"), (crash_after, "commit", 1, "prefork"), (crash_before, "end", 3, "solo"),
 ])
 def test_a_worker_dies_at_the_point_with_all_its_processes(sidejob_workers, crash, at, total, pool):
+    job = add_up.enqueue()
+    job.input("numbers").write_many([1, 2])
     with crash(at):
         worker = sidejob_workers.start(pool=pool)
-        job = add_up.enqueue()
-        job.input("numbers").write_many([1, 2])
     assert not worker.alive
     assert not worker.pool_pids
     assert job.refresh().get("total") == total
