@@ -173,7 +173,7 @@ class LargeTree:
     def read(self) -> bool:
         """Read the jobs of the tree; False if one of them is not finished."""
         connections, statuses = self._runtime.connections, self._statuses
-        if self._expired is not None and Status.FAILED not in statuses:
+        if self._expired is not None:
             failed = trees.failed(connections, self._root)
             if failed and self._expired(connections, failed) != set(failed):
                 return False

@@ -90,7 +90,7 @@ class Prune(SweepDuty):
         after: int | None = 0
         while after is not None:
             found, after = dead.old_jobs(self._connections, after=after, limit=PAGE, **old)
-            for removed in self._delete(found, DONE | {Status.FAILED}):
+            for removed in self._delete(found):
                 yield Report(pruned_entries=removed["pruned_jobs"], pruned_parts=removed["pruned_parts"])
             yield Report()
 
@@ -115,7 +115,7 @@ class Prune(SweepDuty):
             page = jobs.old_page(self._connections, after=after, age_s=retention.age_s, surplus=surplus)
             after = page.last
             self._counts = self._counts or page.kept_by_number
-            yield from self._delete(page.ids, DONE)
+            yield from self._delete(page.ids)
             yield Report()
         if self._counts and not counts:
             yield from self._jobs(retention)
@@ -133,27 +133,27 @@ class Prune(SweepDuty):
                 left[kind] = max(0, wanted - len(ids))
             yield Report()
 
-    def _delete(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
+    def _delete(self, roots: Sequence[int]) -> Iterator[Report]:
         """Delete jobs with all below them, some at a time."""
         for first in range(0, len(roots), ROOTS):
-            yield from self._delete_together(roots[first : first + ROOTS], statuses)
+            yield from self._delete_together(roots[first : first + ROOTS])
 
-    def _delete_together(self, roots: Sequence[int], statuses: frozenset[Status]) -> Iterator[Report]:
-        gone = delete_finished(self._runtime, roots, statuses, most=PRUNED_TOGETHER, expired=self._expired)
+    def _delete_together(self, roots: Sequence[int]) -> Iterator[Report]:
+        gone = delete_finished(self._runtime, roots, DONE, most=PRUNED_TOGETHER, expired=self._expired)
         if gone is not None:
             yield Report(pruned_jobs=gone)
         elif len(roots) == 1:
-            yield from self._delete_large(roots[0], statuses)
+            yield from self._delete_large(roots[0])
         else:
             half = len(roots) // 2
-            yield from self._delete_together(roots[:half], statuses)
-            yield from self._delete_together(roots[half:], statuses)
+            yield from self._delete_together(roots[:half])
+            yield from self._delete_together(roots[half:])
 
-    def _delete_large(self, root: int, statuses: frozenset[Status]) -> Iterator[Report]:
+    def _delete_large(self, root: int) -> Iterator[Report]:
         self._stuck = {job_id: until for job_id, until in self._stuck.items() if until > time.monotonic()}
         if root in self._stuck:
             return
-        tree = LargeTree(self._runtime, root, statuses, self._expired)
+        tree = LargeTree(self._runtime, root, DONE, self._expired)
         if tree.read():
             while tree.delete_part():
                 yield Report(pruned_parts=1)

@@ -103,6 +103,30 @@ def test_old_entries_whose_jobs_must_stay_keep_no_others(stage: Stage, monkeypat
     assert pruner.run_once() == Report(pruned_entries=1), "each pass begins anew"
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_an_old_entry_takes_no_young_failure_below_its_job_with_it(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    def body(job: RunningJob) -> None:
+        raise ValueError("for good")
+
+    monkeypatch.setattr(module, "PRUNED_TOGETHER", 1 if large else module.PRUNED_TOGETHER)
+    parent = stage.job(body)
+    child = stage.job(body, parent=parent, child_name="c")
+    for job in (child, parent):
+        with pytest.raises(ValueError, match="for good"):
+            stage.run(job)
+    stage.drain()
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days' WHERE job_id = %s", parent.id)
+
+    Prune(Sweep(stage.runtime)).run_once()
+    assert (parent.exists, child.exists, len(stage.sidejob.dead)) == (True, True, 2)
+
+    stage.sql("UPDATE dead SET died_at = now() - interval '181 days'")
+    Prune(Sweep(stage.runtime)).run_once()
+    assert (parent.exists, child.exists, len(stage.sidejob.dead)) == (False, False, 0)
+
+
 def test_an_old_entry_of_an_ordinary_task_goes_by_itself(stage: Stage) -> None:
     stage.sql("""
         INSERT INTO dead (task_id, task, queue, reason, payload, body, died_at)
