@@ -56,6 +56,33 @@ def test_what_a_lost_run_had_taken_is_read_after_it_by_another_and_in_order(stag
     assert (other.status, seen) == ("completed", [1, 2, 4])
 
 
+def test_a_unit_does_not_remove_what_another_run_has_taken_meanwhile_from_its_own_port(stage: Stage) -> None:
+    """The owner reads ahead without a lock. Its unit is refused whole, and the packet is there for its next run."""
+    seen: list[list[Any]] = []
+
+    def body(job: RunningJob) -> None:
+        seen.append([job.input("in").read()])
+        job.output("copy").write(seen[-1][0])
+        if len(seen) == 1:
+            with within(OpenUnit(stage.runtime, hold)):
+                assert owner.input("in").read_many(1) == [1]
+
+    owner, other = stage.job(body), stage.job()
+    with stage.sidejob.port_options(notify=False):
+        owner.input("in").write_many([1, 2])
+    hold = stage.claim(other)
+    assert hold is not None
+
+    stage.run(owner)
+    assert (owner.refresh().status, list(owner.output("copy"))) == ("queued", [])
+    assert len(owner.input("in")) == 1, "the other has the first"
+
+    recovery.release(stage.runtime, other.id, run_no=hold.run_no, worker_id=hold.worker_id)
+    stage.run(owner)
+    assert (seen, list(owner.output("copy"))) == ([[1], [1]], [1])
+    assert list(owner.input("in")) == [2]
+
+
 def first_two(port: Any) -> list[Any]:
     return [value for _, value in zip(range(2), port, strict=False)]
 
