@@ -35,13 +35,20 @@ def terminate_pages(runtime: Runtime, roots: Iterable[int], *, to_the_end: bool 
     """
     mine, done = set(roots), 0
     try:
-        while mine and (to_the_end or done < PAGES) and terminate_page(runtime, mine, waits=to_the_end):
+        while mine and (to_the_end or done < PAGES):
+            if not terminate_page(runtime, mine, waits=to_the_end) and not (to_the_end and _others_work(runtime, mine)):
+                return
             done += 1
     except FAILURES as error:
         logger.warning(
             "The sweeper goes on terminating everything below job %s: %s", ", ".join(map(str, sorted(mine))), error,
             exc_info=not isinstance(error, StoreUnavailableError),
         )  # fmt: skip
+
+
+def _others_work(runtime: Runtime, roots: Iterable[int]) -> bool:
+    """Wait for the page that others have begun, such as the sweeper; False if nothing is left."""
+    return runtime.connections.transact("wait", lambda executor: tree_terminations.wait(executor, roots))
 
 
 def terminate_page(runtime: Runtime, roots: Iterable[int] | None = None, *, waits: bool = False) -> bool:

@@ -62,6 +62,21 @@ def take(executor: Transaction, roots: Iterable[int] | None) -> Sequence[Any]:
     return executor.run(_TAKE, roots=None if roots is None else list(roots))
 
 
+_LEFT = Statement("SELECT EXISTS (SELECT FROM {tree_terminations} WHERE root = ANY(%(roots)s::bigint[])) AS is_left")
+_WAIT = Statement("""
+SELECT job_id FROM {tree_terminations} WHERE root = ANY(%(roots)s::bigint[])
+ORDER BY job_id DESC LIMIT 1 FOR UPDATE""")
+
+
+def wait(executor: Transaction, roots: Iterable[int]) -> bool:
+    """Wait for whoever works on the first row of these roots; False if there is no row of theirs."""
+    given = list(roots)
+    is_left = bool(executor.run(_LEFT, roots=given)[0].is_left)
+    if is_left:
+        executor.run(_WAIT, roots=given)
+    return is_left
+
+
 _FIND = Statement("""
 WITH RECURSIVE place AS (
   SELECT * FROM unnest(%(ids)s::bigint[], %(roots)s::bigint[], %(itself)s::boolean[], %(after)s::text[])

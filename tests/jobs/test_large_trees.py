@@ -108,7 +108,7 @@ def test_a_larger_tree_is_terminated_a_page_in_each_transaction(stage: Stage, se
     root.terminate(recursive=True)
     assert sent[:4] == ["trees._SUBTREE", "jobs._LOCK", "asks._TERMINATE", "tree_terminations._BEGIN"]
     pages = sent.count("tree_terminations._FIND")
-    assert sent[4:] == EACH_PAGE * pages + ["tree_terminations._TAKE"]
+    assert sent[4:] == EACH_PAGE * pages + ["tree_terminations._TAKE", "tree_terminations._LEFT"]
     assert pages <= TOGETHER / tree_terminations.PAGE + 2
     assert statuses(stage) == {"terminating": TOGETHER + 1}
     assert stage.row_counts()["tree_terminations"] == 0
@@ -411,3 +411,17 @@ def deleted(stage: Stage) -> Report:
 def last(stage: Stage) -> Job:
     """The youngest job."""
     return stage.sidejob.get(stage.sql("SELECT max(id) FROM jobs")[0][0])
+
+
+def test_a_call_waits_for_pages_that_the_sweeper_has_begun(
+    stage: Stage, small: None, at: Arm, aside: Callable[..., Future[Any]]
+) -> None:
+    root = tree(stage, 30)
+    with stage.connect(autocommit=False) as sweeper:
+        at("terminate:after-commit", lambda: sweeper.execute("SELECT FROM tree_terminations FOR UPDATE"))
+        call = aside(root.terminate, recursive=True)
+        stage.wait_for_waiters()
+        sweeper.rollback()
+        call.result()
+    assert statuses(stage) == {"terminating": 30}
+    assert stage.row_counts()["tree_terminations"] == 0
