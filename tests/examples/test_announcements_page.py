@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from tests.tools.workers import ROOT
 def test_the_example_keeps_the_log_and_follows_a_job(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # where the example writes
     monkeypatch.setitem(sys.modules, "shop", SimpleNamespace(app=stage.app))
     shown, _ = blocks(ROOT / "docs" / "announcements.md", "python")
     assert shown.startswith("# follow.py")
@@ -34,7 +34,7 @@ def test_the_example_keeps_the_log_and_follows_a_job(
         job.output("o").write(1)
 
     job = stage.job(body)
-    with in_thread(lambda: names["follow"](job)), chdir(tmp_path):
+    with in_thread(lambda: names["follow"](job)):
         wait_until(lambda: "queued" in capsys.readouterr().out, message="the job's status to be printed")
         stage.drain()
     assert capsys.readouterr().out.split() == ["running", "completed"]
