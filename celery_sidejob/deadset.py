@@ -20,6 +20,7 @@ from .jobs.job import Job
 from .model.checks import check_number, check_texts, in_seconds, is_keepable, is_seconds, shown
 from .model.durable import headers_of
 from .model.errors import InvalidValueError, JobNotFoundError, StoreUnavailableError
+from .model.retention import Retention
 from .model.status import Status
 from .operations import burials
 from .operations.deletion import delete_finished_tree
@@ -203,7 +204,8 @@ class DeadSet:
             raise InvalidValueError(
                 f"older_than is a timedelta or a number of seconds, at least 0, not {shown(older_than)}."
             )
-        return _total(self._of_each(lambda store: self._purge_in(store, age_s, keep)), progress)
+        retention = Retention.of({"older_than": age_s, "keep": keep})
+        return _total(self._of_each(lambda store: self._purge_in(store, retention)), progress)
 
     # ------------------------------------------------------------------------------------------------------------
 
@@ -270,11 +272,11 @@ class DeadSet:
                     retried += 1
                     yield 1
 
-    def _purge_in(self, store: Store, age_s: float | None, keep: int | None) -> Iterator[int]:
+    def _purge_in(self, store: Store, retention: Retention) -> Iterator[int]:
         """Yield for each old entry whether it was removed."""
-        below = self._ask(store, partial(dead.id_before_the_newest, keep=keep)) if keep is not None else 0
+        bounds = self._ask(store, partial(dead.Bounds.read, retention=retention))
         after = 0
-        while rows := self._ask(store, partial(dead.old_page, after=after, age_s=age_s, below=below, limit=PAGE)):
+        while rows := self._ask(store, partial(dead.old_page, after=after, bounds=bounds, limit=PAGE)):
             after = rows[-1].id
             yield from (self._delete(store, row.id, row.job_id) for row in rows)
 

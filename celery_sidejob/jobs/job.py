@@ -252,10 +252,11 @@ class Job:
 
     @property
     def waiting_for(self) -> list[str]:
-        """Why the job's next run does not begin now: `timer`, `retry`, `rate`, `no worker`; asks the store.
+        """Why the job's next run does not begin now: `timer`, `retry`, `rate`, `room`, `no worker`; asks the store.
 
-        Empty if it may begin, if it is in progress, and if no run is owed. `no worker`: no live worker of the job's
-        queue knows its task; the job goes on by itself once one does. In a run it is as the store has it.
+        Empty if it may begin, if it is in progress, and if no run is owed. `room`: its last run wrote to a full port,
+        and the job runs again when there is room. `no worker`: no live worker of the job's queue knows its task; the
+        job goes on by itself once one does. In a run it is as the store has it.
         """
         unit = active()
         if unit is not None and self.id in unit.new_jobs():
@@ -321,8 +322,10 @@ class Job:
             if self.refresh().status in wanted:
                 return self
             if deadline is not None and time.monotonic() >= deadline:
+                why = " and ".join(self.waiting_for)
                 raise TimeoutError(
                     f"Job {self.id} is still {self.status} after {timeout} s; waited for {', '.join(sorted(wanted))}."
+                    + (f" It waits for: {why}." if why else "")
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, 0.25)

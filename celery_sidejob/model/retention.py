@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -14,21 +14,28 @@ FORM = (
     "negative), or both"
 )
 """The values that a retention may have, in words."""
+FORM_BY_TASK = f"{FORM}; the dict may have 'tasks' as well, which gives names of tasks such values, or None"
+"""The same where single tasks may have another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What may go: what is older than this, and what is not among the newest `keep`; None sets no such bound."""
+    """What may go: what is older than this, and what is not among the newest `keep`; None sets no such bound.
+
+    `tasks`: the retention of single tasks, which replaces this one.
+    """
 
     older_than: timedelta | None = None
     keep: int | None = None
+    tasks: Mapping[str, Retention] = field(default_factory=dict)
 
     @classmethod
     def of(cls, value: Any) -> Retention:
         """Return the retention that a checked value means."""
         given = value if isinstance(value, Mapping) else {"older_than": value}
         age_s = in_seconds(given.get("older_than"))
-        return cls(None if age_s is None else timedelta(seconds=age_s), given.get("keep"))
+        tasks = {task: cls() if own is None else cls.of(own) for task, own in given.get("tasks", {}).items()}
+        return cls(None if age_s is None else timedelta(seconds=age_s), given.get("keep"), tasks)
 
     @property
     def age_s(self) -> float | None:
@@ -46,6 +53,17 @@ def is_retention(value: Any) -> bool:
     if older_than is None and keep is None:
         return False
     return (older_than is None or is_seconds(in_seconds(older_than))) and (keep is None or is_number(keep))
+
+
+def is_retention_by_task(value: Any) -> bool:
+    """Tell whether a value has the form of a retention in which single tasks may have their own."""
+    if not isinstance(value, Mapping) or "tasks" not in value:
+        return is_retention(value)
+    tasks = value["tasks"]
+    return is_retention({key: bound for key, bound in value.items() if key != "tasks"}) and (
+        isinstance(tasks, Mapping)
+        and all(isinstance(task, str) and task and (own is None or is_retention(own)) for task, own in tasks.items())
+    )
 
 
 def from_text(text: str) -> Any:

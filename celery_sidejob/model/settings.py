@@ -19,7 +19,7 @@ from typing import Any
 from . import store_url
 from .checks import SLIP, in_seconds, is_number, is_seconds, nearest
 from .errors import SettingsError
-from .retention import FORM, Retention, from_text, is_retention
+from .retention import FORM, FORM_BY_TASK, Retention, from_text, is_retention, is_retention_by_task
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ _POSITIVE_SECONDS = dataclasses.replace(
     fits=lambda value: _is_duration(value) and in_seconds(value) > 0,
 )
 _RETENTION = Kind(FORM, is_retention, Retention.of, from_text)
+_RETENTION_BY_TASK = Kind(FORM_BY_TASK, is_retention_by_task, Retention.of, from_text)
 _COUNT = Kind("a whole number, at least 1", lambda value: is_number(value, least=1), from_text=int)
 _BOOLEAN = Kind(
     "True or False (in the environment 1, true, yes, on, 0, false, no, off)",
@@ -186,7 +187,7 @@ class Settings:
         None, _or_none(_RETENTION), "how long finished jobs are kept, and how many; None is all for ever"
     )
     dead_retention: Retention | None = _setting(  # noqa: RUF009 - as above
-        Retention(timedelta(days=180)), _or_none(_RETENTION),
+        Retention(timedelta(days=180)), _or_none(_RETENTION_BY_TASK),
         "how long entries of the dead set are kept, and how many; None is all for ever",
     )  # fmt: skip
     max_value_bytes: int = _setting(

@@ -137,7 +137,7 @@ def dispatch(
                 "rings", lambda: WriteBehind("marks of doorbells", partial(_mark, runtime), within_s=MARK_S)
             )
             marks.add(rung)
-            marks.write_if_late()
+            marks.write_if_late(len(rung))
         elif rung:
             _mark(runtime, rung)
         if continued:

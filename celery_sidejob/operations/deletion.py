@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from operator import attrgetter
 from typing import Any
 
@@ -60,9 +60,8 @@ def delete(runtime: Runtime, job_id: int) -> bool:
     if deleted is True:
         tree = TerminatedTree(runtime, job_id)
         try:
-            while tree.read() and tree.delete_part(waits=True):  # read again if the sweeper had a part in it
-                while tree.delete_part(waits=True):
-                    pass
+            while tree.read() and any(list(tree.parts(waits=True))):  # read again if the sweeper had a part in it
+                pass
         except FAILURES as error:
             logger.warning("The sweeper goes on deleting job %d and everything below it: %s", job_id, error)
     elif deleted:
@@ -133,7 +132,7 @@ def delete_finished_tree(runtime: Runtime, job_id: int, statuses: Set[str]) -> b
         return gone == 1
     tree = LargeTree(runtime, job_id, statuses)
     if tree.read():
-        while tree.delete_part():
+        for _ in tree.parts():
             pass
     return not jobs.find(runtime.connections, [job_id])
 
@@ -183,8 +182,15 @@ class LargeTree:
             self._left = array("q", found)
         return found is not None
 
-    def delete_part(self, *, waits: bool = False) -> bool:
-        """Delete the next part; False if nothing more can or need be deleted. With `waits`, wait for locked jobs."""
+    def parts(self, *, waits: bool = False) -> Iterator[int]:
+        """Delete part after part, and yield the number of jobs of each, until nothing more can or need be deleted.
+
+        With `waits`, wait for locked jobs.
+        """
+        while deleted := self._delete_part(waits=waits):
+            yield deleted
+
+    def _delete_part(self, *, waits: bool) -> int:
         part = self._left[-PART:].tolist()
 
         def work(executor: Transaction) -> Sequence[JobDeleted] | None:
@@ -200,10 +206,10 @@ class LargeTree:
 
         deleted = self._runtime.connections.transact("delete", work) if part else None
         if deleted is None:
-            return False
+            return 0
         tell(self._runtime, *deleted)
         del self._left[-PART:]
-        return bool(self._left)
+        return len(part)
 
     def _are_due(self, executor: Transaction, part: list[int]) -> bool:
         return bool(jobs.unsettled(executor, {self._root, *part}))

@@ -15,11 +15,10 @@ from ..store import claims, jobs, tree_terminations
 from ..store.errors import Moved
 from ..store.statement import Transaction
 from .after_commit import AfterCommit, follow
+from .follow_up import follow_up
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .job_run_end import Ending, end_job_run
 from .limits import wait_for_room
-from .noted_asks import apply_noted_asks
-from .publications import deliver
 from .runs import Unit, consume
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -45,9 +44,7 @@ def end(runtime: Runtime, hold: Hold, unit: Unit | None, ending: Ending, *, from
     if done is None:
         return _ended_before(runtime, hold)
     applied, status = done
-    follow(runtime, applied.after_commit)
-    apply_noted_asks(runtime, applied.after_commit.noted, applied.after_commit.trees)
-    deliver(runtime, applied.after_commit.undelivered)
+    follow_up(runtime, applied.after_commit)
     return status
 
 

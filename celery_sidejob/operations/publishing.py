@@ -51,7 +51,7 @@ def publish_kept(runtime: Runtime, messages: Sequence[Message], *, since: float,
     )
     if published:
         marks.add(published)
-        marks.write_if_late()
+        marks.write_if_late(len(published))
     return len(in_store) + len(published)
 
 

@@ -13,13 +13,12 @@ from ..model.run_end import RunEnd
 from ..model.status import Status
 from ..store import claims, jobs, tree_terminations
 from ..store.statement import Transaction
-from .after_commit import AfterCommit, follow
+from .after_commit import AfterCommit
 from .endings import announce, error_json
+from .follow_up import follow_up
 from .hold import Hold, check_fence, lease_lost
 from .job_run_end import Ending, end_job_run
 from .lock_set import LockSet
-from .noted_asks import apply_noted_asks
-from .publications import deliver
 from .retrying import patiently
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -74,9 +73,7 @@ def terminate_instead(runtime: Runtime, hold: Hold, changes: Sequence[Change]) -
         return applied.after_commit
 
     after_commit = runtime.connections.transact("terminate", work)
-    follow(runtime, after_commit)
-    apply_noted_asks(runtime, after_commit.noted, after_commit.trees)
-    deliver(runtime, after_commit.undelivered)
+    follow_up(runtime, after_commit)
 
 
 def rescue_own(runtime: Runtime, hold: Hold) -> None:
@@ -104,8 +101,7 @@ def _free(runtime: Runtime, job_id: int, *, run_no: int, worker_id: int, own: bo
     after_commit = runtime.connections.transact("rescue" if is_lost else "release", work)
     if after_commit is None:
         return False
-    follow(runtime, after_commit)
-    apply_noted_asks(runtime, after_commit.noted, after_commit.trees)
+    follow_up(runtime, after_commit)
     return True
 
 

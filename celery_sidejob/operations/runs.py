@@ -18,11 +18,9 @@ from ..store.borrowed.borrowed import Borrowed, transaction_id
 from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
-from .after_commit import follow
+from .follow_up import follow_up
 from .hold import Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
-from .noted_asks import apply_noted_asks
-from .publications import deliver
 from .retrying import PAUSE_S
 from .runtime import Runtime
 from .unit_of_work import Applied
@@ -124,9 +122,7 @@ def commit(runtime: Runtime, hold: Hold, unit: Unit) -> None:
     hold.unit_no += 1
     hold.started = True
     if applied is not None:
-        follow(runtime, applied.after_commit)
-        apply_noted_asks(runtime, applied.after_commit.noted, applied.after_commit.trees)
-        deliver(runtime, applied.after_commit.undelivered)
+        follow_up(runtime, applied.after_commit)
 
 
 def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) -> tuple[int, Callable[[], None]]:

@@ -1,8 +1,8 @@
 """Applying changes: one lock statement (`lock_set`), all judgements under the lock, one commit.
 
 First come the objects: jobs and their names (`family`), ports. Then come data (`mailboxes`, state), then the asks
-(`wakes`). Asks that could not be made under the lock are noted, and applied after the commit (`noted_asks`). The
-messages of channels with many subscribers are kept, and delivered then (`publications`).
+(`wakes`). Asks that could not be made under the lock are noted; they are applied after the commit, when messages of
+channels with many subscribers are delivered as well (`follow_up`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,13 @@ from ..model.changes import (
 from ..store import jobs, state
 from ..store.borrowed.borrowed import Borrowed
 from ..store.statement import Transaction
-from .after_commit import AfterCommit, follow
+from .after_commit import AfterCommit
 from .family import Family
+from .follow_up import follow_up
 from .lending import follow_commit_of
 from .lock_set import KeptPorts, LockSet
 from .mailboxes import Mailboxes
-from .noted_asks import apply_noted_asks
-from .publications import deliver
 from .runtime import Runtime
-from .tree_terminations import terminate_pages
 from .wakes import Wakes
 
 
@@ -55,10 +53,7 @@ def carry_out(runtime: Runtime, name: str, changes: Sequence[Change], transactio
         follow_commit_of(runtime, borrowed, applied.after_commit)
         return applied
     applied = runtime.connections.transact(name, lambda executor: Applied(runtime, executor, changes).done())
-    follow(runtime, applied.after_commit)
-    apply_noted_asks(runtime, applied.after_commit.noted)
-    terminate_pages(runtime, applied.after_commit.trees, to_the_end=True)
-    deliver(runtime, applied.after_commit.undelivered)
+    follow_up(runtime, applied.after_commit, to_the_end=True)
     return applied
 
 

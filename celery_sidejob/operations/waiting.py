@@ -12,7 +12,8 @@ NO_WORKER = "no worker"
 def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     """Return the reasons why a job's next run does not begin; none if it may, is in progress, or is not owed.
 
-    Each is `timer`, `retry`, `rate` or `no worker`. No worker: the job is parked, or its run is due and no live worker
+    Each is `timer`, `retry`, `rate`, `room` or `no worker`. Room: the last run has written to a full port, and a run is
+    owed when its reader has made room. No worker: the job is parked, or its run is due and no live worker
     of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one that does.
     Returns None if there is no such job.
     """
@@ -28,6 +29,7 @@ def reasons(executor: Transaction, runtime: Runtime, job_id: int) -> list[str] |
         "timer": row.waits_for_timer,
         "retry": row.waits_for_retry,
         "rate": row.waits_for_rate,
+        "room": row.waits_for_room,
         NO_WORKER: row.is_parked or (row.is_due and not _is_served(executor, runtime, row.task, row.queue)),
     }
     return [reason for reason, holds in found.items() if holds]

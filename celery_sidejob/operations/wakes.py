@@ -17,6 +17,8 @@ from .being_deleted import is_being_deleted
 from .lock_set import LockSet
 from .runtime import Runtime
 
+REASONS = {"WorkerLostError": "lost", "TaskRevokedError": "revoked"}
+"""Why a job is in the dead set, by its error; others have `failed`."""
 ENDING = frozenset({Status.TERMINATING, Status.TERMINATED})
 
 
@@ -209,12 +211,12 @@ class Wakes:
     def _bury(self, job_id: int, rested: Any) -> None:
         """Enter a failed job in the dead set again: asking for a forced run had taken it out."""
         error = json.loads(rested.error)
-        text = f"{error['type']}: {error['message']}"
+        text, reason = f"{error['type']}: {error['message']}", REASONS.get(error["type"], "failed")
         entry = dead.bury(
-            self._executor, job_id, task_id=rested.task_id, reason="failed", error=text,
+            self._executor, job_id, task_id=rested.task_id, reason=reason, error=text,
             traceback=error.get("traceback"), retries=rested.retries, wake_pending=False,
         )  # fmt: skip
-        self._after_commit.events.append(JobBuried(job_id, self._lock_set.job(job_id).task, entry, "failed"))
+        self._after_commit.events.append(JobBuried(job_id, self._lock_set.job(job_id).task, entry, reason))
 
     def _just_created(self, job_id: int) -> bool:
         """Whether the job is new and its first run, which no one can have claimed yet, is owed at once."""

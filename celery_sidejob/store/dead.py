@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from ..model.retention import Retention
 from .statement import Reader, Statement, Transaction, first
 
 _BURY = Statement("""
@@ -39,11 +41,21 @@ SELECT {_COLUMNS} FROM {{dead}} WHERE task BETWEEN %(task)s AND %(task)s AND id 
 ORDER BY task, id LIMIT %(limit)s""")
 _GROUPS = Statement(f'SELECT {_GROUP} AS "group", count(*) AS entries FROM {{dead}} GROUP BY 1 ORDER BY 2 DESC, 1')
 _LAST = Statement("SELECT coalesce(max(id), 0) AS last FROM {dead}")
-_BEFORE = Statement("SELECT id FROM {dead} ORDER BY id DESC OFFSET %(keep)s LIMIT 1")
+# CASE: Postgres would guess that nearly all entries are of the tasks to be left out, and sort the rest.
+_BEFORE = Statement("""
+SELECT id FROM {dead} WHERE CASE WHEN task = ANY(%(but)s::text[]) THEN false ELSE true END
+ORDER BY id DESC OFFSET %(keep)s LIMIT 1""")
+_BEFORE_OF_TASK = Statement("""
+SELECT id FROM {dead} WHERE task BETWEEN %(task)s AND %(task)s ORDER BY task DESC, id DESC OFFSET %(keep)s LIMIT 1""")
+OLD = """(
+  CASE WHEN own.task IS NULL THEN d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s)
+    ELSE d.id <= own.below OR d.died_at < now() - make_interval(secs => own.age_s) END) IS TRUE"""
+"""Whether an entry `d` is beyond the bounds, as SQL; with `OWN` and the parameters of `Bounds`."""
+OWN = """LEFT JOIN unnest(%(tasks)s::text[], %(ages)s::double precision[], %(belows)s::bigint[])
+    AS own(task, age_s, below) ON own.task = d.task"""
 _OLD_PAGE = Statement(f"""
-SELECT {_COLUMNS} FROM {{dead}}
-WHERE id > %(after)s AND (id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s::double precision))
-ORDER BY id LIMIT %(limit)s""")
+SELECT d.* FROM (SELECT {_COLUMNS} FROM {{dead}}) d {OWN}
+WHERE d.id > %(after)s AND {OLD} ORDER BY d.id LIMIT %(limit)s""")
 _DELETE_MESSAGE = Statement("DELETE FROM {dead} WHERE id = %(id)s AND job_id IS NULL RETURNING id")
 _GET = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE id = %(id)s")
 _OF_JOB = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE job_id = %(job_id)s")
@@ -51,41 +63,70 @@ _OF_TASK = Statement(f"SELECT {_COLUMNS} FROM {{dead}} WHERE task_id = %(task_id
 _COUNT = Statement("SELECT count(*) AS entries FROM {dead}")
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What may go of the dead set: what is older than `age_s`, or whose id is not above `below`.
+
+    `tasks` have bounds of their own instead, {task: (age_s, below)}.
+    """
+
+    age_s: float | None
+    below: int = 0
+    tasks: Mapping[str, tuple[float | None, int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, executor: Reader, retention: Retention) -> Bounds:
+        """Read the bounds of a retention: the ids beyond the newest entries of which a number is kept."""
+
+        def below(statement: Statement, keep: int | None, **which: Any) -> int:
+            found = [] if keep is None else executor.run(statement, keep=keep, **which)
+            return found[0].id if found else 0
+
+        tasks = {
+            task: (own.age_s, below(_BEFORE_OF_TASK, own.keep, task=task)) for task, own in retention.tasks.items()
+        }
+        return cls(retention.age_s, below(_BEFORE, retention.keep, but=list(tasks)), tasks)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of `OLD` and `OWN`."""
+        ages, belows = ([own[column] for own in self.tasks.values()] for column in (0, 1))
+        return {"age_s": self.age_s, "below": self.below, "tasks": list(self.tasks), "ages": ages, "belows": belows}
+
+
 # Sub-selects and not EXISTS, which Postgres may answer from a hash of all packets and ports.
-_OLD_JOBS = Statement("""
-SELECT d.id, d.job_id IS NOT NULL AND (d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s))
+_OLD_JOBS = Statement(f"""
+SELECT d.id, d.job_id IS NOT NULL AND {OLD}
     AND (j.parent_id IS NULL OR (j.retention_s IS NOT NULL OR j.retention_keep IS NOT NULL) AND EXISTS (
-        SELECT FROM {jobs} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
+        SELECT FROM {{jobs}} p WHERE p.id = j.parent_id AND p.status IN ('suspended', 'completed', 'failed')
           AND p.ran_at > j.ended_at)
-      AND (SELECT k.id FROM {ports} o JOIN {packets} k ON k.port_id = o.id WHERE o.job_id = j.id LIMIT 1) IS NULL
+      AND (SELECT k.id FROM {{ports}} o JOIN {{packets}} k ON k.port_id = o.id WHERE o.job_id = j.id LIMIT 1) IS NULL
     ) AS goes,
-  d.job_id, d.id <= %(below)s OR d.died_at < now() - make_interval(secs => %(age_s)s) AS old
-FROM (SELECT id, job_id, died_at FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d
-  LEFT JOIN {jobs} j ON j.id = d.job_id ORDER BY d.id""")
+  d.job_id, {OLD} AS old
+FROM (SELECT id, job_id, task, died_at FROM {{dead}} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d
+  {OWN} LEFT JOIN {{jobs}} j ON j.id = d.job_id ORDER BY d.id""")
 
 
-def old_jobs(
-    executor: Reader, *, after: int, age_s: float | None, below: int, limit: int
-) -> tuple[list[int], int | None]:
-    """Read the next `limit` entries; return the ids of the jobs of those that are older, or not above the id `below`.
+def old_jobs(executor: Reader, *, after: int, bounds: Bounds, limit: int) -> tuple[list[int], int | None]:
+    """Read the next `limit` entries; return the ids of the jobs of those that are beyond the bounds.
 
     A job with a parent is among them only if its task has a retention, the parent has run since and rests, and no
     packet waits on the job's ports; others are kept by their ancestors. Also returns the entry to continue after: None
-    at the end, which is reached where no entry is old, because ids grow with time.
+    at the end. Without bounds of single tasks it is reached where no entry is old, because ids grow with time.
     """
-    page = executor.run(_OLD_JOBS, after=after, age_s=age_s, below=below, limit=limit)
+    page = executor.run(_OLD_JOBS, after=after, limit=limit, **bounds.parameters)
     found = [row.job_id for row in page if row.goes]
-    return found, page[-1].id if len(page) == limit and any(row.old for row in page) else None
+    goes_on = len(page) == limit and (any(row.old for row in page) or bool(bounds.tasks))
+    return found, page[-1].id if goes_on else None
 
 
-_EXPIRED = Statement("""
-SELECT job_id FROM {dead} WHERE job_id = ANY(%(job_ids)s::bigint[])
-  AND (id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s))""")
+_EXPIRED = Statement(f"""
+SELECT d.job_id FROM {{dead}} d {OWN} WHERE d.job_id = ANY(%(job_ids)s::bigint[]) AND {OLD}""")
 
 
-def expired(executor: Reader, job_ids: Iterable[int], *, age_s: float | None, below: int) -> set[int]:
-    """Read which of these jobs have an entry that is older than this, or whose id is not above `below`."""
-    return {row.job_id for row in executor.run(_EXPIRED, job_ids=list(job_ids), age_s=age_s, below=below)}
+def expired(executor: Reader, job_ids: Iterable[int], *, bounds: Bounds) -> set[int]:
+    """Read which of these jobs have an entry that is beyond the bounds."""
+    return {row.job_id for row in executor.run(_EXPIRED, job_ids=list(job_ids), **bounds.parameters)}
 
 
 def page(
@@ -110,15 +151,9 @@ def last_id(executor: Reader) -> int:
     return int(executor.run(_LAST)[0].last)
 
 
-def id_before_the_newest(executor: Reader, keep: int) -> int:
-    """Read the id of the newest entry after the `keep` newest; 0 if there is none."""
-    found = executor.run(_BEFORE, keep=keep)
-    return found[0].id if found else 0
-
-
-def old_page(executor: Reader, *, after: int, age_s: float | None, below: int, limit: int) -> Sequence[Any]:
-    """Read the next entries that are older than `age_s`, or whose id is not above `below`."""
-    return executor.run(_OLD_PAGE, after=after, age_s=age_s, below=below, limit=limit)
+def old_page(executor: Reader, *, after: int, bounds: Bounds, limit: int) -> Sequence[Any]:
+    """Read the next entries that are beyond the bounds."""
+    return executor.run(_OLD_PAGE, after=after, limit=limit, **bounds.parameters)
 
 
 def delete_message(executor: Transaction, entry_id: int) -> bool:

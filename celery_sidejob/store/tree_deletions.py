@@ -22,9 +22,9 @@ def among(executor: Reader, ids: Iterable[int]) -> set[int]:
     return {row.job_id for row in executor.run(_AMONG, ids=list(ids))}
 
 
-_ALL = Statement("SELECT job_id FROM {tree_deletions} ORDER BY job_id LIMIT %(limit)s")
+_ROOTS = Statement("SELECT job_id FROM {tree_deletions} WHERE job_id > %(after)s ORDER BY job_id LIMIT %(limit)s")
 
 
-def roots(executor: Autocommit, *, limit: int) -> list[int]:
-    """Read up to `limit` roots of trees that are being deleted."""
-    return [row.job_id for row in executor.run(_ALL, limit=limit)]
+def roots(executor: Autocommit, *, after: int, limit: int) -> list[int]:
+    """Read the next roots of trees that are being deleted, in the order of their ids."""
+    return [row.job_id for row in executor.run(_ROOTS, after=after, limit=limit)]

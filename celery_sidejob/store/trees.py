@@ -10,12 +10,14 @@ from typing import Any
 
 from .statement import Reader, Statement
 
-_SUBTREE = Statement("""
+_BELOW = """
 WITH RECURSIVE tree AS (
-  SELECT id AS root, id, status FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
-  UNION ALL SELECT tree.root, j.id, j.status FROM tree CROSS JOIN LATERAL (
-    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT root, id, status FROM tree LIMIT %(most)s""")
+  SELECT id, status, id AS root, 0 AS level FROM {jobs} WHERE id = ANY(%(ids)s::bigint[])
+  UNION ALL SELECT j.id, j.status, tree.root, tree.level + 1 FROM tree CROSS JOIN LATERAL (
+    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)"""
+"""`tree`: jobs and everything below them, each with the given job that it is below, and how far."""
+
+_SUBTREE = Statement(f"{_BELOW} SELECT root, id, status FROM tree LIMIT %(most)s")
 
 
 def subtree(executor: Reader, ids: Iterable[int], *, most: int | None = None) -> Sequence[Any]:
@@ -26,25 +28,17 @@ def subtree(executor: Reader, ids: Iterable[int], *, most: int | None = None) ->
     return executor.run(_SUBTREE, ids=list(ids), most=most)
 
 
-_REST = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id, status FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
-    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT EXISTS (SELECT FROM {jobs} WHERE id = %(id)s)
+_REST = Statement(f"""{_BELOW}
+SELECT EXISTS (SELECT FROM {{jobs}} WHERE id = ANY(%(ids)s::bigint[]))
   AND NOT EXISTS (SELECT FROM tree WHERE status <> %(status)s) AS rest""")
 
 
 def rest(executor: Reader, job_id: int, status: str) -> bool:
     """Tell whether a job and everything below it have this status; False without a job. Stops at another status."""
-    return bool(executor.run(_REST, id=job_id, status=str(status))[0].rest)
+    return bool(executor.run(_REST, ids=[job_id], status=str(status))[0].rest)
 
 
-_LEVELS = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id, status, 0 AS level FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id, j.status, tree.level + 1 FROM tree CROSS JOIN LATERAL (
-    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+_LEVELS = Statement(f"""{_BELOW}
 SELECT array_agg(id ORDER BY level) AS ids, bool_and(status = ANY(%(statuses)s::text[])) AS finished FROM tree""")
 
 
@@ -53,37 +47,28 @@ def levels(executor: Reader, job_id: int, statuses: Collection[str]) -> list[int
 
     None if one of them has another status than these. Reads the whole tree: a second for a million jobs.
     """
-    found = executor.run(_LEVELS, id=job_id, statuses=[str(status) for status in statuses])[0]
+    found = executor.run(_LEVELS, ids=[job_id], statuses=[str(status) for status in statuses])[0]
     return found.ids if found.finished else None
 
 
-_FAILED = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id, status FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id, j.status FROM tree CROSS JOIN LATERAL (
-    SELECT c.id, c.status FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
-SELECT id FROM tree WHERE status = 'failed'""")
+_FAILED = Statement(f"{_BELOW} SELECT id FROM tree WHERE status = 'failed'")
 
 
 def failed(executor: Reader, job_id: int) -> list[int]:
     """Read the ids of the failed jobs among a job and everything below it."""
-    return [row.id for row in executor.run(_FAILED, id=job_id)]
+    return [row.id for row in executor.run(_FAILED, ids=[job_id])]
 
 
-_DUE = Statement("""
-WITH RECURSIVE tree AS (
-  SELECT id FROM {jobs} WHERE id = %(id)s
-  UNION ALL SELECT j.id FROM tree CROSS JOIN LATERAL (
-    SELECT c.id FROM {jobs} c WHERE c.parent_id = tree.id OFFSET 0) j)
+_DUE = Statement(f"""{_BELOW}
 SELECT EXISTS (
-    SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {messages} m WHERE m.job_id = tree.id OFFSET 0) m)
-  OR EXISTS (SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {timers} t WHERE t.job_id = tree.id OFFSET 0) t)
+    SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {{messages}} m WHERE m.job_id = tree.id OFFSET 0) m)
+  OR EXISTS (SELECT FROM tree CROSS JOIN LATERAL (SELECT FROM {{timers}} t WHERE t.job_id = tree.id OFFSET 0) t)
   AS due""")
 
 
 def due(executor: Reader, job_id: int) -> bool:
     """Tell whether anything is still due, now or later, for a job or for anything below it."""
-    return bool(executor.run(_DUE, id=job_id)[0].due)
+    return bool(executor.run(_DUE, ids=[job_id])[0].due)
 
 
 COUNTED = 10_000

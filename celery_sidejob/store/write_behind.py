@@ -91,13 +91,14 @@ class WriteBehind(Generic[T]):
         with self._lock:
             self._waiting.extendleft(reversed(list(taken)))
 
-    def write_if_late(self) -> None:
-        """Write a page if half its time is over: threads that add more do this, and the writer seldom has to."""
-        half = time.monotonic() - self._within_s / 2
-        with self._lock:  # otherwise another thread may take them between two looks
-            is_late = bool(self._waiting) and self._waiting[0][0] < half
-        if is_late and (taken := self.take()):
-            self._written(taken)
+    def write_if_late(self, added: int = 1) -> None:
+        """Write pages for which half the time is over: threads that add more do this, and the writer seldom has to.
+
+        Whoever has `added` so many writes a page, or as many as that, so that a large number does not pile up.
+        """
+        for _ in range(0, max(1, added), PAGE):
+            if not self._is_late() or not (taken := self.take()) or not self._written(taken):
+                return
 
     def write_now(self) -> None:
         """Write everything that is pending, or log why not; never raises for the store."""
@@ -106,6 +107,10 @@ class WriteBehind(Generic[T]):
                 return
 
     # ------------------------------------------------------------------------------------------------------------
+
+    def _is_late(self) -> bool:
+        with self._lock:  # otherwise another thread may take the oldest between two looks
+            return bool(self._waiting) and self._waiting[0][0] < time.monotonic() - self._within_s / 2
 
     def _written(self, taken: list[tuple[float, T]]) -> bool:
         """Write items; False if some must be tried again."""

@@ -17,6 +17,7 @@ from celery_sidejob.operations import deletion, lock_set, tree_terminations
 from celery_sidejob.operations.lock_set import TOGETHER
 from celery_sidejob.operations.noted_asks import apply_noted_asks
 from celery_sidejob.services.duty import Report
+from celery_sidejob.services.sweep import tree_deletions as sweep
 from celery_sidejob.services.sweep.sweep import Sweep
 from celery_sidejob.services.sweep.tree_deletions import TreeDeletions
 from celery_sidejob.services.sweep.tree_terminations import TreeTerminations
@@ -387,6 +388,17 @@ def test_a_caller_that_is_killed_leaves_no_half_deleted_tree(stage: Stage, side:
     deleted(stage)
     assert statuses(stage) == {}
     assert stage.row_counts()["tree_deletions"] == 0
+
+
+@pytest.mark.usefixtures("small")
+def test_trees_that_cannot_go_now_keep_no_later_one_from_going(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "PAGE", 2)
+    roots = [stage.job() for _ in range(5)]
+    stage.drain()
+    stage.sql("INSERT INTO tree_deletions SELECT id FROM jobs")
+    stage.sql("UPDATE jobs SET status = 'terminated' WHERE id = ANY(%s)", [roots[2].id, roots[4].id])
+    assert TreeDeletions(Sweep(stage.runtime)).run_once() == Report(deleted_parts=2)
+    assert [root.exists for root in roots] == [True, True, False, True, False]
 
 
 def killed(stage: Stage, verb: str, root: Job, plan: str) -> None:

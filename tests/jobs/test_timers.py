@@ -235,6 +235,20 @@ def test_a_failed_job_is_failed_again_and_in_the_dead_set(stage: Stage) -> None:
     assert job.run() is None
 
 
+def test_it_is_there_for_the_same_reason(stage: Stage) -> None:
+    job = stage.job()
+    stage.sql("UPDATE jobs SET max_losses = 1")
+    lost = stage.new_worker()
+    assert stage.claim(job, worker_id=lost)
+    stage.declare_dead(lost)
+    stage.sidejob.poll()
+    (before,) = stage.sidejob.dead
+    job.run(force=True, countdown=60)
+    job.cancel_timer(job.timers[0])
+    (after,) = stage.sidejob.dead
+    assert (before.reason, after.reason, after.error) == ("lost", "lost", before.error)
+
+
 @pytest.mark.parametrize("rests_first", [True, False])
 def test_a_terminated_job_is_terminated_again(stage: Stage, rests_first: bool) -> None:
     """Its shutdown is repeated: asking for a forced run had revived it."""

@@ -69,6 +69,18 @@ def test_it_waits_for_a_worker_that_knows_its_task(stage: Stage) -> None:
     assert job.waiting_for == ["no worker"]
 
 
+def test_it_waits_for_room_on_a_port(stage: Stage) -> None:
+    target = stage.job(inports={"a": {"limit": 1}})
+    stage.drain()
+    target.input("a").write(1)
+    writer = stage.inside(lambda job: target.input("a").write(2))
+    assert (writer.status, writer.waiting_for) == ("suspended", ["room"])
+    with pytest.raises(TimeoutError, match=r"still suspended after 0 s.* It waits for: room"):
+        writer.wait(timeout=0)
+    target.input("a").read()
+    assert writer.waiting_for == []
+
+
 def test_a_job_that_is_gone_is_not_found(stage: Stage) -> None:
     job = stage.job()
     job.terminate()

@@ -465,7 +465,7 @@ OTHER = MANY + 50
 ROOT = MANY + 60
 BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "below another": (trees._SUBTREE, {"ids": [OTHER], "most": None}, 20),
-    "the first below that is not terminated": (trees._REST, {"id": 1, "status": "terminated"}, 20),
+    "the first below that is not terminated": (trees._REST, {"ids": [1], "status": "terminated"}, 20),
     "a page of those who are terminated": (
         tree_terminations._FIND,
         {"ids": [1], "roots": [1], "itself": [False], "after": ["kid2"], "most": 100},
@@ -488,7 +488,11 @@ BOUNDED: dict[str, tuple[Statement, dict[str, Any], int]] = {
     "a queue that is gone": (checks._REPUBLISH_IN, {"queue": "q"}, 20 * checks.CHECK_PAGE),
     "who is dead": (holds._TAKE_FROM_THE_DEAD, {}, 20),
     "old notes on copies": (duplicates._PRUNE, {}, 10 * duplicates.PAGE),
-    "old entries of jobs": (dead._OLD_JOBS, {"after": 0, "age_s": 1e6, "below": 5, "limit": 1000}, 10 * 1000),
+    "old entries of jobs": (
+        dead._OLD_JOBS,
+        {"after": 0, "limit": 1000, **dead.Bounds(1e6, 5, {"task7": (60.0, 3)}).parameters},
+        10 * 1000,
+    ),
     "an entry by its task id": (dead._OF_TASK, {"task_id": "m7"}, 20),
     "entries of a task": (
         dead._PAGE_OF_TASK,

@@ -73,6 +73,19 @@ def test_who_asks_for_more_writes_what_is_late() -> None:
     assert written == [[1]]
 
 
+@pytest.mark.parametrize(("added", "pages"), [(0, 1), (1, 1), (write_behind.PAGE, 1), (write_behind.PAGE + 1, 2)])
+def test_who_asks_for_more_writes_no_more_pages_than_it_adds(
+    monkeypatch: pytest.MonkeyPatch, added: int, pages: int
+) -> None:
+    written = Written()
+    made = WriteBehind("things", written, within_s=NEVER_S)
+    made.add(range(write_behind.PAGE * 4))
+    late = time.monotonic() + NEVER_S
+    monkeypatch.setattr(write_behind.time, "monotonic", lambda: late)
+    made.write_if_late(added)
+    assert [len(page) for page in written] == [write_behind.PAGE] * pages
+
+
 def test_who_asks_for_more_writes_one_page_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     written = Written()
     made = WriteBehind("things", written, within_s=NEVER_S)

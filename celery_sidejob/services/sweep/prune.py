@@ -8,9 +8,8 @@ begins a pass of its own.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from ...model.checks import MOST
 from ...model.retention import Retention
@@ -72,12 +71,10 @@ class Prune(SweepDuty):
         settings = self._runtime.settings
         self._expired = None
         if settings.dead_retention is not None:
-            keep = settings.dead_retention.keep
-            below = dead.id_before_the_newest(self._connections, keep) if keep is not None else 0
-            old: Mapping[str, Any] = {"age_s": settings.dead_retention.age_s, "below": below}
-            self._expired = partial(dead.expired, **old)
-            yield from self._dead_jobs(old)
-            yield from self._dead_tasks(old)
+            bounds = dead.Bounds.read(self._connections, settings.dead_retention)
+            self._expired = partial(dead.expired, bounds=bounds)
+            yield from self._dead_jobs(bounds)
+            yield from self._dead_tasks(bounds)
         if self._runtime.stores.several:
             while duplicates.prune(self._connections) == duplicates.PAGE:
                 yield Report()
@@ -85,20 +82,20 @@ class Prune(SweepDuty):
         yield Report()
         yield from self._jobs(settings.retention or Retention())
 
-    def _dead_jobs(self, old: Mapping[str, Any]) -> Iterator[Report]:
+    def _dead_jobs(self, bounds: dead.Bounds) -> Iterator[Report]:
         """Remove entries together with their jobs: nobody would find a failed job that has no entry."""
         after: int | None = 0
         while after is not None:
-            found, after = dead.old_jobs(self._connections, after=after, limit=PAGE, **old)
+            found, after = dead.old_jobs(self._connections, after=after, bounds=bounds, limit=PAGE)
             for removed in self._delete(found):
                 yield Report(pruned_entries=removed["pruned_jobs"], pruned_parts=removed["pruned_parts"])
             yield Report()
 
-    def _dead_tasks(self, old: Mapping[str, Any]) -> Iterator[Report]:
+    def _dead_tasks(self, bounds: dead.Bounds) -> Iterator[Report]:
         """Remove entries of ordinary tasks, which have no other rows; a page of the dead set at a time."""
         after: int | None = 0
         while after is not None:
-            forget = partial(burials.forget_entries, after=after, limit=PAGE, **old)
+            forget = partial(burials.forget_entries, after=after, bounds=bounds, limit=PAGE)
             page = self._connections.transact("prune", forget, single=True)
             after = page.last if page.goes_on else None
             yield Report(pruned_entries=int(page.removed))
@@ -155,7 +152,7 @@ class Prune(SweepDuty):
             return
         tree = LargeTree(self._runtime, root, DONE, self._expired)
         if tree.read():
-            while tree.delete_part():
+            for _ in tree.parts():
                 yield Report(pruned_parts=1)
         is_gone = not jobs.find(self._connections, [root])
         if not is_gone:

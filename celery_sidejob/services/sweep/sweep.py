@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,16 @@ class SweepDuty(Duty):
         self._sweep = sweep
         self._runtime = sweep.runtime
         self._connections = sweep.runtime.connections
+
+    def _must_stop(self, until: float) -> bool:
+        """Tell whether a long duty must stop: at `until` a worker leaves the rest to its next turn, which comes soon.
+
+        A sweep by hand goes on to the end. So does nobody whose place as the sweeper another worker has taken.
+        """
+        if self._sweep.worker is not None and time.monotonic() >= until:
+            self.due_at = time.monotonic()
+            return True
+        return not self._sweep.may_go_on()
 
     def _rescue(self, report: Report, job_id: int, **run: Any) -> None:
         """Rescue a lost run, unless its job is set aside."""

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from ...operations.deletion import TerminatedTree
 from ...store import tree_deletions
-from ..duty import Report
+from ..duty import Count, Report
 from .sweep import Sweep, SweepDuty
 
 SLICE_S = 0.25
 """Seconds after which a turn begins no further part."""
-TREES = 100
-"""Trees of one turn."""
+PAGE = 100
+"""Roots that are read at once."""
 LATER_S = 10.0
 """Seconds after which a tree is tried again in which something was in the way."""
 
 
 class TreeDeletions(SweepDuty):
-    """Deletes parts of trees until its slice of time is over; reports `deleted_parts`."""
+    """Deletes parts of trees until its slice of time is over."""
 
+    counts = (Count("deleted_parts", "Parts of large trees that were deleted."),)
     interval_s = 2.0
 
     def __init__(self, sweep: Sweep) -> None:
@@ -30,23 +32,30 @@ class TreeDeletions(SweepDuty):
     def _do(self, report: Report) -> None:
         now = time.monotonic()
         self._stuck = {root: until for root, until in self._stuck.items() if until > now}
-        for root in tree_deletions.roots(self._connections, limit=TREES):
+        for root in self._roots():
             with self._sweep.aside.by_itself("deletion", root) as may:
-                if may and root not in self._stuck and not self._delete(root, report, now + SLICE_S):
-                    self.due_at = now  # the next turn goes on
+                if may and not self._delete(root, report, now + SLICE_S):
                     return
 
-    def _delete(self, root: int, report: Report, deadline: float) -> bool:
-        """Delete parts of a tree; False if the time was over before its end."""
+    def _roots(self) -> Iterator[int]:
+        """Yield the roots of the trees that are not stuck, a page of them at a time."""
+        page, last = [0], 0
+        while page:
+            page = tree_deletions.roots(self._connections, after=last, limit=PAGE)
+            last = max(page, default=0)
+            yield from (root for root in page if root not in self._stuck)
+
+    def _delete(self, root: int, report: Report, until: float) -> bool:
+        """Delete parts of a tree; False if this must stop before its end."""
         tree = self._begun.pop(root, None)
         if tree is None:
             tree = TerminatedTree(self._runtime, root)
             if not tree.read():
                 self._stuck[root] = time.monotonic() + LATER_S
                 return True
-        while tree.delete_part():
+        for _ in tree.parts():
             report["deleted_parts"] += 1
-            if (time.monotonic() >= deadline and self._sweep.worker is not None) or not self._sweep.may_go_on():
+            if self._must_stop(until):
                 self._begun = {root: tree}
                 return False
         self._stuck[root] = time.monotonic() + LATER_S  # unless that was its end

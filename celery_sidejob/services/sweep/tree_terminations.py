@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ...operations.tree_terminations import terminate_page
-from ..duty import Report
+from ..duty import Count, Report
 from .sweep import SweepDuty
 
 SLICE_S = 0.25
@@ -13,16 +13,14 @@ SLICE_S = 0.25
 
 
 class TreeTerminations(SweepDuty):
-    """Terminates pages of jobs until its slice of time is over; reports `terminated_pages`."""
+    """Terminates pages of jobs until its slice of time is over."""
 
+    counts = (Count("terminated_pages", "Pages of large trees that were terminated."),)
     interval_s = 2.0
 
     def _do(self, report: Report) -> None:
-        deadline = time.monotonic() + SLICE_S
+        until = time.monotonic() + SLICE_S
         while terminate_page(self._runtime):
             report["terminated_pages"] += 1
-            if time.monotonic() >= deadline and self._sweep.worker is not None:
-                self.due_at = time.monotonic()  # the next turn goes on
-                return
-            if not self._sweep.may_go_on():
+            if self._must_stop(until):
                 return

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...model.durable import Content, Death, Key, Message
 from ...model.run_end import RunEnd
+from ..dead import OLD, OWN, Bounds
 from ..statement import Reader, Statement, Transaction, first
 from ..task_end import TaskEnd
 from .arming import FIRST_CHECK_S
@@ -99,19 +100,18 @@ def revive(executor: Transaction, entry_ids: Sequence[int], *, check_interval_s:
     return [Message.of_row(row) for row in rows]
 
 
-_OLD_ENTRIES = Statement("""
+_OLD_ENTRIES = Statement(f"""
 WITH page AS MATERIALIZED (
-  SELECT id, job_id IS NULL AS ordinary,
-    id <= %(below)s OR died_at < now() - make_interval(secs => %(age_s)s::double precision) AS old
-  FROM {dead} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s),
- gone AS (DELETE FROM {dead} WHERE id = ANY(ARRAY(SELECT id FROM page WHERE ordinary AND old)) RETURNING id)
+  SELECT d.id, d.job_id IS NULL AS ordinary, {OLD} AS old
+  FROM (SELECT id, job_id, task, died_at FROM {{dead}} WHERE id > %(after)s ORDER BY id LIMIT %(limit)s) d {OWN}),
+ gone AS (DELETE FROM {{dead}} WHERE id = ANY(ARRAY(SELECT id FROM page WHERE ordinary AND old)) RETURNING id)
 SELECT (SELECT count(*) FROM gone) AS removed, (SELECT max(id) FROM page) AS last,
-  (SELECT count(*) = %(limit)s AND bool_or(old) FROM page) AS goes_on""")
+  (SELECT count(*) = %(limit)s AND (bool_or(old) OR cardinality(%(tasks)s::text[]) > 0) FROM page) AS goes_on""")
 
 
-def forget_entries(executor: Transaction, *, after: int, age_s: float | None, below: int, limit: int) -> Any:
-    """Remove entries of ordinary tasks that are older, or not above the id `below`, from a page of the dead set.
+def forget_entries(executor: Transaction, *, after: int, bounds: Bounds, limit: int) -> Any:
+    """Remove entries of ordinary tasks that are beyond the bounds from a page of the dead set.
 
     Returns (removed, last, goes_on): the page's last id, and whether old entries may follow it.
     """
-    return executor.run(_OLD_ENTRIES, after=after, age_s=age_s, below=below, limit=limit)[0]
+    return executor.run(_OLD_ENTRIES, after=after, limit=limit, **bounds.parameters)[0]

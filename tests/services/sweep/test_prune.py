@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from contextlib import closing
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -506,6 +507,38 @@ def test_dead_entries_go_by_number(stage: Stage) -> None:
         assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_entries=3 + 1)
     assert [entry.task_id for entry in stage.sidejob.dead] == ["t2", "t3"]
     assert not any(job.exists for job in (first, second, third))
+
+
+def test_entries_of_a_task_with_a_retention_of_its_own_go_by_that(stage: Stage) -> None:
+    job = failed(stage)
+    stage.sql("""
+        INSERT INTO dead (task_id, task, queue, reason, payload, body, died_at)
+        SELECT task || n, task, 'q', 'lost', '{}', 'x', now() - make_interval(days => 10 - n)
+        FROM unnest('{mail,ship,bill,other}'::text[]) task, generate_series(1, 3) n""")
+    tasks = {"mail": {"keep": 2}, "ship": timedelta(days=8, hours=1), "bill": None, "stage.call": {"keep": 0}}
+    with keeping(stage, sidejob_dead_retention={"keep": 1, "tasks": tasks}) as other:
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_entries=1 + 1 + 1 + 2, pruned_parts=0)
+    left = ["bill1", "bill2", "bill3", "mail2", "mail3", "other3", "ship2", "ship3"]
+    assert sorted(entry.task_id for entry in stage.sidejob.dead) == left
+    assert not job.exists
+
+
+@pytest.mark.parametrize("of", ["jobs", "tasks"])
+def test_an_old_entry_is_found_behind_a_page_of_entries_that_stay(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    monkeypatch.setattr(module, "PAGE", 2)
+    stage.sql("INSERT INTO dead (task_id, task, queue, reason, payload, body)"
+              " SELECT 't' || n, 'mail', 'q', 'lost', '{}', 'x' FROM generate_series(1, 5) n")  # fmt: skip
+    task = "stage.call" if of == "jobs" else "ship"
+    if of == "jobs":
+        failed(stage)
+    else:
+        stage.sql("INSERT INTO dead (task_id, task, queue, reason, payload, body)"
+                  " VALUES ('s', 'ship', 'q', 'lost', '{}', 'x')")  # fmt: skip
+    with keeping(stage, sidejob_dead_retention={"keep": 9, "tasks": {task: {"keep": 0}}}) as other:
+        assert Prune(Sweep(other.runtime)).run_once() == Report(pruned_entries=1)
+    assert {entry.task for entry in stage.sidejob.dead} == {"mail"}
 
 
 def test_an_old_failure_keeps_no_finished_root_and_a_young_one_does(stage: Stage) -> None:
