@@ -111,9 +111,10 @@ class Backlog:
         sight = sight or Sight()
         published_at = {row.task_id: row.published_at for row in rows}
         borders = {queue: self._border(queue, last) for queue, last in sight.last.items()}
-        behind = {
+        behind = {  # a message that is not marked may have been lost before its mark was written
             task_id for task_id, queue in sight.behind.items()
-            if (border := borders[queue]) is not None and published_at[task_id] > border
+            if (border := borders[queue]) is not None and (since := published_at[task_id]) is not None
+            and since > border
         }  # fmt: skip
         self._pass_over(sight.there, FRONT_S)
         self._pass_over(behind, REST_S)

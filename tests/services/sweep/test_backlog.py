@@ -11,6 +11,7 @@ import pytest
 import redis
 from kombu import Connection
 
+from celery_sidejob import RunningJob
 from celery_sidejob.hooks.broker import redis_look
 from celery_sidejob.services.heartbeat import prefetched
 from celery_sidejob.services.heartbeat.deliveries import Deliveries
@@ -19,7 +20,7 @@ from celery_sidejob.services.heartbeat.worker import Worker
 from celery_sidejob.services.sweep.backlog import Backlog
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
 from celery_sidejob.store import workers
-from celery_sidejob.store.outbox.kinds import TASKS, Kind
+from celery_sidejob.store.outbox.kinds import JOBS, TASKS, Kind
 from celery_sidejob.store.statement import Statement
 from tests.tools.apps import make_app
 from tests.tools.waiting import wait_until
@@ -28,6 +29,7 @@ DUE = Statement("UPDATE {messages} SET next_check_at = now() - interval '1 s' WH
 AGED = Statement("""
 UPDATE {messages} SET published_at = now() - make_interval(secs => %(seconds)s), next_check_at = now() - interval '1 s'
 WHERE task_id = ANY(%(task_ids)s::text[])""")
+UNMARKED = Statement("UPDATE {messages} SET published_at = NULL WHERE task_id = ANY(%(task_ids)s::text[])")
 RUNS = Statement("""
 UPDATE {messages} SET next_check_at = 'infinity', locked_by = %(worker_id)s, locked_at = now(), locked_pid = 1,
   on_lost = 'requeue', max_losses = 3
@@ -59,9 +61,10 @@ class Shop:
         """Call durable tasks."""
         for task_id in task_ids:
             self.app.send_task("shop.mail", (), task_id=task_id, **options)
-        wait_until(self._all_marked, message="all messages to be marked as published, which is put off")
+        wait_until(self.all_marked, message="all messages to be marked as published, which is put off")
 
-    def _all_marked(self) -> bool:
+    def all_marked(self) -> bool:
+        """Whether everything that is kept is marked as published."""
         return all(row.published_at is not None for row in self.rows().values())
 
     def poll(self, times: int = 1) -> int:
@@ -87,6 +90,10 @@ class Shop:
     def waiting(self, queue: str = "celery") -> int:
         """How many messages the lists of a queue have."""
         return sum(self.client.llen(key) for key in (queue, f"{queue}\x06\x169"))
+
+
+def rests(job: RunningJob) -> None:
+    """The body of a job that does nothing."""
 
 
 @pytest.fixture
@@ -172,6 +179,26 @@ def test_what_was_popped_out_of_a_long_queue_is_missing_once_it_was_overtaken(
     assert shop.missing() == {"lost"}
     assert shop.poll() == 1
     assert shop.waiting() == 101
+
+
+@pytest.mark.parametrize("kind", [JOBS, TASKS], ids=["jobs", "tasks"])
+def test_what_is_not_marked_yet_may_have_been_lost_with_all_that_an_emptied_broker_had(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Its publisher has not said when it was published, so the order of the queue tells nothing of it."""
+    monkeypatch.setattr(redis_look, "OF_A_LIST", 20)
+    names = [f"call-{number:03}" for number in range(100)]
+    if kind is TASKS:
+        shop.call(*names)
+    else:
+        task = shop.sidejob.task(rests, name="rests")
+        shop.sidejob.enqueue_many([{"task": task, "task_id": name} for name in names])
+        wait_until(shop.all_marked, message="all messages to be marked as published, which is put off")
+    shop.connections.run(UNMARKED, task_ids=names[98:])
+
+    assert Backlog(shop.sidejob.runtime, lambda: True).look_for_all(kind, 0 if kind is JOBS else "")
+
+    assert shop.missing() == set(names[98:])
 
 
 def test_a_strike_is_forgotten_when_the_message_is_seen(shop: Shop) -> None:
