@@ -74,6 +74,9 @@ def test_poll_reports_what_it_did(offline: Site, broker: Broker) -> None:
 
         with redis.Redis.from_url(broker.redis_url) as server:
             assert server.llen("celery") == 3
+            site.rows("UPDATE messages SET next_check_at = now() RETURNING 1")
+            assert not site.sidejob.poll(), "all wait there"
+            server.delete("celery")
         site.rows("UPDATE messages SET next_check_at = now() RETURNING 1")
         report = site.sidejob.poll()
         assert (report.published, report.missing, report.broker_emptied) == (3, 3, False)

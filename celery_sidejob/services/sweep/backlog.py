@@ -96,7 +96,7 @@ class Backlog:
             self._runtime.connections.transact("check-now", republish, single=True)
         return True
 
-    def without_what_waits(self, rows: Sequence[Any], kind: Kind = TASKS) -> list[str] | None:
+    def without_what_waits(self, rows: Sequence[Any], kind: Kind) -> list[str] | None:
         """Return the task ids of due rows whose messages are not in the broker; postpone the check of the others.
 
         None if the broker does not answer just now: then nothing could be published either.

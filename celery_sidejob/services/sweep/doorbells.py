@@ -1,6 +1,7 @@
 """Publishes messages of jobs, and continuations, that are due: not published yet, or silent since.
 
-It takes the oldest rows first and is fair between queues. A copy in the broker is harmless: the claim drops it.
+It takes the oldest rows first and is fair between queues. A copy in the broker is harmless, because the claim drops it;
+but copies of a whole backlog are a second backlog, so silent messages are looked for first (`backlog.py`).
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ class Doorbells(SweepDuty):
 
     def _publish_page(self, report: Report) -> bool:
         """Publish a page; False if there is none, or nothing can be published just now."""
-        found = self._due()
-        if found and self._sweep.backlog.pass_over_counted():
-            found = self._due()
-        self._reserved = found
-        if not found:
+        rows = self._due()
+        if rows and self._sweep.backlog.pass_over_counted():
+            rows = self._due()
+        if not rows:
             return False
+        fresh = [row.task_id for row in rows if row.published_at is None]
+        silent = [row for row in rows if row.published_at is not None]
+        missing = self._sweep.backlog.without_what_waits(silent, JOBS) if silent else []
+        if missing is None:
+            return False
+        self._reserved = found = fresh + missing
+        if not found:
+            return True
 
         rows = self._connections.transact("reserve", partial(publishing.reserve, kind=JOBS, task_ids=found))
         report["missing"] += sum(row.missing for row in rows)
@@ -81,8 +89,8 @@ class Doorbells(SweepDuty):
         self._sweep.unsendable.bury(refused, report)
         return True
 
-    def _due(self) -> list[str]:
-        return [row.task_id for row in checks.candidates(self._connections, JOBS, per_queue=PAGE)]
+    def _due(self) -> Sequence[Any]:
+        return checks.candidates(self._connections, JOBS, per_queue=PAGE)
 
 
 def _continuations(rows: Sequence[Any], refused: Refused) -> list[Continuation]:

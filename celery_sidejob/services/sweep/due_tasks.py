@@ -70,7 +70,7 @@ class DueTasks(TaskDuty):
             found = checks.candidates(self._connections, TASKS, per_queue=PER_QUEUE, limit=PAGE)
         if not found:
             return False
-        due = self._sweep.backlog.without_what_waits(found)
+        due = self._sweep.backlog.without_what_waits(found, TASKS)
         if due is None:
             return False
         return all(self.judge(due[first : first + BODIES], report) for first in range(0, len(due), BODIES))

@@ -37,19 +37,22 @@ WITH RECURSIVE q(queue) AS (
 _PUBLICATION = """CASE WHEN m.published_at IS NOT NULL AND m.doom IS NULL AND coalesce(m.expires_at > now(), true)
       THEN m.publication END AS publication"""
 """The data by which a durable task's message is looked for, if the broker may still have it."""
+_PRIORITY = "(SELECT j.priority FROM {jobs} j WHERE j.id = m.job_id) AS priority"
+"""The priority with which a job's message was published, as SQL; for a durable task its `publication` says it."""
 
 _CANDIDATES = {
     kind: Statement(
         QUEUES
         + f"""
-SELECT x.task_id, x.published_at, x.publication FROM q CROSS JOIN LATERAL (
-  SELECT m.task_id, m.next_check_at, m.published_at, {_PUBLICATION}
+SELECT m.task_id, m.published_at, m.publication, m.queue, {_PRIORITY} FROM q CROSS JOIN LATERAL (
+  SELECT m.task_id, m.job_id, m.queue, m.next_check_at, m.published_at, {_PUBLICATION}
   FROM (
-    SELECT m.task_id, m.job_id, m.generation, m.next_check_at, m.published_at, m.doom, m.expires_at, m.publication
+    SELECT m.task_id, m.job_id, m.queue, m.generation, m.next_check_at, m.published_at, m.doom, m.expires_at,
+      m.publication
     FROM {{messages}} m WHERE m.queue = q.queue AND m.next_check_at <= now() AND m.locked_by IS NULL
     ORDER BY m.next_check_at LIMIT %(oldest)s) m
-  WHERE {kind.rows} ORDER BY m.next_check_at LIMIT %(per_queue)s) x
-WHERE q.queue IS NOT NULL ORDER BY x.next_check_at LIMIT %(limit)s"""
+  WHERE {kind.rows} ORDER BY m.next_check_at LIMIT %(per_queue)s) m
+WHERE q.queue IS NOT NULL ORDER BY m.next_check_at LIMIT %(limit)s"""
     )
     for kind in KINDS
 }
@@ -58,7 +61,8 @@ WHERE q.queue IS NOT NULL ORDER BY x.next_check_at LIMIT %(limit)s"""
 def candidates(executor: Reader, kind: Kind, *, per_queue: int, limit: int | None = None) -> Sequence[Any]:
     """Read rows to check now, without a lock: `per_queue` of each queue, `limit` in all.
 
-    Returns (task_id, published_at, publication); publication is set only if the broker may still have the message.
+    Returns (task_id, published_at, publication, queue, priority), by which the message is looked for in the broker;
+    publication is set only if the broker may still have it.
     """
     return executor.run(_CANDIDATES[kind], per_queue=per_queue, limit=limit, oldest=OLDEST)
 
@@ -98,7 +102,7 @@ _POSTPONE = Statement(
     free(
         BY_TASK_ID,
         """m.task_id = r.task_id AND m.locked_by IS NULL AND m.published_at IS NOT NULL AND m.doom IS NULL
-      AND m.body IS NOT NULL AND m.next_check_at <= now()""",
+      AND m.next_check_at <= now()""",
     )
     + f"""
 UPDATE {{messages}} m
@@ -108,7 +112,7 @@ FROM free WHERE m.task_id = free.task_id"""
 
 
 def postpone(executor: Transaction, task_ids: Iterable[str], *, longest_s: float, are_there: bool) -> None:
-    """Postpone the check of durable tasks until they have waited as long again, but by at most `longest_s`.
+    """Postpone the check of messages until they have waited as long again, but by at most `longest_s`.
 
     `are_there`: the messages were seen, or their queue continues behind the part that was read.
     """
@@ -204,7 +208,7 @@ _MAY_BE_THERE = {
 _IN_BROKER = {
     kind: Statement(f"""
 SELECT m.{kind.key} AS key, m.task_id, m.job_id, m.queue, m.published_at, now() AS read_at, {_PUBLICATION},
-  (SELECT j.priority FROM {{jobs}} j WHERE j.id = m.job_id) AS priority
+  {_PRIORITY}
 FROM {{messages}} m WHERE m.{kind.key} > %(after)s AND m.locked_by IS NULL AND {may_be_there}
 ORDER BY m.{kind.key} LIMIT {CHECK_PAGE}""")
     for kind, may_be_there in _MAY_BE_THERE.items()

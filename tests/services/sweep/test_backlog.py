@@ -17,6 +17,7 @@ from celery_sidejob.services.heartbeat import prefetched
 from celery_sidejob.services.heartbeat.deliveries import Deliveries
 from celery_sidejob.services.heartbeat.prefetched import Prefetched
 from celery_sidejob.services.heartbeat.worker import Worker
+from celery_sidejob.services.sweep import doorbells
 from celery_sidejob.services.sweep.backlog import Backlog
 from celery_sidejob.services.sweep.due_tasks import PER_QUEUE
 from celery_sidejob.store import workers
@@ -40,6 +41,10 @@ SELECT task_id, generation, suspected_at IS NOT NULL AS missing, published_at,
 FROM {messages} ORDER BY task_id""")
 
 
+def rests(job: RunningJob) -> None:
+    """The body of a job that does nothing."""
+
+
 class Shop:
     """An app with a store and a Redis, to which nobody listens."""
 
@@ -50,6 +55,7 @@ class Shop:
         self.sidejob = self.app.sidejob
         self.connections = self.sidejob.runtime.connections
         self.client = redis.Redis.from_url(redis_url)
+        self.rests = self.sidejob.task(rests, name="rests")
         self.sidejob.poll()  # which puts its marker there
 
     def close(self) -> None:
@@ -61,6 +67,11 @@ class Shop:
         """Call durable tasks."""
         for task_id in task_ids:
             self.app.send_task("shop.mail", (), task_id=task_id, **options)
+        wait_until(self.all_marked, message="all messages to be marked as published, which is put off")
+
+    def enqueue(self, *task_ids: str, **options: Any) -> None:
+        """Make jobs."""
+        self.sidejob.enqueue_many([{"task": self.rests, "task_id": name, **options} for name in task_ids])
         wait_until(self.all_marked, message="all messages to be marked as published, which is put off")
 
     def all_marked(self) -> bool:
@@ -92,10 +103,6 @@ class Shop:
         return sum(self.client.llen(key) for key in (queue, f"{queue}\x06\x169"))
 
 
-def rests(job: RunningJob) -> None:
-    """The body of a job that does nothing."""
-
-
 @pytest.fixture
 def shop(database_url: str, redis_url: str) -> Iterator[Shop]:
     """An app with a store and a Redis of this test's own."""
@@ -115,6 +122,38 @@ def test_a_long_backlog_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch
 
     assert shop.waiting("long") == 2 * many
     assert shop.missing() == set()
+
+
+def test_a_long_backlog_of_jobs_gets_no_copy(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_look, "OF_A_LIST", 20)
+    many = 2 * doorbells.PAGE
+    shop.enqueue(*(f"job-{number}" for number in range(many)), queue="long")
+    shop.enqueue(*(f"urgent-{number}" for number in range(many)), queue="long", priority=9)
+    shop.enqueue("alone", queue="other")
+
+    assert shop.poll(times=4) == 0
+
+    assert shop.waiting("long") == 2 * many
+
+
+def test_the_message_of_a_job_that_was_lost_among_others_is_published_alone(shop: Shop) -> None:
+    shop.enqueue("lost", *(f"job-{number}" for number in range(50)))
+    shop.client.rpop("celery")
+
+    assert shop.poll() == 1
+    assert shop.waiting() == 51
+    assert shop.poll(times=3) == 0
+
+
+def test_no_message_of_a_job_is_published_while_redis_does_not_say_what_waits(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.enqueue("job")
+    shop.client.delete("celery")
+    monkeypatch.setattr(redis_look, "OF_ALL", 0)
+    assert shop.poll() == 0, "there was no time to read the list"
+    monkeypatch.undo()
+    assert shop.poll() == 1
 
 
 def test_what_waits_behind_a_higher_priority_gets_no_copy(shop: Shop) -> None:
@@ -191,9 +230,7 @@ def test_what_is_not_marked_yet_may_have_been_lost_with_all_that_an_emptied_brok
     if kind is TASKS:
         shop.call(*names)
     else:
-        task = shop.sidejob.task(rests, name="rests")
-        shop.sidejob.enqueue_many([{"task": task, "task_id": name} for name in names])
-        wait_until(shop.all_marked, message="all messages to be marked as published, which is put off")
+        shop.enqueue(*names)
     shop.connections.run(UNMARKED, task_ids=names[98:])
 
     assert Backlog(shop.sidejob.runtime, lambda: True).look_for_all(kind, 0 if kind is JOBS else "")
