@@ -50,6 +50,8 @@ class LockSet:
         self._changes = changes
         self._kept = {} if kept is None else kept
         self.new = {change.id: change for change in changes if isinstance(change, NewJob)}
+        self._looked_up: set[int] = set()
+        """Jobs that the changes mean but do not name by their ids."""
         self.rows: dict[int, Any] = {}
         self.statuses: dict[int, str] = {}
         """By job id, as the changes applied so far leave them; new jobs included."""
@@ -92,6 +94,8 @@ class LockSet:
         self.rows = jobs.lock(self._executor, everything) if everything else {}
         self.statuses = {job_id: row.status for job_id, row in self.rows.items()}
         for job_id in named:
+            if job_id not in self.rows and job_id in self._looked_up:
+                raise Moved(f"job {job_id} was deleted before it was locked")
             if job_id not in self.rows:
                 raise JobNotFoundError(f"There is no job {job_id}: it was deleted, or never committed.")
             if job_id in self.parents and self.rows[job_id].parent_id != self.parents[job_id]:
@@ -125,7 +129,8 @@ class LockSet:
         known = parents or {}
         affected, upward, downward = self._affected()
         affected.update(also)
-        affected |= self._affected_by_family()
+        self._looked_up = self._affected_by_family() - affected
+        affected |= self._looked_up
         named = sorted((affected | upward | known.keys()) - self.new.keys())
         self.parents = {**known, **{change.id: change.parent_id for change in self.new.values()}}
         self._read_ports()

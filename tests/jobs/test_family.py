@@ -16,6 +16,7 @@ from celery_sidejob import (
     NotAChildError,
     RunningJob,
 )
+from tests.tools.between import between_look_and_lock
 from tests.tools.in_process import Stage
 
 
@@ -72,6 +73,19 @@ def test_adopt_and_disown(stage: Stage) -> None:
     for gone in ("kid", job):
         with pytest.raises(NotAChildError):
             other.disown(gone)
+
+
+def test_a_child_that_is_deleted_while_it_is_disowned_by_its_name_is_no_child(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = stage.job()
+    child = parent.enqueue(stage.idle, child_name="kid")
+    child.terminate()
+    stage.drain()
+    between_look_and_lock(monkeypatch, stage.outside)(child.delete)
+    with pytest.raises(NotAChildError, match="'kid'"):
+        parent.disown("kid")
+    assert not child.exists
 
 
 def test_nobody_becomes_his_own_ancestor(stage: Stage) -> None:
