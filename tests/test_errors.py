@@ -92,7 +92,7 @@ class Scene:
         self.stage = stage
         self.sidejob = stage.sidejob
         stage.app.task(ordinary, name="ordinary", shared=False)
-        self.job = stage.sidejob.enqueue(stage.idle, aliases=["mine"], inports=["a"])
+        self.job = stage.sidejob.enqueue(stage.idle, aliases=["mine"], inports=["a"], unique="mine")
         self.strict = stage.task(nothing, name="strict", inports=["a"]).enqueue()
         self.other = stage.job()
         self.kid = self.job.enqueue(stage.idle, child_name="kid")
@@ -106,6 +106,12 @@ class Scene:
 
 
 Case = Callable[[Scene], Any]
+
+
+def in_transaction(scene: Scene, work: Callable[[Any], Any]) -> None:
+    """Do something in a transaction."""
+    with scene.stage.connect(autocommit=False) as connection:
+        work(connection)
 
 
 def lent(scene: Scene, before: str) -> None:
@@ -209,6 +215,20 @@ UNWRITTEN: dict[str, Case] = {
     "`timeout=` of `wait` is not a time": lambda s: s.job.wait(timeout="soon"),  # type: ignore[arg-type]
     "an option of a durable task is not a JSON value": lambda s: durable(s).apply_async(headers={"x": object()}),
     "another job has the alias": lambda s: s.other.add_alias("mine"),
+    '`unique=` of an open job with `on_duplicate="refuse"`': lambda s: s.stage.job(
+        unique="mine", on_duplicate="refuse"
+    ),
+    "`on_duplicate=` is none of the three": lambda s: s.stage.job(unique="x", on_duplicate="ignore"),
+    "`on_duplicate=` without `unique=`": lambda s: s.stage.job(on_duplicate="return"),
+    "`unique=` beside `link=`, `chain` or a group": lambda s: s.stage.job(unique="x", link=[s.stage.idle.s()]),
+    "two new jobs of one call have one `unique=` and are not to share a job": lambda s: s.sidejob.enqueue_many(
+        [{"task": s.stage.idle, "unique": "x", "on_duplicate": "refuse"}] * 2
+    ),
+    "`unique=` of a task that is not durable": lambda s: s.stage.app.send_task("ordinary", unique="x"),
+    "`unique=` in `send_many`": lambda s: s.sidejob.send_many([durable(s).s().set(unique="x")]),
+    '`on_duplicate="replace"` with `transaction=`, where a job is to be replaced': lambda s: in_transaction(
+        s, lambda transaction: s.stage.job(unique="mine", on_duplicate="replace", transaction=transaction)
+    ),
     "two new jobs want one alias": lambda s: s.sidejob.enqueue_many([{"task": s.stage.idle, "aliases": ["x"]}] * 2),
     "the parent has a child of this name": lambda s: s.job.enqueue(s.stage.idle, child_name="kid"),
     "two new children want one name": lambda s: s.sidejob.enqueue_many(
@@ -226,6 +246,7 @@ IN_A_RUN: dict[str, Case] = {
     "`terminate(without_shutdown=True)` inside a run, or with `transaction=`": (
         lambda s: s.inside(lambda job: s.other.terminate(without_shutdown=True))
     ),
+    '`on_duplicate="replace"` in `job.unit(transaction=)`': (lambda s: s.inside(lambda job: replaced_in_block(job, s))),
     "`wait` inside a run": lambda s: s.inside(lambda job: s.other.wait()),
     "`commit_every` below 1": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_every=0))),
     "`commit_within` is not a time": lambda s: s.inside(lambda job: list(job.for_inputs("a", commit_within=-1))),
@@ -406,6 +427,33 @@ def taken(scene: Scene) -> None:
     scene.stage.app.send_task("durable", (1,), task_id="one")
 
 
+def replaced_in_transaction(scene: Scene) -> None:
+    """Replace a durable task in a transaction."""
+    task = durable(scene)
+    task.apply_async(unique="mine")
+    in_transaction(
+        scene, lambda transaction: task.apply_async(unique="mine", on_duplicate="replace", transaction=transaction)
+    )
+
+
+def replaced_in_block(job: RunningJob, scene: Scene) -> None:
+    """Replace a job in a block with the caller's SQL."""
+    with scene.stage.connect(autocommit=False) as connection, job.unit(transaction=connection):
+        scene.stage.job(unique="mine", on_duplicate="replace")
+
+
+def keyed_twice(scene: Scene) -> None:
+    """Call a durable task twice with one key."""
+    for _ in range(2):
+        durable(scene).apply_async(unique="mine", on_duplicate="refuse")
+
+
+def replaced_too_late(scene: Scene) -> None:
+    """Replace a job that has begun."""
+    scene.stage.claim(scene.job)
+    scene.stage.job(unique="mine", on_duplicate="replace")
+
+
 def foreign_handle(scene: Scene) -> None:
     """Unpickle a handle beside another app."""
     app = make_app("beside", sidejob_database_url=scene.stage.database_url)
@@ -537,6 +585,9 @@ ELSEWHERE: dict[str, Case] = {
     "a worker starts with the pool eventlet": lambda s: pool_kind.check(get_implementation("eventlet")),
     "a worker starts with gevent, which was chosen too late": lambda s: pool_kind.check(get_implementation("gevent")),
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, capacity=5),
+    '`unique=` of a durable task that is not done, with `on_duplicate="refuse"`': keyed_twice,
+    '`on_duplicate="replace"` of a job that has begun': replaced_too_late,
+    '`on_duplicate="replace"` with `transaction=`, where a durable task is to be replaced': replaced_in_transaction,
     "a rate of runs is not valid": lambda s: s.stage.task(lambda job: None, run_rate="600/min"),
     '`on_run_rate="terminate"` without a rate': lambda s: s.stage.task(lambda job: None, on_run_rate="terminate"),
     "an option of a sidejob task is misspelt": lambda s: s.stage.task(lambda job: None, inport=["a"]),

@@ -88,7 +88,7 @@ def test_a_class_is_shown_as_it_is(name: str) -> None:
 def test_the_options_of_a_new_job() -> None:
     options = inspect.signature(creation.draft).parameters.values()
     taken = {f"{each.name}={each.default!r}" for each in options if each.kind is each.KEYWORD_ONLY}
-    taken |= {f"{name}=None" for name in OPTIONS} | {"transaction=None"}
+    taken |= {f"{name}=None" for name in OPTIONS} | {"transaction=None", "unique=None", 'on_duplicate="return"'}
     assert set(rows("Options of a new job")) == taken - {"executor=None"}
 
 

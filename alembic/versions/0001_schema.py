@@ -145,6 +145,7 @@ CREATE TABLE {s}.messages (
   losses int NOT NULL DEFAULT 0,
   doom text,
   priority smallint,
+  unique_key text,
   CONSTRAINT messages_job_check
     CHECK ((job_id IS NULL) = (for_run IS NULL) AND (job_id IS NULL) = (publication IS NOT NULL)),
   CONSTRAINT messages_body_check
@@ -158,6 +159,7 @@ CREATE TABLE {s}.messages (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
 CREATE INDEX messages_locked_by_idx ON {s}.messages (locked_by) WHERE locked_by IS NOT NULL;
+CREATE UNIQUE INDEX messages_unique_key_idx ON {s}.messages (unique_key) WHERE unique_key IS NOT NULL;
 
 CREATE TABLE {s}.parked (
   job_id bigint CONSTRAINT parked_pkey PRIMARY KEY
@@ -205,6 +207,7 @@ CREATE TABLE {s}.askings (
   task_id text CONSTRAINT askings_pkey PRIMARY KEY,
   job_id bigint NOT NULL CONSTRAINT askings_job_id_fkey REFERENCES {s}.jobs ON DELETE CASCADE,
   options json,
+  unique_key text,
   opened_at timestamptz NOT NULL DEFAULT now(),
   closed_at timestamptz,
   outcome text,
@@ -216,6 +219,8 @@ CREATE TABLE {s}.askings (
 ) WITH (autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX askings_job_id_idx ON {s}.askings (job_id);
 CREATE UNIQUE INDEX askings_open_idx ON {s}.askings (job_id) WHERE closed_at IS NULL;
+CREATE UNIQUE INDEX askings_unique_key_idx ON {s}.askings (unique_key)
+  WHERE closed_at IS NULL AND unique_key IS NOT NULL;
 CREATE INDEX askings_unsent_idx ON {s}.askings (closed_at) WHERE closed_at IS NOT NULL AND stored_at IS NULL;
 
 CREATE TABLE {s}.dead (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from ..model import values
@@ -30,6 +31,7 @@ from ..store.errors import NoAnswer, OutcomeUnknown
 from ..store.statement import Transaction
 from ..unit.lookup import locate
 from ..unit.open_unit import active
+from .uniqueness import create_unique, with_the_replaced
 
 Ports = Mapping[str, PortOptions]
 
@@ -80,6 +82,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
         **call.columns,
         **{name: OPTIONS[name](name, value) for name, value in given.items()},
         options=json.dumps(dict(call.options)) if call.options else None,
+        unique=call.unique,
         due_at=due_at,
         wait_s=wait_s,
         ports=port_rows((call.inports, call.outports), inports, outports),
@@ -91,27 +94,33 @@ def draft(  # noqa: PLR0913 - the options of a new job
     )
 
 
-def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob]:
+def create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any = None) -> Sequence[NewJob | int]:
     """Create drafted jobs, all or none: in the run's unit, the caller's transaction or one of ours.
 
-    Returns them with their ids, in order.
+    Returns them with their ids, in order; in place of a job whose unique key an open job has, the id of that one.
     """
     if not drafts:
-        return drafts
+        return ()
     _check_names_among(drafts)
+    if any(new.unique is not None for new in drafts):
+        return create_unique(runtime, drafts, partial(_create, runtime, transaction=transaction), transaction)
+    return _create(runtime, drafts, transaction)
+
+
+def _create(runtime: Runtime, drafts: Sequence[NewJob], transaction: Any) -> Sequence[NewJob]:
     unit = active()
     if transaction is not None:
         _check_child_names(transaction, drafts)
         made = _numbered(drafts, jobs.next_ids(transaction, len(drafts)))
-        carry_out(runtime, "enqueue", made, transaction)
+        carry_out(runtime, "enqueue", with_the_replaced(made), transaction)
         return made
     if unit is None and all(map(_is_plain, drafts)):
         return _until_known(runtime, drafts, lambda: _create_plain(runtime, drafts))
     made = _numbered(drafts, jobs.next_ids(runtime.connections, len(drafts)))
     if unit is None:
         return _until_known(runtime, drafts, lambda: _create_all(runtime, made))
-    for new in made:
-        unit.add(new)
+    for change in with_the_replaced(made):
+        unit.add(change)
     return made
 
 
@@ -195,7 +204,7 @@ def _numbered(drafts: Sequence[NewJob], ids: Iterable[int]) -> list[NewJob]:
 
 def _is_plain(new: NewJob) -> bool:
     """Tell whether such jobs, however many, are made by one statement, which needs no BEGIN, no COMMIT and no lock."""
-    return new.parent_id is None and not (new.ports or new.aliases or new.state)
+    return new.parent_id is None and not (new.ports or new.aliases or new.state or new.unique)
 
 
 def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
@@ -212,7 +221,7 @@ def _create_plain(runtime: Runtime, drafts: Sequence[NewJob]) -> list[NewJob]:
 
 
 def _create_all(runtime: Runtime, made: Sequence[NewJob]) -> Sequence[NewJob]:
-    carry_out(runtime, "enqueue", made)
+    carry_out(runtime, "enqueue", with_the_replaced(made))
     return made
 
 

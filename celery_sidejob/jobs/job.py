@@ -18,6 +18,7 @@ from ..model.changes import (
     ConfigurePorts,
     Direction,
     Disown,
+    NewJob,
     Publish,
     RemoveAlias,
     SetState,
@@ -28,6 +29,7 @@ from ..model.channel import job as channel_of_job
 from ..model.checks import LONGEST_S, check_texts, is_keepable, is_seconds, shown
 from ..model.columns import SHOWN
 from ..model.errors import (
+    DuplicateError,
     HasParentError,
     IllegalMoveError,
     InvalidAliasError,
@@ -599,11 +601,22 @@ def enqueue_many(runtime: Runtime, items: Iterable[Mapping[str, Any]], transacti
     if transaction is not None:
         transaction = runtime.connections.borrow(transaction)
     drafts = [draft(runtime, **{**item, "parent": _id_of(item.get("parent"))}, executor=transaction) for item in items]
-    made = create(runtime, drafts, transaction)
-    if transaction is None:
-        return [Job(new.id, runtime=runtime) for new in made]
-    # Only the caller's transaction can see them: until its commit the handles show what was written there.
-    return [Job(new.id, runtime=runtime, row=unit_view.row_of(new)) for new in made]
+    try:
+        made = create(runtime, drafts, transaction)
+    except DuplicateError as error:
+        error.job = Job(error.job_id, runtime=runtime) if error.job_id is not None else None
+        raise
+    return [_handle(runtime, new, transaction) for new in made]
+
+
+def _handle(runtime: Runtime, new: NewJob | int, transaction: Any) -> Job:
+    """Return the handle of a job that was made, or of an open one: then `new` is its id.
+
+    Only the caller's transaction can see what is made in it: until its commit the handle shows what was written there.
+    """
+    if isinstance(new, int):
+        return Job(new, runtime=runtime)
+    return Job(new.id, runtime=runtime, row=None if transaction is None else unit_view.row_of(new))
 
 
 def _id_of(job: Any) -> Any:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from .port import PortOptions
+from .unique import Unique
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,5 +27,6 @@ class Call:
     task_id: str
     eta: datetime | None
     countdown: float | None
+    unique: Unique | None = None
     options: Mapping[str, Any]
     """The Celery options of its first asking (link, chain, headers, …), as JSON values."""

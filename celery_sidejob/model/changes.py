@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Literal
 
 from .columns import JobColumns
+from .unique import Unique
 
 Direction = Literal["in", "out"]
 
@@ -44,6 +45,9 @@ class NewJob(JobColumns):
     ports: tuple[PortRow, ...] = ()
     aliases: tuple[str, ...] = ()
     state: dict[str, str] = field(default_factory=dict)
+    unique: Unique | None = None
+    replaces: int | None = None
+    """The job whose unique key this one takes, if no run of it has begun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,9 @@ class Message:
     """The stores that may have a copy: they took the message and did not answer."""
     unconfirmed: bool = False
     """Its publisher may not know of the row, and may have given a copy to another store."""
+    unique_key: str | None = None
+    replaces: str | None = None
+    """The task id of the message whose unique key this one takes, if no run of it has begun."""
 
     @property
     def content(self) -> Content:

@@ -7,6 +7,7 @@ Bad input is refused before anything is written.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,19 @@ class InvalidValueError(SideJobError, ValueError):
 
 class AliasTakenError(SideJobError):
     """Another job has this alias."""
+
+
+class DuplicateError(SideJobError):
+    """An open job or durable task has the unique key that was given.
+
+    `job_id` and `job`, its handle, are a job's, and `task_id` is a durable task's; the others are None.
+    """
+
+    def __init__(self, message: str, job_id: int | None = None, task_id: str | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.job: Any = None
+        self.task_id = task_id
 
 
 class ChildNameTakenError(SideJobError):

@@ -11,6 +11,7 @@ from ..model.status import Status
 from ..store import aliases, jobs, ports, state, trees
 from ..store.errors import Moved
 from ..store.statement import Transaction
+from . import unique_keys
 from .after_commit import AfterCommit
 from .being_deleted import is_being_deleted
 from .lock_set import LockSet
@@ -38,6 +39,7 @@ class Family:
         executor = self._executor
         for job in new:
             self._check_parent(job)
+        unique_keys.take(executor, new, self._lock_set)
         for row in jobs.insert(executor, new, check_interval_s=self._check_interval_s):
             self._lock_set.statuses[row.job_id] = Status.QUEUED
             self._after_commit.created(self._lock_set.new[row.job_id], row)

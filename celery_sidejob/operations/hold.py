@@ -21,6 +21,10 @@ from .runtime import Runtime
 T = TypeVar("T")
 
 
+class BeginsAgainError(Exception):
+    """What a unit was based on is no more: the unit is refused, and its run must begin again."""
+
+
 @dataclass(slots=True)
 class Hold:
     """A claimed run. `(job_id, run_no, worker_id)` names it, `unit_no` counts its committed units."""

@@ -20,12 +20,13 @@ from ..store.connection.own_executor import OwnExecutor
 from ..store.errors import OutcomeUnknown, repeat
 from ..store.outbox import tasks
 from ..store.outbox.tasks import Kept, Waits
-from ..store.statement import Transaction
+from ..store.statement import Reader, Transaction
 from .failover.first import in_the_first
 from .lending import do_after_commit
 from .publishing import addressed, publish_kept
 from .retrying import patience_s, patiently
 from .runtime import Runtime
+from .unique_keys import KeyHeldError
 
 T = TypeVar("T")
 
@@ -40,7 +41,8 @@ def keep(runtime: Runtime, message: Message) -> None:
     """Keep a message and give it to the broker. Once this returns, the task runs or is in the dead set.
 
     It is kept in the first store that answers. The wait for each store that does not is bounded: once per pause. Raises
-    StoreUnavailableError if no store answers, or InvalidValueError if another message of this task id is not finished.
+    StoreUnavailableError if no store answers, InvalidValueError if another message of this task id is not finished, and
+    KeyHeldError if another has its unique key.
     A message due later than `sidejob_timer_horizon` waits in the store. If the process dies between commit and
     publication, the sweeper publishes.
     """
@@ -79,7 +81,7 @@ def lend(runtime: Runtime, message: Message, transaction: Any) -> None:
     began = time.monotonic()
     with borrowed.atomic():
         if tasks.keep(borrowed.run, message, waits_of(runtime)) is None:
-            raise _taken(message.task_id)
+            raise _refusal(borrowed, message)
 
     def committed() -> None:
         if runtime.sends(message):  # its savepoint may have been rolled back, and a worker is woken for nothing
@@ -178,6 +180,8 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
 
     def keeping(executor: OwnExecutor) -> Kept | None:
         encoded.clear()
+        if message.replaces is not None and message.unique_key is not None:
+            tasks.give_way(executor, message.replaces, key=message.unique_key)
         kept = tasks.keep(_encoding(runtime, executor, [message], tried, encoded), message, waits_of(runtime))
         _note(executor, [message] if kept is not None else [], tried)
         return kept
@@ -185,7 +189,9 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
     def once() -> Kept | None:
         nonlocal is_unknown
         try:
-            return runtime.connections.transact("durable-keep", keeping, single=not tried, within_s=within_s)
+            return runtime.connections.transact(
+                "durable-keep", keeping, single=not tried and message.replaces is None, within_s=within_s
+            )
         except OutcomeUnknown:
             is_unknown = True
             raise
@@ -194,8 +200,16 @@ def _keep(runtime: Runtime, message: Message, tried: tuple[str, ...], encoded: l
     if kept is None and is_unknown and _is_kept(runtime, message, within_s):
         return Kept(waits=True)  # the first of two tries kept it: the sweeper publishes it
     if kept is None:
-        raise _taken(message.task_id)
+        raise runtime.connections.read(lambda executor: _refusal(executor, message), within_s=within_s)
     return kept
+
+
+def _refusal(executor: Reader, message: Message) -> Exception:
+    """Return why a message was not kept: another has its task id or its unique key, or had it a moment ago."""
+    holder = tasks.holder(executor, message.unique_key) if message.unique_key is not None else None
+    if holder is not None and holder.task_id != message.task_id:
+        return KeyHeldError(holder.task_id, waits=holder.waits)
+    return _taken(message.task_id)
 
 
 def _is_kept(runtime: Runtime, message: Message, within_s: float) -> bool:

@@ -157,9 +157,8 @@ class LockSet:
         downward: set[int] = set()
         for change in self._changes:
             match change:
-                case NewJob(parent_id=parent_id):
-                    if parent_id is not None:
-                        affected.add(parent_id)
+                case NewJob(parent_id=parent_id, replaces=replaces):
+                    affected.update(job_id for job_id in (parent_id, replaces) if job_id is not None)
                 case Adopt(parent_id=parent_id, child_id=child_id):
                     affected.update((parent_id, child_id))
                     upward.add(child_id)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from ..model.changes import Adopt, CancelTimer, Change, Disown, RememberInputs, Terminate
+from ..model.changes import Adopt, CancelTimer, Change, Disown, NewJob, RememberInputs, Terminate
 from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, JobNotFoundError, LeaseLostError, StoreUnavailableError
 from ..model.status import Status
@@ -19,7 +19,7 @@ from ..store.claims import Try
 from ..store.errors import OutcomeUnknown
 from ..store.statement import Transaction
 from .follow_up import follow_up
-from .hold import Hold, check_fence, lease_lost, repeat_until_known
+from .hold import BeginsAgainError, Hold, check_fence, lease_lost, repeat_until_known
 from .lending import follow_commit_of
 from .retrying import PAUSE_S
 from .runtime import Runtime
@@ -29,11 +29,11 @@ KEPT_PORTS = 1000
 """Rows of ports up to which a run keeps them for its next units; with more it begins anew."""
 
 
-class InputsMovedError(Exception):
-    """Packets that this unit has read are gone: the unit is refused, and the run must begin again."""
+class InputsMovedError(BeginsAgainError):
+    """Packets that this unit has read are gone."""
 
 
-NO_END = (LeaseLostError, InputsMovedError, StoreUnavailableError)
+NO_END = (LeaseLostError, BeginsAgainError, StoreUnavailableError)
 """Errors after which a run has no end of its own: it is another worker's already, or it begins again."""
 
 
@@ -138,6 +138,11 @@ def commit_with(runtime: Runtime, hold: Hold, unit: Unit, borrowed: Borrowed) ->
         raise IllegalMoveError(
             f"adopt() and disown() of job {hold.job_id} cannot be part of job.unit(transaction=): they would lock "
             "other jobs until your commit. Do them before or after the block."
+        )
+    if any(isinstance(change, NewJob) and change.replaces is not None for change in unit.changes):
+        raise IllegalMoveError(
+            f"on_duplicate='replace' cannot be part of job.unit(transaction=) of job {hold.job_id}: it would lock the "
+            "job that is replaced until your commit. Do it before or after the block."
         )
     if any(isinstance(change, CancelTimer) and change.job_id != hold.job_id for change in unit.changes):
         raise IllegalMoveError(

@@ -44,7 +44,7 @@ _INSERT = Statement(
     f"""
 WITH given AS (
   SELECT * FROM json_to_recordset(%(rows)s::json) AS r(id bigint, {_RECORD},
-    task_id text, options text, due_at timestamptz, wait_s double precision)),
+    task_id text, options text, unique_key text, due_at timestamptz, wait_s double precision)),
 r AS (
   SELECT coalesce(id, nextval('{{jobs_id_seq}}'::regclass)) AS job_id,
     (due_at > now() OR wait_s > 0::double precision) IS TRUE AS later, *
@@ -53,7 +53,8 @@ j AS (
   INSERT INTO {{jobs}} (id, {_NAMES})
   SELECT job_id, {_VALUES} FROM r ORDER BY job_id),
 a AS (
-  INSERT INTO {{askings}} (task_id, job_id, options) SELECT task_id, job_id, options::json FROM r),
+  INSERT INTO {{askings}} (task_id, job_id, options, unique_key)
+  SELECT task_id, job_id, options::json, unique_key FROM r),
 t AS (
   INSERT INTO {{timers}} (job_id, due_at, ask, accepted)
   SELECT job_id, coalesce(due_at, now() + make_interval(secs => wait_s)), 'run', true FROM r WHERE later),"""
@@ -88,6 +89,7 @@ def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: fl
             "id": job.id or None,
             "task_id": job.task_id,
             "options": job.options,
+            "unique_key": None if job.unique is None else job.unique.key,
             "due_at": job.due_at.isoformat() if job.due_at else None,
             "wait_s": job.wait_s,
         }

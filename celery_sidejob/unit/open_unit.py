@@ -21,7 +21,7 @@ from ..model.crash_points import reach
 from ..model.errors import IllegalMoveError, LeaseLostError, PortFullError, SideJobError, StoreUnavailableError
 from ..model.port import WILDCARD
 from ..operations import runs
-from ..operations.hold import Hold
+from ..operations.hold import BeginsAgainError, Hold
 from ..operations.runs import Unit
 from ..operations.runtime import Runtime
 from ..operations.unit_of_work import Applied, carry_out
@@ -86,7 +86,7 @@ class OpenUnit:
             try:
                 with within(None):  # what follows it, such as receivers of signals, is no part of the next unit
                     runs.commit(self.runtime, self.hold, self.unit)
-            except (SideJobError, runs.InputsMovedError) as error:
+            except (SideJobError, BeginsAgainError) as error:
                 self._interrupted = isinstance(error, StoreUnavailableError)  # the others are refusals
                 if isinstance(error, PortFullError) and error.may_pass:
                     raise NoRoom(error) from None

@@ -238,6 +238,26 @@ def test_a_killed_worker_s_repeatable_tasks_run_again_and_the_others_are_dead(si
         once.get(timeout=TIMEOUT_S)
 
 
+@SEVERAL
+def test_a_unique_task_keeps_its_key_through_the_death_of_its_worker_until_it_is_done(site: Site) -> None:
+    first = site.worker(concurrency=2)
+    repeated = site.call("repeatable", 1, unique="repeated")
+    once = site.call("holder", 2, unique="once")
+    for result in (repeated, once):
+        site.holding(result)
+
+    first.kill_group()
+
+    assert site.call("repeatable", 3, unique="repeated").id == repeated.id
+    site.worker()
+    site.holding(repeated, count=2)
+    assert site.call("repeatable", 3, unique="repeated").id == repeated.id
+    site.go(repeated)
+    site.wait_quiet()
+    for key, result in (("repeated", repeated), ("once", once)):
+        assert site.call("noted", 4, unique=key).id != result.id
+
+
 @PROCESSES
 def test_a_killed_pool_process_counts_once(site: Site) -> None:
     worker = site.worker()

@@ -47,6 +47,21 @@ def test_a_killed_pool_process_is_replaced_and_its_run_begins_again(scene: Scene
     assert worker.alive
 
 
+def test_a_job_keeps_its_unique_key_through_the_death_of_its_worker_until_it_has_ended(scene: Scene) -> None:
+    first = scene.worker()
+    job = scene.hold(7, unique="k")
+    holding(scene, job)
+
+    first.kill()
+
+    assert scene.enqueue("holder", unique="k") == job
+    scene.worker()
+    holding(scene, job, count=2)
+    assert scene.enqueue("holder", unique="k") == job
+    ends_once(scene, job, 7)
+    assert scene.enqueue("holder", unique="k") != job
+
+
 @pytest.mark.pools("prefork", "threads", "gevent", reason="runs one body at a time")
 def test_the_runs_of_a_killed_worker_begin_again_in_another(scene: Scene) -> None:
     first = scene.worker(concurrency=2)

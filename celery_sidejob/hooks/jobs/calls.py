@@ -24,6 +24,7 @@ from ...model.checks import did_you_mean, is_number, is_seconds, is_text, shown
 from ...model.columns import COLUMNS, OPTIONS
 from ...model.errors import InvalidValueError, UnknownTaskError
 from ...model.port import NO_DATA, PortOptions, parse_ports
+from ...model.unique import Unique
 from ...store import registry
 from ...store.connection.connections import Connections
 from ..call_options import check_options
@@ -115,6 +116,7 @@ class CeleryTasks:
             outports=outports,
             priority=_priority(priority),
             columns=columns,
+            unique=Unique.take(merged),
             **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
 
@@ -284,7 +286,7 @@ _ALL_OPTIONS = sorted(
     | ADDRESS
     | OPTIONS.keys()
     | {"queue", "parent", "child_name", "eta", "countdown", "inports", "outports", "aliases", "state"}
-    | {"priority", "transaction", "task_id"}
+    | {"priority", "transaction", "task_id", "unique", "on_duplicate"}
 )
 
 

@@ -41,7 +41,7 @@ from ...model.run_end import RunEnd
 from ...model.status import Status
 from ...operations import endings, log, recovery, runs
 from ...operations.endings import error_json, storable
-from ...operations.hold import Hold
+from ...operations.hold import BeginsAgainError, Hold
 from ...operations.job_run_end import Ending
 from ...operations.runs import NO_END, InputsMovedError, Unit
 from ...operations.runtime import Runtime
@@ -143,9 +143,12 @@ def run_claimed(task: TaskBody, runtime: Runtime, hold: Hold, request: Context) 
             if hold.kind == "shutdown":
                 _shut_down(task, unit, job)
             return _run(task, runtime, unit, job, row)
-    except InputsMovedError as error:
-        logger.warning("%s The run begins again, and takes its packets first.", error)
-        recovery.release(runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=True)
+    except BeginsAgainError as error:
+        moved_inputs = isinstance(error, InputsMovedError)
+        logger.warning("%s The run begins again%s.", error, ", and takes its packets first" if moved_inputs else "")
+        recovery.release(
+            runtime, hold.job_id, run_no=hold.run_no, worker_id=hold.worker_id, wait=True, moved=moved_inputs
+        )
         raise Ignore(str(error)) from None
     except LeaseLostError as error:
         logger.warning("%s", error)

@@ -118,7 +118,8 @@ class SideJobTask(TaskBody):
         job = None if task_id is None else find_by_task_id(self._runtime, task_id)
         if job is None:  # otherwise an earlier attempt to publish this very continuation has made it
             job = enqueue(self._runtime, self, args or (), kwargs, **options)
-        result = self.AsyncResult(task_id or job.task_id)
+        given = None if options.get("unique") else task_id  # an open job of this key has another
+        result = self.AsyncResult(given or job.task_id)
         result.job = job
         return result
 

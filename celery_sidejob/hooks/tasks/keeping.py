@@ -12,6 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -24,9 +25,11 @@ from kombu.serialization import dumps
 from kombu.utils.functional import maybe_list
 
 from ...model.durable import ADOPTED, CALL, DEATHS, DELAYED, DIGEST, HEADER, REPUBLISHED, WORKER, Message
-from ...model.errors import InvalidValueError, SettingsError, StoreUnavailableError
+from ...model.errors import IllegalMoveError, InvalidValueError, SettingsError, StoreUnavailableError
+from ...model.unique import Unique
 from ...operations import durable_ends, keeping
 from ...operations.durable_runs import Run
+from ...operations.unique_keys import KeyHeldError, is_replaced
 from ..apps import runtime_for
 from ..call_options import check_call
 from ..durability import is_durable, known_tasks
@@ -35,7 +38,7 @@ from ..messages.kept_message import RESERVED, as_bytes, own_priority, publicatio
 from ..patches.task_sender import DurableAMQP
 from . import chord_transaction, result_subscription, sending_in
 from .lazy_producer import LazyProducer
-from .present_call import calling, present_call
+from .present_call import Call, Together, calling, present_call
 
 logger = logging.getLogger("celery_sidejob")
 
@@ -61,10 +64,47 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
     if chord_transaction.is_lending():
         with chord_transaction.handed_over(options):
             return send_task(app, send, name, *args, **options)
+    unique = Unique.take(options)
+    if unique is not None:
+        return _send_unique(app, send, unique, name, args, options)
     if not is_durable(app, name):
         if options.get("transaction") is not None and not getattr(known_tasks(app).get(name), "sidejob", False):
             return sending_in.send_in(app, send, name, args, options)
         return send(name, *args, **options)
+    return _send_durable(app, send, name, args, options, Call())
+
+
+def _send_unique(
+    app: Celery, send: Callable[..., Any], unique: Unique, name: str, args: Any, options: dict[str, Any]
+) -> Any:
+    """Send a durable task whose key is to be its own until it is done, or return the result of the one that has it.
+
+    Before it is sent again another may have got the key, or the task that has it may have begun or ended: each time it
+    is judged anew.
+    """
+    if not is_durable(app, name):
+        instead = "make it so with durable=True or sidejob_durable_tasks"
+        if getattr(known_tasks(app).get(name), "sidejob", False):
+            instead = "call enqueue(), or its apply_async()"
+        raise InvalidValueError(f"A message of {name} has no row, and unique= needs one: {instead}.")
+    replaces = None
+    while True:
+        try:
+            return _send_durable(app, send, name, args, dict(options), Call(unique=unique, replaces=replaces))
+        except KeyHeldError as held:
+            if not is_replaced(unique, held):
+                return app.AsyncResult(held.task_id)
+            if options.get("transaction") is not None:
+                raise IllegalMoveError(
+                    f"Task {held.task_id} has the unique key {unique.key!r}, and on_duplicate='replace' cannot be part "
+                    "of transaction=: it would lock that task until your commit. Call it before or after."
+                ) from None
+            replaces = held.task_id
+
+
+def _send_durable(
+    app: Celery, send: Callable[..., Any], name: str, args: Any, options: dict[str, Any], call: Call
+) -> Any:
     check_call(name, options)
     together = present_call().together
     subscriptions: list[Callable[[], Any]] = [] if together is None else together.subscriptions
@@ -73,7 +113,7 @@ def send_task(app: Celery, send: Callable[..., Any], name: str, *args: Any, **op
         lazy = options["producer"] = LazyProducer(app)
     result_subscription.install(app.backend)
     try:
-        with calling(subscriptions=subscriptions):
+        with calling(subscriptions=subscriptions, unique=call.unique, replaces=call.replaces):
             result = send(name, *args, **options)
     finally:
         if lazy is not None:
@@ -98,7 +138,7 @@ class KeepingProducer:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._producer, name)
 
-    def publish(self, body: Any, **options: Any) -> Any:  # noqa: PLR0912 - an arm for each kind of call
+    def publish(self, body: Any, **options: Any) -> Any:
         """Keep the message and publish it; what comes after it is an event, which must not fail the call."""
         together = present_call().together
         if self._kept:
@@ -114,23 +154,29 @@ class KeepingProducer:
             headers.pop(ours, None)  # a retry brings what the request that is retried had, beside its own headers
         deaths = headers.pop(DEATHS, None)
         transaction = options.pop("transaction", None)
-        if together is not None:
-            message = self._message(body, deaths, self._new_call(headers), **options)
-            together.messages.append(message)
-            if self._runtime.settings.on_store_down == "publish":
-                together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
-            return None
         run = present_run(self._app)
-        if transaction is not None:
-            keeping.lend(self._runtime, self._message(body, deaths, **options), transaction)
+        if together is not None:
+            self._collect(together, body, deaths, options)
+        elif transaction is not None:
+            keeping.lend(self._runtime, _keyed(self._message(body, deaths, **options)), transaction)
         elif run is not None and (not run.moved if run.key[0] == headers.get("id") else run.body_is_over):
             self._keep_of(run, self._message(body, deaths, **options))
         else:
             return self._keep_anywhere(body, deaths, options)
         return None
 
+    def _collect(self, together: Together, body: Any, deaths: Any, options: dict[str, Any]) -> None:
+        if present_call().unique is not None:
+            raise InvalidValueError(f"unique= of {self._task} is for single calls: call its apply_async().")
+        message = self._message(body, deaths, self._new_call(options["headers"]), **options)
+        together.messages.append(message)
+        if self._runtime.settings.on_store_down == "publish":
+            together.without_rows.append(partial(self._producer.publish, body, **_without_row(message, options)))
+
     def _keep_of(self, run: Run, message: Message) -> None:
         """Keep what a run goes on as, or what follows it: in the store in which the run's own row is."""
+        if present_call().unique is not None:
+            logger.warning("unique= of %s has no effect: it follows another task", self._task)
         if run.key[0] == message.task_id:
             durable_ends.go_on(run.runtime, run, message)
         elif _in_callbacks is not None and _in_callbacks.get():
@@ -139,11 +185,11 @@ class KeepingProducer:
             keeping.keep_again(run.runtime, message)
 
     def _keep_anywhere(self, body: Any, deaths: Any, options: dict[str, Any]) -> Any:
-        message = self._message(body, deaths, self._new_call(options["headers"]), **options)
+        message = _keyed(self._message(body, deaths, self._new_call(options["headers"]), **options))
         try:
             keeping.keep(self._runtime, message)
         except StoreUnavailableError as error:
-            if self._runtime.settings.on_store_down != "publish":
+            if self._runtime.settings.on_store_down != "publish" or message.unique_key is not None:
                 raise
             logger.warning("%s is published without a row, as sidejob_on_store_down says: %s", message.task_id, error)
             return self._producer.publish(body, **_without_row(message, options))
@@ -217,6 +263,12 @@ class KeepingAMQP(DurableAMQP):
     """Celery's AMQP, by which messages of durable tasks are kept."""
 
     producer_of_durable = KeepingProducer
+
+
+def _keyed(message: Message) -> Message:
+    """Give a message the unique key that its call asks for."""
+    call = present_call()
+    return message if call.unique is None else replace(message, unique_key=call.unique.key, replaces=call.replaces)
 
 
 def _without_row(message: Message, options: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from celery.app.task import Context
 
 from ...model.durable import Message
+from ...model.unique import Unique
 from ...operations.durable_runs import Claim
 from ...operations.runtime import Runtime
 
@@ -60,6 +61,10 @@ class Call(NamedTuple):
     subscriptions: list[Callable[[], Any]] | None = None
     """Subscriptions to results, which the result backend is asked for once the messages are kept."""
     counting: Counting | None = None
+    unique: Unique | None = None
+    """The key that the message is to have."""
+    replaces: str | None = None
+    """The task whose message gives way to it."""
 
 
 _PLAIN = Call()

@@ -49,12 +49,12 @@ _KEEP = Statement(
     f"""
 /*!WITH kept AS (*/
 INSERT INTO {{messages}}
-  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval
+  (task_id, task, queue, publication, body, generation, due_at, expires_at, next_check_at, check_interval, unique_key
     /*!, priority, published_at*/)
 VALUES (%(task_id)s, %(task)s, %(queue)s, %(publication)s, %(body)s, 1, coalesce(%(eta)s::timestamptz, now()),
-  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s)
+  %(expires_at)s::timestamptz, {_FIRST_CHECK}, make_interval(secs => %(check_interval_s)s), %(unique_key)s::text
     /*!, {_PRIORITY}, {_sent(_PRIORITY)}*/)
-ON CONFLICT (task_id) DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
+ON CONFLICT DO NOTHING RETURNING {_WAITS}/*!, {KEPT}),{referred("kept")}
 SELECT waits FROM kept*/""",
     frequent=True,
 )
@@ -77,12 +77,34 @@ class Kept:
 
 
 def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> Kept | None:
-    """Keep a message that is about to be published; None if a message of this task id exists already.
+    """Keep a message that is about to be published; None if one of this task id, or unique key, exists already.
 
     `run` runs a statement in an open transaction, or does other work while the server inserts.
     """
-    found = run(_KEEP, task_id=message.task_id, **_columns(message, waits))
+    found = run(_KEEP, task_id=message.task_id, unique_key=message.unique_key, **_columns(message, waits))
     return Kept(found[0].waits) if found else None
+
+
+_HOLDER = Statement("""
+SELECT task_id, locked_by IS NULL AND doom IS NULL AND losses = 0 AND generation = 1 AS waits FROM {messages}
+WHERE unique_key = %(key)s""")
+
+
+def holder(executor: Reader, key: str) -> Any | None:
+    """Read the message that has a unique key: (task_id, waits); `waits` says that no run of it has begun."""
+    return first(executor.run(_HOLDER, key=key))
+
+
+_GIVE_WAY = Statement("""
+UPDATE {messages} SET unique_key = NULL, doom = 'revoked', suspected_at = NULL, published_at = NULL,
+  next_check_at = now()
+WHERE task_id = %(task_id)s AND unique_key = %(key)s AND locked_by IS NULL AND doom IS NULL AND losses = 0
+  AND generation = 1""")
+
+
+def give_way(executor: Transaction, task_id: str, *, key: str) -> None:
+    """Revoke a message that another replaces, and take its unique key from it; nothing happens if a run has begun."""
+    executor.run(_GIVE_WAY, task_id=task_id, key=key)
 
 
 _KEEP_MANY = Statement(

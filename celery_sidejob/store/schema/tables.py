@@ -41,14 +41,14 @@ TABLES = {
     "messages": Table(
         "task_id job_id for_run task queue publication body generation due_at expires_at next_check_at check_interval "
         "published_at suspected_at locked_by locked_at locked_pid on_lost max_losses losses doom "
-        "priority"
+        "priority unique_key"
     ),
     "parked": Table("job_id task queue parked_at end_at"),
     "duplicates": Table("task_id call tried kept_until"),
     "timers": Table("id job_id due_at ask accepted", "SELECT INSERT DELETE"),
     "tree_terminations": Table("job_id root itself after"),
     "tree_deletions": Table("job_id", "SELECT INSERT DELETE"),
-    "askings": Table("task_id job_id options opened_at closed_at outcome result stored_at"),
+    "askings": Table("task_id job_id options unique_key opened_at closed_at outcome result stored_at"),
     "dead": Table(
         "id job_id task_id task queue reason error traceback retries died_at payload body", "SELECT INSERT DELETE"
     ),

@@ -1,0 +1,73 @@
+"""Making jobs with unique keys: in the transaction that makes a job nobody else can make one with its key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..model.changes import NewJob
+from ..model.errors import DuplicateError
+from ..model.unique import Unique
+from ..store import unique_keys
+from ..store.statement import Transaction
+from .hold import BeginsAgainError
+from .lock_set import LockSet
+
+
+class KeysTakenError(BeginsAgainError):
+    """Others than expected have the keys of the jobs that were to be made, {key: the holder}; nothing was written."""
+
+    def __init__(self, holders: Mapping[str, Any]) -> None:
+        shown = ", ".join(f"job {holder.job_id} has {key!r}" for key, holder in holders.items())
+        super().__init__(f"The unique keys of new jobs have changed hands meanwhile ({shown or 'they are free'}).")
+        self.holders = holders
+
+
+def take(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> None:
+    """Take the keys of new jobs, also from waiting jobs that they replace. Raises KeysTakenError if others are held.
+
+    Whoever takes a key holds a lock on it until the commit, so the next sees the job that has it.
+    """
+    keyed = {job.unique.key: job for job in new if job.unique is not None}
+    if not keyed:
+        return
+    unique_keys.take_turn(executor, keyed)
+    taken = {}
+    to_replace = {job.replaces for job in keyed.values()} - {None}
+    for holder in unique_keys.holders(executor, keyed):
+        job = keyed[holder.key]
+        if holder.job_id == job.replaces and holder.waits and holder.job_id in lock_set.rows:
+            unique_keys.free(executor, holder.job_id)
+            to_replace.remove(holder.job_id)
+        elif holder.task_id != job.task_id:  # else an earlier try, whose answer was lost, has made this very job
+            taken[holder.key] = holder
+    if taken or to_replace:  # a job that is to be replaced, and terminated for that, may have ended
+        raise KeysTakenError(taken)
+
+
+class KeyHeldError(Exception):
+    """A durable task that is not done has the key of a call, and nothing was written; `waits`: no run has begun."""
+
+    job_id = None
+
+    def __init__(self, task_id: str, *, waits: bool) -> None:
+        super().__init__(task_id)
+        self.task_id = task_id
+        self.waits = waits
+
+
+def is_replaced(unique: Unique, holder: Any) -> bool:
+    """Tell whether the holder of a key (`task_id`, `job_id`, `waits`) is replaced, or used instead of what is called.
+
+    Raises DuplicateError if neither may be.
+    """
+    if unique.on_duplicate == "return":
+        return False
+    if unique.on_duplicate == "replace" and holder.waits:
+        return True
+    what = f"Task {holder.task_id} is not done" if holder.job_id is None else f"Job {holder.job_id} is open"
+    why = "" if unique.on_duplicate == "refuse" else ", and its first run has begun: it cannot be replaced any more"
+    raise DuplicateError(
+        f"{what} and has the unique key {unique.key!r}{why}.",
+        holder.job_id, holder.task_id if holder.job_id is None else None,
+    )  # fmt: skip

@@ -1,0 +1,39 @@
+"""Unique keys of open jobs: they stand in the job's first asking, and hold until that is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .statement import Reader, Statement, Transaction
+
+LOCK_CLASS = 0x53_4A_55_51 - 0x40_00_00_00
+"""The first half of the advisory locks' keys ("SJUQ", made to fit as `workers.LOCK_CLASS` is)."""
+
+_TAKE_TURN = Statement("""
+SELECT pg_advisory_xact_lock(%(lock_class)s::int, h.hash)
+FROM (SELECT DISTINCT hashtext(key) AS hash FROM unnest(%(keys)s::text[]) AS key ORDER BY 1) h""")
+
+
+def take_turn(executor: Transaction, keys: Iterable[str]) -> None:
+    """Wait until nobody else makes a job with one of these keys; what follows sees what they have committed."""
+    executor.run(_TAKE_TURN, keys=list(keys), lock_class=LOCK_CLASS)
+
+
+_HOLDERS = Statement("""
+SELECT a.unique_key AS key, a.task_id, a.job_id, j.run_no = 0 AND j.status = 'queued' AS waits
+FROM {askings} a JOIN {jobs} j ON j.id = a.job_id
+WHERE a.unique_key = ANY(%(keys)s::text[]) AND a.closed_at IS NULL""")
+
+
+def holders(executor: Reader, keys: Iterable[str]) -> Sequence[Any]:
+    """Read the open jobs with these keys: (key, task_id, job_id, waits). `waits`: no run has begun, nor a shutdown."""
+    return executor.run(_HOLDERS, keys=list(keys))
+
+
+_FREE = Statement("UPDATE {askings} SET unique_key = NULL WHERE job_id = %(job_id)s AND closed_at IS NULL")
+
+
+def free(executor: Transaction, job_id: int) -> None:
+    """Take its key from a locked job, which another job replaces."""
+    executor.run(_FREE, job_id=job_id)
