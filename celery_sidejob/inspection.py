@@ -335,7 +335,7 @@ class Inspection:
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
             "waiting_for": waiting.reasons(executor, self._runtime, job_id) or [],
-            "timers": [row._asdict() for row in asks.timers_of(executor, job_id, limit=CHILDREN)],
+            "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),
         }

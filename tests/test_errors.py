@@ -114,6 +114,15 @@ def in_transaction(scene: Scene, work: Callable[[Any], Any]) -> None:
         work(connection)
 
 
+def keyed_unseen(scene: Scene) -> None:
+    """Make a job with a key that was taken after the transaction had begun to read."""
+    with scene.stage.connect(autocommit=False) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM sidejob.jobs")
+        scene.sidejob.enqueue(scene.stage.idle, unique="new")
+        scene.sidejob.enqueue(scene.stage.idle, unique="new", transaction=connection)
+
+
 def lent(scene: Scene, before: str) -> None:
     """Make a job in a transaction in which something was done before."""
     with scene.stage.connect(autocommit=False) as connection:
@@ -587,6 +596,7 @@ ELSEWHERE: dict[str, Case] = {
     "a task option of a later version": lambda s: s.stage.task(lambda job: None, capacity=5),
     '`unique=` of a durable task that is not done, with `on_duplicate="refuse"`': keyed_twice,
     '`on_duplicate="replace"` of a job that has begun': replaced_too_late,
+    "`unique=` in a transaction that sees an older state of the store": keyed_unseen,
     '`on_duplicate="replace"` with `transaction=`, where a durable task is to be replaced': replaced_in_transaction,
     "a rate of runs is not valid": lambda s: s.stage.task(lambda job: None, run_rate="600/min"),
     '`on_run_rate="terminate"` without a rate': lambda s: s.stage.task(lambda job: None, on_run_rate="terminate"),

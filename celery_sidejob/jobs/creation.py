@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from ..model import values
+from ..model.call import Call
 from ..model.changes import NewJob, PortRow
 from ..model.checks import LONGEST_S, in_seconds, is_seconds
 from ..model.columns import OPTIONS
@@ -77,7 +78,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
         priority=call.priority,
         args=values.encode(list(call.args), limit=limit, what="args"),
         kwargs=values.encode(dict(call.kwargs), limit=limit, what="kwargs"),
-        parent_id=_parent_id(runtime, call.task, parent, child_name, executor),
+        parent_id=_parent_id(runtime, call, parent, child_name, executor),
         name=child_name,
         **call.columns,
         **{name: OPTIONS[name](name, value) for name, value in given.items()},
@@ -86,7 +87,7 @@ def draft(  # noqa: PLR0913 - the options of a new job
         due_at=due_at,
         wait_s=wait_s,
         ports=port_rows((call.inports, call.outports), inports, outports),
-        aliases=_aliases(runtime, aliases),
+        aliases=_aliases(runtime, call, aliases),
         state={
             check_key(key): values.encode(value, limit=limit, what=f"state[{key!r}]")
             for key, value in (state or {}).items()
@@ -163,31 +164,34 @@ def when(
 
 
 def _parent_id(
-    runtime: Runtime, task: str, parent: int | str | None, child_name: str | None, executor: Transaction | None
+    runtime: Runtime, call: Call, parent: int | str | None, child_name: str | None, executor: Transaction | None
 ) -> int | None:
-    """Return the id of the parent of a new job; in a run its name must be free there."""
+    """Return the id of the parent of a new job; in a run its name must be free there.
+
+    That, as what is said of aliases, is left to the commit if a unique key may lead to the very job that has the name.
+    """
     if parent is None and child_name is None:
         return None
     above = None if parent is None else locate(runtime, parent, executor)
     if parent is not None and above is None:
-        raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {task!r}.")
+        raise JobNotFoundError(f"There is no job {parent!r} to be the parent of a new {call.task!r}.")
     if above is None or child_name is None:
         raise InvalidValueError(
             "A child of a job needs parent= and child_name= together; got "
             f"parent={above and above[0]!r}, child_name={child_name!r}."
         )
     check_child_name(child_name)
-    if active() is not None:
+    if active() is not None and call.unique is None:
         check_child_name_is_free(runtime, above[0], child_name)
     return above[0]
 
 
-def _aliases(runtime: Runtime, aliases: Iterable[str]) -> tuple[str, ...]:
+def _aliases(runtime: Runtime, call: Call, aliases: Iterable[str]) -> tuple[str, ...]:
     """Return the aliases of a new job, each once; in a run they must be free."""
     if isinstance(aliases, str):
         raise InvalidValueError(f"aliases= takes a list of names, not the string {aliases!r}.")
     names = tuple(dict.fromkeys(check_alias(name) for name in aliases))
-    for name in names if active() is not None else ():
+    for name in names if active() is not None and call.unique is None else ():
         if (owner := locate(runtime, name)) is not None:
             raise alias_taken(name, owner[0])
     return names

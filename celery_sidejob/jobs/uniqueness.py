@@ -43,8 +43,9 @@ def create_unique(
             if all(new.replaces is None for new in wanted):
                 raise
             taken = {}  # a job that was to be replaced is gone
-    ids = {new.unique.key: new.id for new in made.values() if new.unique is not None} | found
-    return [made[new.task_id] if new.unique is None else made.get(new.task_id, ids[new.unique.key]) for new in drafts]
+    of_key: dict[str, NewJob | int] = {**found}
+    of_key.update({new.unique.key: new for new in made.values() if new.unique is not None})
+    return [made[new.task_id] if new.unique is None else of_key[new.unique.key] for new in drafts]
 
 
 def with_the_replaced(made: Sequence[NewJob]) -> Sequence[Change]:

@@ -185,25 +185,17 @@ def due(executor: Reader, limit: int) -> list[int]:
     return [row.job_id for row in executor.run(_DUE_TIMERS, limit=limit)]
 
 
-_TIMERS_OF = Statement("""
-SELECT id, due_at, ask FROM {timers} WHERE job_id = %(id)s ORDER BY due_at, id LIMIT %(limit)s""")
-
-
-def timers_of(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
-    """Read what will be asked of the job, and when, soonest first."""
-    return executor.run(_TIMERS_OF, id=job_id, limit=limit)
-
-
 IS_TIMER = "t.ask IN ('run', 'force') AND (t.accepted OR t.due_at > now())"
 """Whether a row is for later, as SQL: others are asks that a transaction has noted, to be applied at once."""
 
 _PENDING = Statement(f"""
-SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {IS_TIMER} ORDER BY t.due_at, t.id""")
+SELECT t.id, t.due_at, t.ask FROM {{timers}} t WHERE t.job_id = %(id)s AND {IS_TIMER}
+ORDER BY t.due_at, t.id LIMIT %(limit)s""")
 
 
-def pending_timers(executor: Reader, job_id: int) -> Sequence[Any]:
+def pending_timers(executor: Reader, job_id: int, *, limit: int | None = None) -> Sequence[Any]:
     """Read the job's timers that have not fired, soonest first; one that is due fires within a second or so."""
-    return executor.run(_PENDING, id=job_id)
+    return executor.run(_PENDING, id=job_id, limit=limit)
 
 
 _CANCEL = Statement(f"""

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..model.changes import NewJob
 from ..model.columns import COLUMNS, SHOWN
-from ..model.errors import InvalidValueError
+from ..model.errors import DuplicateError, InvalidValueError
 from ..model.names import child_name_taken
 from .outbox.arming import FIRST_CHECK_S, armed
 from .room import WAITS
@@ -81,7 +81,7 @@ def insert(executor: Transaction, new: Sequence[NewJob], *, check_interval_s: fl
 
     A job without an id gets the next one. Returns (job_id, task_id, for_run) in the order of the ids; `for_run` is None
     if no message is to be published now. The jobs must be ordered so that a parent precedes its children. Raises
-    ChildNameTakenError or InvalidValueError for a name or a task id that another row has.
+    ChildNameTakenError, DuplicateError or InvalidValueError for a name, a key or a task id that another row has.
     """
     rows = [
         {
@@ -111,6 +111,12 @@ def _taken(constraint: str | None, new: Sequence[NewJob]) -> Exception | None:
     """Return our own error for a name or a task id that another row has."""
     if constraint == "jobs_parent_id_name_key":
         return child_name_taken(*((job.parent_id, job.name) for job in new))
+    if constraint == "askings_unique_key_idx":
+        keys = ", ".join(repr(job.unique.key) for job in new if job.unique is not None)
+        return DuplicateError(
+            f"An open job that your transaction does not see yet has one of the unique keys {keys}: repeat the "
+            "transaction."
+        )
     if constraint in ("askings_pkey", "messages_pkey"):
         ids = ", ".join(job.task_id for job in new[:3])
         return InvalidValueError(f"Another asking has this task_id already: {ids}. Leave it out, or give a new one.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import psycopg
 import pytest
 
 from celery_sidejob import DuplicateError, IllegalMoveError, InvalidValueError, Job, RunningJob
@@ -230,6 +231,26 @@ def test_who_asks_during_another_s_transaction_waits_for_its_end(stage: Stage, k
         assert holders(stage)[-1] == (ends, found[0].id)
 
 
+def test_two_of_a_key_in_one_transaction_are_one_job_that_can_be_read_there(stage: Stage) -> None:
+    with LENDERS["psycopg"](stage.database_url) as lender:
+        items = [{"task": stage.idle, "unique": "k", "created_by": "us"}] * 2
+        first, second = stage.sidejob.enqueue_many(items, transaction=lender.transaction)
+        assert (first, second.info["created_by"]) == (second, "us")
+        lender.commit()
+    assert holders(stage) == [("k", first.id)]
+
+
+def test_a_transaction_that_sees_an_older_state_of_the_store_makes_no_second_job(stage: Stage) -> None:
+    with stage.connect(autocommit=False) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM jobs")
+        first = stage.job(unique="k")
+        with pytest.raises(DuplicateError, match="repeat the transaction"):
+            stage.job(unique="k", transaction=connection)
+        connection.rollback()
+    assert holders(stage) == [("k", first.id)]
+
+
 def test_nothing_is_replaced_in_another_s_transaction(stage: Stage) -> None:
     first = stage.job(unique="k")
     with LENDERS["psycopg"](stage.database_url) as lender:
@@ -274,6 +295,20 @@ def test_a_run_finds_the_job_of_a_key_among_its_own_and_others(stage: Stage) -> 
     assert list(parent.children) == ["a"]
     assert other.refresh().status == "terminating"
     assert {key for key, _ in holders(stage)} == {"own", "other"}
+
+
+def test_a_run_asks_again_for_the_child_that_it_has(stage: Stage) -> None:
+    children: list[Job] = []
+
+    def body(job: RunningJob) -> None:
+        children.append(job.enqueue(stage.idle, child_name="only", aliases=["only"], unique="k"))
+        job.suspend()
+
+    parent = stage.inside(body)
+    parent.run()
+    assert stage.run(parent) == "suspended"
+    assert children[0] == children[1]
+    assert parent.children == {"only": children[0]}
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["its commit", "its end"])
