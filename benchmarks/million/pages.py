@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_sidejob.cli import sidejob as commands
-from celery_sidejob.diagnosis import Diagnosis
+from celery_sidejob.diagnosis import schema, server, tables, workers
+from celery_sidejob.diagnosis.diagnosis import OF_FIRST_STORE
+from celery_sidejob.diagnosis.looks import look
 from celery_sidejob.inspection import Inspection
 from celery_sidejob.jobs.job import Job
 from tests.tools.in_process import Stage
@@ -92,22 +95,18 @@ def pages_of(stage: Stage, rows: int) -> dict[str, Page]:
 
 def _checks(stage: Stage) -> dict[str, Page]:
     """Return each check of `doctor` that reads tables."""
-    diagnosis = Diagnosis(stage.runtime, stage.sidejob.owner)
-    checks = (
-        diagnosis._rights, diagnosis._queues, diagnosis._publishing, diagnosis._tasks, diagnosis._workers,
-        diagnosis._sweeping, diagnosis._results, diagnosis._dead, diagnosis._retention, diagnosis._vacuum,
-        diagnosis._horizon, diagnosis._server,
-    )  # fmt: skip
+    runtime = stage.runtime
     named = {
-        f"doctor: {check.__name__.strip('_')}": Page(lambda check=check: list(diagnosis._look(check, within_s=None)))
-        for check in checks
+        f"doctor: {check.__name__}": Page(lambda check=check: list(look(runtime, check, within_s=None)))
+        for check in (*OF_FIRST_STORE, server.server)
     }
+    owner = stage.sidejob.owner
     others = {
-        "doctor: schema": Page(lambda: list(diagnosis._schema())),
-        "doctor: liveness": Page(lambda: list(diagnosis._liveness())),
-        "doctor: rules": Page(lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, False), within_s=None))),
+        "doctor: schema": Page(lambda: list(schema.schema(runtime, owner, role="", within_s=None))),
+        "doctor: liveness": Page(lambda: list(workers.liveness(runtime, within_s=None))),
+        "doctor: rules": Page(lambda: list(look(runtime, partial(tables.rules, thorough=False), within_s=None))),
         "doctor --thorough: rules": Page(
-            lambda: list(diagnosis._look(lambda e: diagnosis._rules(e, True), within_s=None)), is_stated=True
+            lambda: list(look(runtime, partial(tables.rules, thorough=True), within_s=None)), is_stated=True
         ),
     }
     return {**named, **others}

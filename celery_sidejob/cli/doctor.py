@@ -13,7 +13,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..diagnosis import Diagnosis
+from ..diagnosis.diagnosis import Diagnosis
 from ..hooks import task_check
 from ..hooks.broker import announcing_client, broker_check
 from ..model.finding import Finding, Level

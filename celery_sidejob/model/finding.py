@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,3 +39,8 @@ def warning(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
 def error(check: str, found: str, *, meaning: str, remedy: str) -> Finding:
     """Return a finding that keeps jobs from being run, or promises from being kept."""
     return Finding(check, Level.ERROR, found, meaning, remedy)
+
+
+def graded(value: float, bounds: tuple[float, float]) -> Callable[..., Finding]:
+    """Return the kind of finding for a value above the first bound: an error from the second bound on."""
+    return error if value > bounds[1] else warning

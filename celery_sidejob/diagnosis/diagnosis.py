@@ -1,0 +1,87 @@
+"""The order of the checks, in the first store and in further ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+
+from ..model.errors import SchemaError, SettingsError, StoreUnavailableError
+from ..model.finding import Finding, error
+from ..operations.runtime import Runtime
+from ..store import health
+from ..store.statement import Transaction
+from . import schema, server, tables, work, workers
+from .looks import Check, findings_of, look
+
+OF_FIRST_STORE: tuple[Check, ...] = (
+    schema.rights, work.queues, work.publishing, work.tasks, workers.workers, workers.sweeping, work.results,
+    work.dead, tables.retention, tables.references, tables.vacuum, server.horizon,
+)  # fmt: skip
+OF_FURTHER_STORE: tuple[Check, ...] = (
+    schema.rights, work.queues, work.publishing, work.tasks, workers.workers, workers.sweeping, work.dead,
+    tables.vacuum, server.horizon,
+)  # fmt: skip
+"""A further store has durable tasks only."""
+
+
+class Diagnosis:
+    """Checks one store."""
+
+    def __init__(self, runtime: Runtime, owner: Mapping[str, str]) -> None:
+        self._runtime = runtime
+        self._owner = owner
+        self._role = "<user>"
+        self._patience_s = runtime.stores.look_s(runtime.store)
+
+    def findings(self, *, thorough: bool = False) -> Iterator[Finding]:
+        """Yield all findings, good and bad; `thorough` reads all jobs."""
+        try:
+            self._runtime.settings.require_database_url()
+            yield from self._server()
+        except (StoreUnavailableError, SettingsError) as failure:
+            yield error(
+                "store", str(failure), meaning=server.NOTHING_RUNS,
+                remedy="Start Postgres, or correct sidejob_database_url.",
+            )  # fmt: skip
+            return
+        yield from self._schema()
+        try:
+            yield from look(self._runtime, *OF_FIRST_STORE, within_s=self._patience_s)
+            rules = partial(tables.rules, thorough=thorough)
+            yield from look(self._runtime, rules, within_s=None if thorough else self._patience_s)
+        except SchemaError:
+            return  # without tables there is nothing more to check; `_schema` has reported that
+        yield from workers.liveness(self._runtime, within_s=self._patience_s)
+
+    def of_further_store(self) -> Iterator[Finding]:
+        """Yield the findings about a failover store; each names the store."""
+        settings = self._runtime.connections.setting
+        whose = f"store {self._runtime.store.place}"
+        try:
+            found = self._server()
+            with health.looking(self._runtime.connections):
+                self._runtime.stores.name_of(self._runtime.store)
+        except (StoreUnavailableError, SettingsError, SchemaError) as failure:
+            yield error(
+                whose, str(failure), meaning="Its tasks wait, and no call goes to it when the first store is away.",
+                remedy=f"Start that Postgres, or correct {settings}.",
+            )  # fmt: skip
+            return
+        looks = look(self._runtime, *OF_FURTHER_STORE, within_s=self._patience_s)
+        try:
+            for finding in chain(found, self._schema(), looks):
+                yield replace(finding, check=f"{whose}: {finding.check}")
+        except SchemaError:
+            return  # `_schema` has reported that
+
+    def _server(self) -> list[Finding]:
+        def check(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+            self._role = health.server(executor).role
+            yield from server.server(executor, runtime)
+
+        return findings_of(check, self._runtime, within_s=self._patience_s)
+
+    def _schema(self) -> Iterator[Finding]:
+        return schema.schema(self._runtime, self._owner, role=self._role, within_s=self._patience_s)

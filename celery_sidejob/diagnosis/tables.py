@@ -1,0 +1,97 @@
+"""The tables: rows that pile up, rows that contradict each other, and rows that vacuum has not removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..model.finding import Finding, error, warning, well
+from ..model.plural import counted
+from ..operations.runtime import Runtime
+from ..store import health, piles, workers
+from ..store.broker.messages import COUNTED
+from ..store.outbox.references import count
+from ..store.schema import schema_check
+from ..store.statement import Transaction
+
+DEAD_ROWS = 20_000
+"""Autovacuum usually leaves fewer dead rows than this, or fewer than live ones."""
+FINISHED = 100_000
+"""Finished jobs that nothing will remove: from this number on, a warning."""
+IN_POSTGRES = "postgres "
+"""How the broker of a worker begins whose broker is `sidejobpg://`."""
+CHILDREN = 10_000
+"""Children of one job, which stay as long as it does: from this number on, a warning."""
+
+
+def retention(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for finished jobs that nothing removes, and for very large families."""
+    finished = piles.finished(executor) if runtime.settings.retention is None else 0
+    if finished >= FINISHED:
+        yield warning(
+            "retention", f"about {finished} finished jobs are kept for ever", meaning="Nothing removes them, so "
+            "the tables, backups and every VACUUM grow with them.",
+            remedy="Set sidejob_retention, or retention= of their tasks.",
+        )  # fmt: skip
+    families = piles.families(executor, least=CHILDREN)
+    if families:
+        shown = ", ".join(f"job {row.parent_id} has about {row.children}" for row in families)
+        yield warning(
+            "retention", f"very many children: {shown}", meaning="Finished children are kept as long as their "
+            "parent, unless their own task has a retention. A run that asks for job.children reads them all.",
+            remedy="Give the children's task a retention=, or make them without a parent.",
+        )  # fmt: skip
+    if finished < FINISHED and not families:
+        yield well("retention", "no finished jobs pile up")
+
+
+def references(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Tell of references that a change of the broker has left behind; most brokers never had any."""
+    if runtime.connections.is_broker or not (left := count(executor)):
+        return
+    known = workers.list_all(executor, runtime.settings)
+    if any((row.broker or "").startswith(IN_POSTGRES) for row in known if row.dead_at is None):
+        return
+    at_least = "at least " if left == COUNTED else ""
+    yield warning(
+        "references", f"{at_least}{counted(left, 'reference', 'references')} of jobs and durable tasks in the "
+        "queues of sidejobpg://, and no worker has that broker",
+        meaning="A change of the broker has left them there, or the workers of sidejobpg:// are down. The work is "
+        "in the store: db reassign has it sent to the new broker, and then these rows only take up space.",
+        remedy="If the broker has changed for good: celery -A <app> sidejob db reassign, unless that was done; "
+        f"then DELETE FROM {schema_check.quoted(runtime.settings.schema)}.broker_messages WHERE task_id IS NOT NULL. "
+        "Otherwise start workers of sidejobpg://.",
+    )  # fmt: skip
+
+
+def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look whether vacuum keeps up."""
+    if health.server(executor).autovacuum == "off":
+        yield error(
+            "vacuum", "autovacuum is off", remedy="Set autovacuum = on.",
+            meaning="Every run leaves dead rows behind, so claims and sweeps become slower and slower.",
+        )  # fmt: skip
+        return
+    late = [row for row in health.tables(executor, runtime.settings.schema) if row.dead > max(DEAD_ROWS, row.live)]
+    if not late:
+        yield well("vacuum", "keeps up with dead rows")
+        return
+    yield warning(
+        "vacuum", ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late),
+        meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps read past them "
+        "and become slower.",
+        remedy="Fix the horizon first; then VACUUM the table, and give autovacuum more (cost limit, workers).",
+    )  # fmt: skip
+
+
+def rules(executor: Transaction, runtime: Runtime, *, thorough: bool) -> Iterator[Finding]:
+    """Look for rows that contradict each other."""
+    broken = health.broken_rules(executor, every_job=thorough)
+    for row in broken.rows:
+        yield error(
+            "rules", f"{row.rule}: {row.rows}, first job {row.id}", meaning="The rows contradict each other. This "
+            "must never happen: it is a bug in this package, or rows were changed by hand.",
+            remedy="job.run(force=True) gets such a job going again; please report it, with the log.",
+        )  # fmt: skip
+    if not broken.rows:
+        which = "all messages" if broken.of_all else "all messages of a sample"
+        yield well("rules", "all rows agree" if thorough else f"{which} agree with their jobs")

@@ -1,0 +1,153 @@
+"""The work that does not go on: nobody serves its queue or knows its task, or the broker does not take its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ..model.errors import SchemaError, StoreUnavailableError
+from ..model.finding import Finding, error, graded, warning, well
+from ..operations.runtime import Runtime
+from ..store import depths, health, parked, served, statistics, workers
+from ..store.statement import Transaction
+
+T = TypeVar("T")
+
+UNPUBLISHED_S = (10.0, 60.0)
+"""For how long a message may wait for the broker: longer is a warning, an error."""
+UNSENT_S = 60.0
+UNSERVED_S = 60.0
+"""For how long runs may be due whose task no worker knows: such a worker may be restarting."""
+GIVE_UP = (
+    "Or give the work up: a durable task with celery -A <app> sidejob revoke <task id>, a job with celery -A <app> "
+    "sidejob terminate --without-shutdown <job id>."
+)
+
+
+def queues(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for queues in which runs are due, and that no live worker serves."""
+    found = _of_first_store(executor, runtime, lambda first: _served(first, runtime))
+    if found is None:
+        return
+    served, unannounced = found
+    rows = [row for row in depths.read(executor) if row.depth and row.queue not in served]
+    shown = ", ".join(f"{row.queue} ({row.depth} due)" for row in rows)
+    if not rows:
+        yield well("queues", "every queue in which something is due has a worker")
+    elif unannounced:
+        ids = ", ".join(str(row.id) for row in unannounced)
+        yield warning(
+            "queues", f"no worker has said that it serves {shown}", remedy="Run doctor again in a moment.",
+            meaning=f"Worker {ids} has just started, and has not said yet what it serves: perhaps these queues.",
+        )  # fmt: skip
+    else:
+        yield error(
+            "queues", f"nobody serves {shown}", meaning="These runs will never begin.",
+            remedy=f"Start a worker with -Q {','.join(row.queue for row in rows)}, and keep it while something "
+            f"waits there: a corrected queue or route applies to new work only. {GIVE_UP}",
+        )  # fmt: skip
+
+
+def publishing(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for messages that wait for the broker."""
+    rows = [row for row in depths.read(executor) if row.oldest_unpublished_s is not None]
+    oldest_s = max((row.oldest_unpublished_s or 0.0 for row in rows), default=0.0)
+    if oldest_s <= UNPUBLISHED_S[0]:
+        yield well("publishing", "nothing waits for the broker")
+        return
+    names = ", ".join(sorted(row.queue for row in rows))
+    yield graded(oldest_s, UNPUBLISHED_S)(
+        "publishing", f"{sum(row.unpublished for row in rows)} messages of {names} are due and not published, the "
+        f"oldest for {oldest_s:.0f} s",
+        meaning="The broker does not accept them, or nobody sweeps. Their runs begin later; nothing is lost.",
+        remedy="See broker and sweeping below; the log of the worker that sweeps has the broker's answers.",
+    )  # fmt: skip
+
+
+def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for due runs whose task no worker knows."""
+    due = served.due(executor, for_s=UNSERVED_S)
+    rows = _of_first_store(
+        executor, runtime, lambda first: served.unserved(first, due, workers.silent(first, runtime.settings))
+    )
+    if rows is None:
+        return
+    if rows:
+        shown = ", ".join(f"{row.task} in {row.queue} ({row.runs} due)" for row in rows[:5])
+        yield error(
+            "tasks", f"no live worker of its queue knows {shown}", meaning="These runs do not begin. A job is "
+            "parked, and a durable task goes to the dead set, when a worker gets its message.",
+            remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
+            f"name too. {GIVE_UP}",
+        )  # fmt: skip
+    unserved = {row.task for row in rows}
+    unknown = [row for row in health.unknown_tasks(executor) if row.task not in unserved]
+    if unknown:
+        shown = ", ".join(f"{row.task} ({row.jobs} due)" for row in unknown[:5])
+        yield warning(
+            "tasks", f"no worker has ever served {shown}",
+            meaning="The task was renamed, or the workers do not import its module: a worker parks the job when it "
+            "gets its message.",
+            remedy="Register the task under its old name too, or import its module (imports, autodiscover_tasks).",
+        )  # fmt: skip
+    parked_jobs = parked.count(executor, limit=6)
+    if parked_jobs:
+        shown = ", ".join(f"{row.jobs} of {row.task} in {row.queue}" for row in parked_jobs[:5])
+        more = ", and others" if len(parked_jobs) > 5 else ""
+        yield error(
+            "tasks", f"jobs are parked: {shown}{more}",
+            meaning="No worker of their queue knew the task when their message came. They run within seconds once "
+            "one does, and cost nothing until then.",
+            remedy="Start a worker of that queue that imports the task, or register a renamed task under its old "
+            f"name too. {GIVE_UP}",
+        )  # fmt: skip
+    if not (rows or unknown or parked_jobs):
+        yield well("tasks", "every task of which a run is due is known to a worker")
+
+
+def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for results that wait for the result backend."""
+    row = statistics.results(executor)
+    if row.oldest_s is not None and row.oldest_s > UNSENT_S:
+        yield warning(
+            "results", f"{row.unsent} results wait for the result backend, the oldest for {row.oldest_s:.0f} s",
+            meaning="Callers of result.get(), chords and errbacks still wait for them.",
+            remedy="Check whether the result backend is up and accepts the workers' writes.",
+        )  # fmt: skip
+    else:
+        yield well("results", "the result backend has them")
+
+
+def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look into the dead set."""
+    entries, _ = statistics.dead_entries(executor)
+    if not entries.number:
+        yield well("dead set", "empty")
+        return
+    groups = statistics.dead_groups(executor)[:3]
+    shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
+    yield warning(
+        "dead set", f"{'about ' if entries.is_estimated else ''}{entries.number} entries: {shown}",
+        meaning="These jobs and durable tasks failed for good, kept killing their workers, were revoked or have "
+        "expired. They stay until a person decides.",
+        remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "
+        "dead retry, in Python sidejob.dead.retry(id); or leave them to sidejob_dead_retention.",
+    )  # fmt: skip
+
+
+def _of_first_store(executor: Transaction, runtime: Runtime, ask: Callable[[Transaction], T]) -> T | None:
+    """Ask the first store, where workers record the queues of all stores; None if it cannot be asked."""
+    if runtime.store.place == 0:
+        return ask(executor)
+    stores = runtime.stores
+    try:
+        with health.looking(stores[0].connections):
+            return stores[0].connections.read(ask, within_s=stores.wait_s)
+    except (StoreUnavailableError, SchemaError):  # its own findings say so
+        return None
+
+
+def _served(executor: Transaction, runtime: Runtime) -> tuple[set[str], Sequence[Any]]:
+    """Read which queues live workers serve, and which workers have not recorded theirs."""
+    silent = workers.silent(executor, runtime.settings)
+    return set(served.workers_of_queues(executor, silent)), served.unannounced(executor, silent)
