@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
 from ..operations.runtime import Runtime
-from ..store import depths, health, parked, served, statistics, workers
+from ..store import depths, health, parked, room, served, statistics, workers
 from ..store.statement import Transaction
 
 T = TypeVar("T")
@@ -103,6 +103,25 @@ def tasks(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
     if not (rows or unknown or parked_jobs):
         yield well("tasks", "every task of which a run is due is known to a worker")
+
+
+def full_ports(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
+    """Look for jobs that wait for room on a port whose reader does not run by itself."""
+    rows = room.unread(executor, limit=6)
+    if not rows:
+        yield well("full ports", "no job waits for a reader that has failed or is terminated")
+        return
+    shown = "; ".join(
+        f"job {row.waiter_id}{f' and {row.jobs - 1} more' if row.jobs > 1 else ''} for the {row.direction}put port "
+        f"{row.port} of job {row.job_id}, whose reader, job {row.reader_id}, is {row.status}" for row in rows[:5]
+    )  # fmt: skip
+    more = "; and others" if len(rows) > 5 else ""
+    yield warning(
+        "full ports", f"jobs wait for room: {shown}{more}",
+        meaning="The port has a limit and is full, and its reader does not run by itself: these jobs wait for ever.",
+        remedy="Have the reader run again with celery -A <app> sidejob run --force <reader id>. Or read the port in "
+        "Python, raise its limit with configure_ports, or give up the job that waits, with sidejob terminate.",
+    )  # fmt: skip
 
 
 def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:

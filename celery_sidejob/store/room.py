@@ -126,6 +126,30 @@ def waiting(executor: Reader, job_id: int, *, limit: int) -> Sequence[Any]:
     return executor.run(_WAITING, job_id=job_id, limit=limit)
 
 
+_UNREAD = Statement(f"""
+SELECT o.job_id, o.direction, o.name AS port, reader.id AS reader_id, reader.status, count(*) AS jobs,
+  min(w.job_id) AS waiter_id
+FROM (SELECT port_id, job_id, run_no FROM {{port_waiters}} LIMIT %(looked_at)s) w
+CROSS JOIN LATERAL (SELECT FROM {{jobs}} waiter WHERE {WAITS} AND waiter.status = 'suspended' LIMIT 1) still
+CROSS JOIN LATERAL (SELECT p.job_id, p.direction, p.name FROM {{ports}} p WHERE p.id = w.port_id LIMIT 1) o
+CROSS JOIN LATERAL (SELECT j.parent_id FROM {{jobs}} j WHERE j.id = o.job_id LIMIT 1) owner
+CROSS JOIN LATERAL (
+  SELECT j.id, j.status FROM {{jobs}} j WHERE j.id = CASE o.direction WHEN 'in' THEN o.job_id ELSE owner.parent_id END
+  LIMIT 1) reader
+WHERE reader.status IN ('failed', 'terminated')
+GROUP BY 1, 2, 3, 4, 5 ORDER BY jobs DESC, waiter_id LIMIT %(limit)s""")
+
+
+def unread(executor: Reader, *, limit: int, looked_at: int = 5_000) -> Sequence[Any]:
+    """Return full ports for whose room jobs wait, and whose reader has failed or is terminated; for a person.
+
+    One row for each port (`job_id`, `direction`, `port`) with its reader (`reader_id`, `status`), how many `jobs` wait
+    for it, and the first of them (`waiter_id`). Looks at so many jobs that wait; LIMIT 1 has each looked up by its key,
+    because a join would read all jobs.
+    """
+    return executor.run(_UNREAD, limit=limit, looked_at=looked_at)
+
+
 _STILL_WAITS = f"EXISTS (SELECT FROM {{jobs}} waiter WHERE {WAITS}) AS still_waits"
 
 _FREED = Statement(f"""

@@ -92,8 +92,8 @@ def test_a_store_that_is_well(locked: Stage) -> None:
     bad = {check for check, several in found.items() if any(one.level != Level.OK for one in several)}
     assert bad == {"durability"}, "the servers of tests do not write to the disk"
     assert found.keys() == {
-        "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "workers", "sweeping",
-        "results", "dead set", "retention", "vacuum", "horizon", "rules", "liveness",
+        "store", "durability", "clock", "schema", "rights", "queues", "publishing", "tasks", "full ports", "workers",
+        "sweeping", "results", "dead set", "retention", "vacuum", "horizon", "rules", "liveness",
     }  # fmt: skip
 
 
@@ -193,6 +193,43 @@ def test_jobs_that_are_parked(locked: Stage) -> None:
     (finding,) = findings(locked)["tasks"]
     assert finding.level == Level.ERROR
     assert finding.found == "jobs are parked: 1 of stage.idle in celery"
+
+
+@pytest.mark.parametrize("ends", ["failed", "terminated"])
+@pytest.mark.parametrize("direction", ["in", "out"])
+def test_a_job_that_waits_for_the_room_of_a_reader_that_has_ended(locked: Stage, direction: str, ends: str) -> None:
+    def body(job: RunningJob) -> None:
+        if job.get("fails"):
+            raise ValueError("no")
+        if not job.children:
+            job.enqueue("stage.idle", child_name="child", inports=["a"], outports={"b": {"limit": 1}})
+
+    reader = locked.job(body, inports={"a": {"limit": 1}})
+    locked.drain()
+    port = reader.input("a") if direction == "in" else reader.child("child").output("b")
+    port.write(1)
+    locked.drain()
+    first, second = (locked.inside(lambda job: port.write(2)) for _ in range(2))
+    assert levels(locked, "full ports") == ["ok"], "the reader may read yet"
+    if ends == "failed":
+        reader.set(fails=True)
+        reader.run()
+    else:
+        reader.terminate()
+    locked.drain()
+
+    (finding,) = findings(locked)["full ports"]
+    assert finding.level == Level.WARNING
+    assert finding.found == (
+        f"jobs wait for room: job {first.id} and 1 more for the {direction}put port {port.name} of job "
+        f"{reader.id if direction == 'in' else reader.child('child').id}, whose reader, job {reader.id}, is {ends}"
+    )
+    assert "sidejob run --force" in finding.remedy
+    second.terminate()
+    locked.drain()
+    assert f"job {first.id} for the" in findings(locked)["full ports"][0].found
+    port.read()
+    assert levels(locked, "full ports") == ["ok"]
 
 
 def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:

@@ -70,6 +70,7 @@ READS_ALL = {
     "job_lists._LIST_QUEUED_ALONG": "a person's question: walks along the queue's messages until `limit` match",
     "job_lists._LIST_OF_PARENT": "of what is known to be small",
     "depths._IS_ANY_SOON": "a question before `drain` ends: reads the queue",
+    "room._UNREAD": "reads up to a bound who waits for room; see below",
     "served._DUE": "reads what is due; see below",
     "statistics._SUSPENDED": "counts what is not finished, where that is little; see below",
     "statistics._UNFINISHED": "counts what is not finished, where that is little; see below",
@@ -183,11 +184,13 @@ def test_a_hot_statement_reads_no_large_table_as_a_whole(large_store: psycopg.Co
 
 
 @pytest.mark.parametrize(
-    "statement", [served._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES], ids=["due", "unknown tasks", "rules"]
+    "statement",
+    [served._DUE, health._UNKNOWN_TASKS, health._OF_MESSAGES, room._UNREAD],
+    ids=["due", "unknown tasks", "rules", "room"],
 )
 def test_what_waits_is_read_without_all_jobs(large_store: psycopg.Connection[Any], statement: Statement) -> None:
     plan = plan_of(large_store, statement)
-    assert set(scans(plan)) - SMALL <= {"messages"}, json.dumps(plan, indent=1)
+    assert set(scans(plan)) - SMALL <= {"messages", "port_waiters"}, json.dumps(plan, indent=1)
 
 
 def test_the_exceptions_are_still_there() -> None:
