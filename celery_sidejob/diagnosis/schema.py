@@ -8,15 +8,14 @@ from ..model.errors import SideJobError, StoreUnavailableError
 from ..model.finding import Finding, error, warning, well
 from ..operations.runtime import Runtime
 from ..store import health, revisions, workers
-from ..store.errors import LacksRights
+from ..store.errors import UPGRADE, LacksRights
 from ..store.schema import schema_check, tables
 from ..store.statement import Transaction
 
-UPGRADE = "run `celery -A <app> sidejob db upgrade`"
 GRANT = "As the schema's owner: celery -A <app> sidejob db grants <user> | psql -v ON_ERROR_STOP=1 <database>"
 UNFIT: tuple[tuple[type[SideJobError], str, str], ...] = (
     (
-        schema_check.NotUpgraded, "Workers refuse to start, and calls fail.", f"{UPGRADE[0].upper()}{UPGRADE[1:]}.",
+        schema_check.NotUpgraded, "Workers refuse to start, and calls fail.", UPGRADE,
     ),
     (
         LacksRights, "Workers refuse to start, and calls that need the right fail.", GRANT,
@@ -63,7 +62,8 @@ def schema(runtime: Runtime, owner: Mapping[str, str], *, role: str, within_s: f
         yield warning(
             "schema", f"{name!r} is at revision {revision}, this version's own is {head}",
             meaning="It works, but newer features are missing, and the next version may refuse it.",
-            remedy=f"When all workers have this version, {UPGRADE}; if the schema is the newer one, upgrade here.",
+            remedy=f"When all workers have this version, {schema_check.REMEDY}; if the schema is the newer one, "
+            "upgrade here.",
         )  # fmt: skip
 
 

@@ -649,6 +649,16 @@ def test_a_broker_in_another_database_is_not_the_store(stage: Stage, empty_datab
         assert [str(finding.level) for finding in broker_check.findings(app)] == ["ok", "ok"]
 
 
+@KOMBU_5_7
+def test_a_broker_in_postgres_whose_tables_are_missing(empty_database_url: str) -> None:
+    with make_app("stage", broker="sidejobpg://", sidejob_database_url=empty_database_url) as app:
+        found = ask(app, "doctor", "--json").document["findings"]
+        (broker,) = broker_check.findings(app)
+    assert broker.level == Level.ERROR
+    remedies = [one["remedy"] for one in found if one["level"] == "error"]
+    assert remedies == ["Run `celery -A <app> sidejob db upgrade`."] * 2
+
+
 def test_a_rabbitmq(amqp_url: str) -> None:
     assert broker_findings(amqp_url) == [("broker", "ok"), ("rabbitmq", "ok")]
 

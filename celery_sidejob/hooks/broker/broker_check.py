@@ -9,10 +9,11 @@ from typing import Any
 
 from celery import Celery
 
-from ...model.errors import SettingsError, StoreUnavailableError
+from ...model.errors import SchemaError, SettingsError, StoreUnavailableError
 from ...model.finding import Finding, error, warning, well
 from ...model.plural import counted
 from ...store import health
+from ...store.errors import UPGRADE, LacksRights
 from ...transport.postgres.link import Link
 from ...transport.postgres.overview import overview_of
 from ..configuration import broker_is_store
@@ -42,6 +43,12 @@ def findings(app: Celery) -> Iterator[Finding]:
                 elif transport.driver_type == "postgres":
                     yield _transport("sidejobpg://", overview_of(transport.link))
                     yield from _by_another_way(app, transport.link)
+        except SchemaError as failure:
+            yield error(
+                "broker", f"{shown}: {failure}", meaning="It answers, and messages can neither be sent nor fetched "
+                "there. What is asked is kept in the store, if that has its schema.",
+                remedy="See what the message says." if isinstance(failure, LacksRights) else UPGRADE,
+            )  # fmt: skip
         except Exception as failure:  # whatever a transport raises
             yield error(
                 "broker", f"{shown}: {type(failure).__name__}: {failure}", meaning="No run begins but those that are "
