@@ -17,6 +17,10 @@ MOST = 2**63 - 1
 """The largest number that fits a bigint in Postgres."""
 LONGEST_S = 10_000_000_000.0
 """Three hundred years; the limits of Postgres and Python are not far beyond."""
+NEAR = 0.8
+"""How similar a name must be to be suggested: one letter of six is wrong."""
+NEAR_PART = 0.7
+"""How similar each part of a dotted name must be: two of four letters have changed places."""
 SLIP = 0.85
 """How similar a name must be to count as a misspelling: one letter is wrong, or two have changed places."""
 
@@ -89,15 +93,24 @@ def misfit(options: Mapping[str, Any], forms: Mapping[str, Form]) -> str | None:
     return None
 
 
-def nearest(name: str, known: Iterable[str], *, like: float = 0.6) -> str | None:
-    """Return the known name most similar to this one; None if none is similar enough (1.0 is the same name)."""
-    return next(iter(get_close_matches(name, list(known), 1, like)), None)
+def nearest(name: str, known: Iterable[str], *, like: float = NEAR) -> str | None:
+    """Return the known name most similar to this one; None if none is similar enough (1.0 is the same name).
+
+    In dotted names each part must be similar, because the names of a module's tasks share their first parts. The first
+    parts may be missing.
+    """
+    parts = name.split(".")
+    ends = {".".join(one.split(".")[-len(parts) :]): one for one in known}
+    for end in get_close_matches(name, ends, 3, like):
+        if all(get_close_matches(part, [other], 1, NEAR_PART) for part, other in zip(parts, end.split("."), strict=False)):
+            return ends[end]
+    return None
 
 
-def did_you_mean(name: str, known: Iterable[str], *, otherwise: str = "") -> str:
-    """Return the end of an error about an unknown name: the name probably meant, or else `otherwise`."""
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the name probably meant, or nothing."""
     near = nearest(name, known)
-    return f" Did you mean {near!r}?" if near else otherwise
+    return f" Did you mean {near!r}?" if near else ""
 
 
 def shown(value: Any, *, most: int = 100) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, final
 
 from . import channel, values
 from .changes import PortKey
-from .checks import nearest, shown
+from .checks import shown
 from .errors import FullPort, InvalidChannelError, InvalidPortError, InvalidValueError, PortFullError, PortNotFoundError
 
 MAX_LENGTH = 255
@@ -166,17 +166,12 @@ def _parse_options(name: str, options: Any, where: str) -> PortOptions:
         raise InvalidPortError(f"{where}: options are a mapping or None, not a {type(options).__name__}")
     for option in options:
         if option not in _OPTIONS:
-            raise InvalidPortError(f"{where}: unknown option {option!r}{_nearest(option)}")
+            raise InvalidPortError(f"{where}: unknown option {option!r}; the options are {', '.join(_OPTIONS)}")
     return PortOptions(
         default=_parse_default(options.get("default", NO_DATA), where),
         channels=_parse_channels(options.get("channels", ()), where),
         limit=_parse_limit(options.get("limit"), where),
     )
-
-
-def _nearest(option: Any) -> str:
-    near = nearest(str(option), _OPTIONS)
-    return f"; did you mean {near!r}?" if near else f"; the options are {', '.join(_OPTIONS)}"
 
 
 def _parse_default(default: Any, where: str) -> Any:

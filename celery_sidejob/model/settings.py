@@ -260,7 +260,9 @@ def _find_in_configuration(lookup: Mapping[str, Any], namespace: str | None) -> 
         if not key.startswith("sidejob_"):
             continue
         if key not in by_key or bare not in (key, key.upper()):
-            raise SettingsError(f"unknown setting {spelling}; did you mean {before}{_nearest(bare)}?")
+            near = nearest(key, by_key)
+            hint = f" Did you mean {before}{near if bare.islower() else near.upper()}?" if near else ""
+            raise SettingsError(f"unknown setting {spelling}: correct its name, or remove it.{hint}")
         found.setdefault(by_key[key].name, []).append((spelling, value))
     return found
 
@@ -274,12 +276,6 @@ def _check_environment(environ: Mapping[str, str]) -> None:
         near = nearest(name, names, like=SLIP)
         if near:
             raise SettingsError(f"unknown variable {variable} (environment); did you mean SIDEJOB_{near.upper()}?")
-
-
-def _nearest(bare: str) -> str:
-    keys = [setting.key for setting in SETTINGS]
-    near = str(nearest(bare.lower(), keys, like=0))
-    return near if bare.islower() else near.upper()
 
 
 def _parse_spellings(setting: Setting, spellings: list[tuple[str, Any]]) -> tuple[Any, str]:

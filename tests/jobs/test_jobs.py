@@ -197,6 +197,14 @@ def test_enqueue_many_makes_jobs_in_order(stage: Stage) -> None:
     assert stage.sidejob.enqueue_many([]) == []
 
 
+@pytest.mark.parametrize(("name", "hint"), [("stage.idel", " Did you mean 'stage.idle'?"), ("stage.mail", "")])
+def test_a_task_that_nobody_knows_is_refused_with_a_remedy(stage: Stage, name: str, hint: str) -> None:
+    remedy = "Import its module here, or start a worker that serves it."
+    with pytest.raises(UnknownTaskError) as refused:
+        stage.sidejob.enqueue(name)
+    assert str(refused.value) == f"No sidejob task {name!r} is registered. {remedy}{hint}"
+
+
 def test_enqueue_many_is_all_or_nothing(stage: Stage) -> None:
     parent = stage.job(aliases=["mine"])
     stage.idle.enqueue(parent=parent, child_name="kid")

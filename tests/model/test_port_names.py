@@ -74,7 +74,7 @@ def test_a_default_is_a_copy_as_readers_get_it():
         (["a", "a"], "'a' is named twice"),
         (["a", "a.b"], "'a.b' is not a port's name"),
         ([None], "not a NoneType"),
-        ({"a": {"defualt": 1}}, "port 'a': unknown option 'defualt'; did you mean 'default'"),
+        ({"a": {"defualt": 1}}, "port 'a': unknown option 'defualt'; the options are default, channels, limit"),
         ({"a": {"zzz": 1}}, "the options are default, channels, limit"),
         ({"a": {3: 1}}, "unknown option 3"),
         ({"a": ["/x"]}, "options are a mapping or None, not a list"),

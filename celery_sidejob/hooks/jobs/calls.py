@@ -125,8 +125,10 @@ class CeleryTasks:
         row = registry.served(self._connections, name)
         if row is None:
             names = [task.name for task in self._app.tasks.values() if getattr(task, "sidejob", False)]
-            instead = did_you_mean(name, names, otherwise=" Import its module here, or start a worker that serves it.")
-            raise UnknownTaskError(f"No sidejob task {name!r} is registered.{instead}")
+            raise UnknownTaskError(
+                f"No sidejob task {name!r} is registered. Import its module here, or start a worker that serves it."
+                f"{did_you_mean(name, names)}"
+            )
         return row.queue, values.decode(row.options)
 
     def _traced(
