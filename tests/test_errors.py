@@ -555,6 +555,10 @@ ELSEWHERE: dict[str, Case] = {
     "a durable task's run that was declared lost calls `retry`": lost_on_the_way,
     "the `task_id=` of a durable task that is not finished": taken,
     "the body of a job, or a hook of it, is an `async def` or a generator": lambda s: s.stage.task(asynchronous),
+    "a function given to `on_startup` or `on_shutdown`, or the method of a task class, has other arguments": lambda s: (
+        s.stage.task(ordinary).on_shutdown(lambda job, reason: None)
+    ),
+    "something else than a function is given to them": lambda s: s.stage.task(ordinary).on_shutdown(7),
     "the body of a durable task is an `async def` or a generator": lambda s: (
         s.stage.app.task(asynchronous, durable=True, shared=False).name
     ),

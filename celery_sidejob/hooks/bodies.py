@@ -36,6 +36,24 @@ def check(function: Any, what: str) -> None:
             )
 
 
+def check_hook(function: Any, what: str) -> None:
+    """Refuse a hook that cannot be called with the job alone, or that Python does not run when it is called."""
+    check(function, what)
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)  # a wrapper may give what it wraps more
+    except ValueError:
+        return  # a builtin, which has none
+    except TypeError:
+        raise SettingsError(f"{what} is no function: give one whose only argument is the job.") from None
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise SettingsError(
+            f"{what} takes {signature}, and is called with the job alone: make it (job), or give its other arguments "
+            "a default."
+        ) from None
+
+
 def done(value: Any, what: str) -> Any:
     """Return what a body has returned; refuse a coroutine or a generator, of which nothing has run yet."""
     for _, is_kind, kind, instead in _KINDS:

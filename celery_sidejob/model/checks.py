@@ -102,7 +102,9 @@ def nearest(name: str, known: Iterable[str], *, like: float = NEAR) -> str | Non
     parts = name.split(".")
     ends = {".".join(one.split(".")[-len(parts) :]): one for one in known}
     for end in get_close_matches(name, ends, 3, like):
-        if all(get_close_matches(part, [other], 1, NEAR_PART) for part, other in zip(parts, end.split("."), strict=False)):
+        if all(
+            get_close_matches(part, [other], 1, NEAR_PART) for part, other in zip(parts, end.split("."), strict=False)
+        ):
             return ends[end]
     return None
 

@@ -37,6 +37,9 @@ class Owner:
     async def method(self, *args: Any) -> int:
         return 7
 
+    def hook(self, job: RunningJob) -> None:
+        pass
+
 
 def named(function: Any) -> Any:
     """Give it what Celery asks of a function."""
@@ -103,6 +106,50 @@ def test_so_do_its_hooks(app: Celery, hook: str) -> None:
 
     with pytest.raises(SettingsError, match=rf"given to {hook}, is an async def"):
         getattr(body, hook)(asynchronous)
+
+
+@pytest.mark.parametrize(
+    ("hook", "why"),
+    [
+        (lambda: None, r"takes \(\), and is called with the job alone: make it \(job\)"),
+        (lambda job, reason: None, r"takes \(job, reason\), and is called"),
+        (lambda *, job: None, r"takes \(\*, job\), and is called"),
+        (partial(lambda job, reason: None, 1, 2), r"takes \(\), and is called"),
+        (7, "is no function"),
+        (None, "is no function"),
+    ],
+)
+@pytest.mark.parametrize("given_to", ["on_startup", "on_shutdown"])
+def test_a_hook_that_cannot_be_called_with_the_job_alone_is_refused(
+    app: Celery, given_to: str, hook: Any, why: str
+) -> None:
+    task = app.sidejob.task(Owner().hook, name="hooked")
+    with pytest.raises(SettingsError, match=f"given to {given_to}, {why}"):
+        getattr(task, given_to)(hook)
+
+
+@pytest.mark.parametrize("hook", ["startup", "shutdown"])
+def test_so_is_the_hook_of_a_class(app: Celery, hook: str) -> None:
+    def register(name: str, function: Any) -> None:
+        app.register_task(type("Job", (SideJobTask,), {"name": name, "run": Owner.hook, hook: function})())
+
+    for name, function, taken in (
+        ("one", lambda self: None, ""),
+        ("two", staticmethod(lambda job, more: None), "job, more"),
+    ):
+        with pytest.raises(SettingsError, match=rf"{hook}\(\) of {name} takes \({taken}\), and is called"):
+            register(name, function)
+    for fits in (lambda self, job: None, staticmethod(lambda job: None), classmethod(lambda cls, job: None)):
+        register(type(fits).__name__, fits)
+
+
+def test_hooks_that_can_be_called_with_the_job_alone(app: Celery) -> None:
+    def with_more(job: RunningJob, more: int) -> None:
+        pass
+
+    task = app.sidejob.task(Owner().hook, name="hooked")
+    for fits in (print, Owner().hook, partial(with_more, more=3), passed_on(with_more), lambda job, more=3: None):
+        assert task.on_startup(fits) is fits
 
 
 @pytest.mark.parametrize("method", ["run", "startup", "shutdown"])

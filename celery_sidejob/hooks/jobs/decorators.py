@@ -36,13 +36,13 @@ class SharedSideJobTask(Proxy, Generic[P, R]):
 
     def on_startup(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called before the first run, in its commit."""
-        bodies.check(function, f"{function!r}, given to on_startup,")
+        bodies.check_hook(function, f"{function!r}, given to on_startup,")
         object.__getattribute__(self, "_noted")["startup"] = function
         return function
 
     def on_shutdown(self, function: Callable[[RunningJob], None]) -> Callable[[RunningJob], None]:
         """Have `function` called when the job is terminated."""
-        bodies.check(function, f"{function!r}, given to on_shutdown,")
+        bodies.check_hook(function, f"{function!r}, given to on_shutdown,")
         object.__getattribute__(self, "_noted")["shutdown"] = function
         return function
 

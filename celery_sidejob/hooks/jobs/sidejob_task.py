@@ -56,8 +56,9 @@ class SideJobTask(TaskBody):
         super().on_bound(app)
         options = {name: getattr(cls, name) for name in OWN_OPTIONS if getattr(cls, name, None) is not None}
         check_options({**given(cls, app.Task), **options})
-        for method in ("run", "startup", "shutdown"):
-            bodies.check(getattr(cls, method), f"{method}() of {cls.name}")
+        bodies.check(cls.run, f"run() of {cls.name}")
+        for hook in ("startup", "shutdown"):
+            bodies.check_hook(getattr(object.__new__(cls), hook), f"{hook}() of {cls.name}")
 
     @property
     def parsed_inports(self) -> Mapping[str, PortOptions]:
