@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import os
 import secrets
 import shutil
@@ -21,6 +24,8 @@ from .server import HOST, Server, write_private
 
 NAME = "sidejob"
 """The database and its superuser."""
+VERIFIER = "verifier"
+"""The file with what the server keeps in place of the password."""
 MAX_CONNECTIONS = 200
 LONGEST_SOCKET_DIRECTORY = 80
 """In bytes. The kernel allows 104 to 108 for the whole path; the socket's name needs 15."""
@@ -66,8 +71,9 @@ class Postgres(Server):
         password = home / "password"
         if not (home / "data").exists():
             write_private(password, secrets.token_hex(16))
-            own(password, self._account)
-            self._initialise(home, password)
+            write_private(home / VERIFIER, verifier_of(password.read_text()))
+            own(home / VERIFIER, self._account)
+            self._initialise(home)
         self._password = password.read_text()
 
     def _command(self, home: Path, port: int) -> list[str]:
@@ -96,20 +102,20 @@ class Postgres(Server):
             return False
         return True
 
-    def _initialise(self, home: Path, password: Path) -> None:
+    def _initialise(self, home: Path) -> None:
         """Make the data directory with our database, completely or not at all."""
         fresh = home / "data.new"
         if fresh.exists():
             shutil.rmtree(fresh)  # a process died below, and its janitor too
         try:
             self._make_passing(fresh)
-            self._fill(home, fresh, password)
+            self._fill(home, fresh)
             fresh.rename(home / "data")
         finally:
             self._remove(fresh)
 
-    def _fill(self, home: Path, fresh: Path, password: Path) -> None:
-        initdb = [self._program("initdb"), "-D", str(fresh), "-U", NAME, f"--pwfile={password}"]
+    def _fill(self, home: Path, fresh: Path) -> None:
+        initdb = [self._program("initdb"), "-D", str(fresh), "-U", NAME, f"--pwfile={home / VERIFIER}"]
         initdb += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]
         if self._given is None or not self._durable:
             initdb.append("--no-sync")
@@ -136,6 +142,18 @@ class Postgres(Server):
         copy = self._temporary_directory()
         _copy_installation(binaries.parent, copy)
         return copy / binaries.parent.relative_to(binaries.parent.parent.parent) / binaries.name
+
+
+def verifier_of(password: str) -> str:
+    """Return what a server may keep in place of a password (RFC 5803), with a single iteration.
+
+    Iterations slow down who guesses, and each connection by some milliseconds. Nobody guesses 128 random bits.
+    """
+    salt = secrets.token_bytes(16)
+    salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, iterations=1)
+    client, server = (hmac.digest(salted, name, "sha256") for name in (b"Client Key", b"Server Key"))
+    kept = (base64.b64encode(key).decode() for key in (salt, hashlib.sha256(client).digest(), server))
+    return "SCRAM-SHA-256$1:{}${}:{}".format(*kept)
 
 
 def _binaries() -> Path:

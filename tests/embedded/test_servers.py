@@ -81,6 +81,8 @@ def test_postgres_trusts_nobody_without_the_password(running_postgres: Postgres)
                 query("", "SELECT 1", host=host, port=str(running_postgres.port), user="sidejob", password=password)
     methods = "SELECT string_agg(DISTINCT auth_method, ' ') FROM pg_hba_file_rules"
     assert query(running_postgres.url, methods) == "scram-sha-256"
+    kept = "SELECT rolpassword FROM pg_authid WHERE rolname = 'sidejob'"
+    assert query(running_postgres.url, kept).startswith("SCRAM-SHA-256$1:")  # one iteration: connections are quick
 
 
 def test_valkey_answers(running_valkey: Valkey) -> None:
