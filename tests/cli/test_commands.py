@@ -870,16 +870,27 @@ class Shell:
     """Starts real `celery -A tests.cli.shop sidejob …` processes."""
 
     env: Mapping[str, str]
+    processes: Processes
 
     def __call__(self, *words: object, code: int = 0) -> Said:
+        """A copy of a process that has imported Celery, whose two streams are one."""
+        done = self.processes.start(self._argv(*words), env=self.env)
+        said = Said(done.wait(60), done.log(), done.log())
+        assert said.code == code, said
+        return said
+
+    def alone(self, *words: object, code: int = 0) -> Said:
+        """A process that imports all that it needs itself."""
         done = subprocess.run(
-            [sys.executable, "-m", "celery", "-A", "tests.cli.shop", "sidejob", *map(str, words)],
-            env=environment(self.env), capture_output=True, text=True, timeout=60, check=False,
-        )  # fmt: skip
+            self._argv(*words), env=environment(self.env), capture_output=True, text=True, timeout=60, check=False
+        )
         said = Said(done.returncode, done.stdout, done.stderr)
         assert said.code == code, said
         assert "Traceback" not in said.err
         return said
+
+    def _argv(self, *words: object) -> list[str]:
+        return [sys.executable, "-m", "celery", "-A", "tests.cli.shop", "sidejob", *map(str, words)]
 
 
 def test_celery_finds_the_commands() -> None:
@@ -892,9 +903,9 @@ def test_the_commands_of_a_real_app(
     empty_database_url: str, redis_url: str, processes: Processes, tmp_path: Path
 ) -> None:
     env = {"DATABASE_URL": empty_database_url, "BROKER_URL": redis_url}
-    celery = Shell(env)
+    celery = Shell(env, processes)
 
-    assert "celery -A tests.cli.shop sidejob db upgrade" in celery("jobs", code=1).err
+    assert "celery -A tests.cli.shop sidejob db upgrade" in celery.alone("jobs", code=1).err
     assert "Run `celery -A tests.cli.shop sidejob db upgrade`." in celery("doctor", code=2).out
     celery("db", "upgrade")
 
@@ -905,7 +916,7 @@ job.enqueue(pay, (7,), child_name="payment")
 sidejob.close()
 """
     assert processes.start_python(client, env=env).wait() == 0
-    assert [job["status"] for job in celery("jobs", "--json").document] == ["queued", "queued"]
+    assert [job["status"] for job in celery.alone("jobs", "--json").document] == ["queued", "queued"]
 
     worker = processes.start_worker("tests.cli.shop", env=env, pool="solo")
     worker.wait_for_log("entered in the dead set")
@@ -913,7 +924,7 @@ sidejob.close()
     assert [job["child_name"] for job in failed] == ["payment"]
     payment = failed[0]["id"]
     assert "ValueError: no money: 7" in celery("show", payment).out
-    assert "it is failed" in celery("run", payment, code=1).err
+    assert "it is failed" in celery.alone("run", payment, code=1).err
     assert celery("run", payment, "--force", "--json").document["asked"] is True
     worker.wait_for_log("entered in the dead set", count=2)
     celery("tree", "order", "--svg", tmp_path / "graph.svg")
