@@ -12,11 +12,17 @@ from .statement import Reader, Statement, Transaction, first
 
 _OPEN = Statement("""
 WITH spent AS (DELETE FROM {askings} WHERE job_id = %(id)s AND stored_at < now() - interval '1 hour')
-INSERT INTO {askings} (task_id, job_id) VALUES (gen_random_uuid()::text, %(id)s) RETURNING task_id""")
+INSERT INTO {askings} (task_id, job_id, unique_key)
+SELECT gen_random_uuid()::text, %(id)s, (
+  SELECT a.unique_key FROM {askings} a WHERE a.job_id = %(id)s AND a.closed_at = now() AND a.outcome <> 'terminated')
+RETURNING task_id""")
 
 
 def open_next(executor: Transaction, job_id: int) -> str:
-    """Open the next asking of a job that has none open, and return its task id."""
+    """Open the next asking of a job that has none open, and return its task id.
+
+    It has the unique key of the one that this transaction has closed: the job goes on before it has rested.
+    """
     return str(executor.run(_OPEN, id=job_id)[0].task_id)
 
 

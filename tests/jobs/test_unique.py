@@ -65,6 +65,26 @@ def test_a_suspended_or_retried_job_keeps_its_key(stage: Stage) -> None:
         assert stage.job(unique=status) == job
 
 
+@pytest.mark.parametrize("first", ["completed", "failed"])
+def test_a_job_that_was_asked_again_during_its_run_keeps_its_key(stage: Stage, first: str) -> None:
+    """It has not come to rest; a job that was terminated and is forced to run has."""
+
+    def body(job: RunningJob) -> None:
+        stage.outside(Job(job.id, runtime=stage.runtime).run)
+        if first == "failed":
+            fails(job)
+
+    job = stage.job(body, unique="k")
+    hold = stage.claim(job)
+    assert hold is not None
+    stage.perform(hold)
+    assert (job.refresh().status, stage.job(unique="k")) == ("queued", job)
+    job.terminate()
+    job.run(force=True)
+    stage.run(job)
+    assert (job.refresh().status, holders(stage)) == ("queued", [])
+
+
 def test_a_job_for_later_has_its_key_at_once(stage: Stage) -> None:
     later = stage.job(unique="k", countdown=3600)
     assert stage.job(unique="k") == later
