@@ -8,11 +8,17 @@ import click
 from rich.text import Text
 
 from ..jobs.job import Job
+from ..model.status import Status
 from ..operations.shutdown import end_without_shutdown
+from ..operations.waiting import is_parked
 from .command import Failed, Seconds, answering, job_argument, job_named, load_modules
 from .output import Output, printable, status
 
 LONGEST_WAIT_S = 1e9
+PARKED = (
+    " It is parked: no worker of its queue knows its task. If none comes to know it, the job ends in about a minute "
+    "without its shutdown; at once with --without-shutdown."
+)
 
 
 @click.command()
@@ -54,8 +60,11 @@ def terminate(sidejob: Any, output: Output, job_id: str, recursive: bool, withou
             below = " or below it" if recursive else ""
             raise Failed(f"A run of job {job.id}{below} is in progress. Wait until it ends, and ask again.")
     what = f"job {job.id} ({printable(job.task)})" + (" and of everything below it" if recursive else "")
-    said = Text.assemble(f"Asked for the shutdown of {what}; the job is ", status(job.status), ".")
-    output.answer({**_job(job), "recursive": recursive}, said)
+    parked = job.status == Status.TERMINATING and is_parked(sidejob.runtime, job.id)
+    said = Text.assemble(
+        f"Asked for the shutdown of {what}; the job is ", status(job.status), f".{PARKED if parked else ''}"
+    )
+    output.answer({**_job(job), "recursive": recursive, "parked": parked}, said)
 
 
 def _job(job: Job | None) -> dict[str, Any]:

@@ -20,6 +20,12 @@ def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, job_id))
 
 
+def is_parked(runtime: Runtime, job_id: int) -> bool:
+    """Tell whether a job is parked: no worker of its queue knew its task when its message came."""
+    row = waiting.conditions(runtime.connections, job_id)
+    return row is not None and bool(row.is_parked)
+
+
 def reasons(executor: Transaction, runtime: Runtime, job_id: int) -> list[str] | None:
     """Return what `waiting_for` does, as the transaction sees it."""
     row = waiting.conditions(executor, job_id)

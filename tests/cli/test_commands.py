@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
+from celery_sidejob.operations import parking
 from celery_sidejob.store import revisions
 from celery_sidejob.store.schema import migrate, schema_check
 from tests.tools.apps import make_app
@@ -429,7 +430,7 @@ def test_terminate_asks_for_the_shutdown(stage: Stage, command: Command, family:
 
     found = command("terminate", "root", "--recursive", "--json").document
 
-    assert found == {"job": family["root"], "status": "terminating", "recursive": True}
+    assert found == {"job": family["root"], "status": "terminating", "recursive": True, "parked": False}
     stage.drain()
     assert stage.sidejob.get("root").terminated
 
@@ -468,6 +469,20 @@ def test_a_job_whose_code_is_gone_is_terminated_without_its_shutdown(stage: Stag
     assert stage.sql("SELECT count(*) FROM workers WHERE dead_at IS NULL") == [(1,)], "the command has left"
     assert stage.row_counts()["messages"] == 0
     assert job.delete()
+
+
+def test_terminate_says_how_a_parked_job_ends(stage: Stage, command: Command) -> None:
+    jobs = [stage.job() for _ in range(3)]
+    for job in jobs[:2]:
+        parking.park(stage.runtime, job.id, for_run=1, task="stage.idle")
+
+    said = command("terminate", jobs[0].id).out
+    assert "ends in about a minute without its shutdown; at once with --without-shutdown" in said
+    assert command("terminate", jobs[0].id, "--json").document["parked"] is True
+    said = command("terminate", jobs[1].id, "--without-shutdown").out
+    assert "is terminated." in said
+    assert "minute" not in said
+    assert "minute" not in command("terminate", jobs[2].id).out
 
 
 def test_only_what_the_shutdown_would_have_done_is_left_out(stage: Stage, command: Command) -> None:
