@@ -7,7 +7,7 @@ tracebacks, as in `Job.info`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -138,6 +138,13 @@ class Inspection:
             return self._details(executor, job.id)
 
         return self._runtime.connections.transact("inspect", work)
+
+    def waiting_for(self, jobs: Iterable[Job]) -> dict[int, list[str]]:
+        """Return the `waiting_for` of each job, by its id; one statement, whose rows are found by their keys."""
+        ids = [job.id for job in jobs]
+        return self._runtime.connections.transact(
+            "inspect", lambda executor: waiting.reasons(executor, self._runtime, ids)
+        )
 
     def task(self, task_id: str) -> dict[str, Any] | None:
         """Return everything about a durable task that waits or runs; None if there is no such task.
@@ -334,7 +341,7 @@ class Inspection:
             "children_count": min(node.children, trees.COUNTED),
             "more_children": node.children > trees.COUNTED,
             "message": message and message._asdict(),
-            "waiting_for": waiting.reasons(executor, self._runtime, job_id) or [],
+            "waiting_for": waiting.reasons(executor, self._runtime, [job_id]).get(job_id, []),
             "timers": [row._asdict() for row in asks.pending_timers(executor, job_id, limit=CHILDREN)],
             "waiting_for_room": [row._asdict() for row in room.waiting(executor, job_id, limit=CHILDREN)],
             "dead": self._dead(dead.of_job(executor, job_id)),

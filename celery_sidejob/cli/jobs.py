@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from rich.text import Text
 
+from ..inspection import Inspection
 from ..jobs.job import Job
 from ..model.checks import MOST
 from ..model.status import Status
@@ -25,7 +27,7 @@ statuses = click.Choice([str(one) for one in Status])
 @click.option("--after", metavar="ID", type=click.IntRange(0, MOST), default=0, help="Only jobs after this id.")
 @answering
 def jobs(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
-    """List jobs by their ids, oldest first.
+    """List jobs by their ids, oldest first, with what a job waits for (`waiting_for`) beside its status.
 
     Running jobs and up to 10,000 children of a job are found at once. To find failed jobs, or the queued jobs of one
     queue, the command looks at them one by one; for other filters, at all jobs, until enough match: a million takes a
@@ -33,8 +35,11 @@ def jobs(sidejob: Any, output: Output, /, limit: int, **chosen: Any) -> None:
     """
     with output.progress("Looking through the jobs"):
         found: list[Job] = sidejob.jobs(limit=limit, **{**chosen, "status": chosen["status"] or None})
+        waiting_for = Inspection(sidejob.runtime).waiting_for(found)
     more = f"There may be more: --after {found[-1].id}" if len(found) == limit else None
-    output.answer_with_list((job.info for job in found), COLUMNS, map(_row, found), more=more)
+    documents = ({**job.info, "waiting_for": waiting_for.get(job.id, [])} for job in found)
+    rows = (_row(job, waiting_for.get(job.id, [])) for job in found)
+    output.answer_with_list(documents, COLUMNS, rows, more=more)
 
 
 def parent_of(info: dict[str, Any]) -> str:
@@ -42,5 +47,6 @@ def parent_of(info: dict[str, Any]) -> str:
     return "" if info["parent"] is None else f"{info['parent']} / {info['child_name']}"
 
 
-def _row(job: Job) -> tuple[Any, ...]:
-    return job.id, status(job.status), job.task, job.queue, parent_of(job.info), job.created_at, job.ran_at
+def _row(job: Job, waiting_for: list[str]) -> tuple[Any, ...]:
+    shown = Text.assemble(status(job.status), f": {', '.join(waiting_for)}" if waiting_for else "")
+    return job.id, shown, job.task, job.queue, parent_of(job.info), job.created_at, job.ran_at

@@ -121,8 +121,10 @@ def table(*columns: str, title: str | None = None, rows: Iterable[Iterable[Any]]
     made = Table(*columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
     for column, name in zip(made.columns, columns, strict=True):
         column.overflow = "fold"
-        if name in ("Job", "Status"):
+        if name == "Job":
             column.no_wrap = True
+        elif name == "Status":
+            column.min_width = max(map(len, Status))  # what a job waits for may go to the next line
     for row in rows:
         made.add_row(*(cell if isinstance(cell, Text) else text(cell) for cell in row))
     return made

@@ -1,6 +1,9 @@
-"""Why a job does not run now."""
+"""Why jobs do not run now."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
 
 from ..store import served, waiting, workers
 from ..store.statement import Transaction
@@ -17,26 +20,29 @@ def waiting_for(runtime: Runtime, job_id: int) -> list[str] | None:
     of its queue knows the task; while a worker starts that has not said yet what it serves, it counts as one that does.
     Returns None if there is no such job.
     """
-    return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, job_id))
+    return runtime.connections.transact("inspect", lambda executor: reasons(executor, runtime, [job_id])).get(job_id)
 
 
 def is_parked(runtime: Runtime, job_id: int) -> bool:
     """Tell whether a job is parked: no worker of its queue knew its task when its message came."""
-    row = waiting.conditions(runtime.connections, job_id)
-    return row is not None and bool(row.is_parked)
+    return any(row.is_parked for row in waiting.conditions(runtime.connections, [job_id]))
 
 
-def reasons(executor: Transaction, runtime: Runtime, job_id: int) -> list[str] | None:
-    """Return what `waiting_for` does, as the transaction sees it."""
-    row = waiting.conditions(executor, job_id)
-    if row is None:
-        return None
+def reasons(executor: Transaction, runtime: Runtime, job_ids: Iterable[int]) -> dict[int, list[str]]:
+    """Return what `waiting_for` does for each job, as the transaction sees it; a job that is gone is missing."""
+    rows = waiting.conditions(executor, job_ids)
+    due = {(row.task, row.queue) for row in rows if row.is_due}
+    served = {one: _is_served(executor, runtime, *one) for one in due}
+    return {row.id: _reasons(row, is_served=served.get((row.task, row.queue), True)) for row in rows}
+
+
+def _reasons(row: Any, *, is_served: bool) -> list[str]:
     found = {
         "timer": row.waits_for_timer,
         "retry": row.waits_for_retry,
         "rate": row.waits_for_rate,
         "room": row.waits_for_room,
-        NO_WORKER: row.is_parked or (row.is_due and not _is_served(executor, runtime, row.task, row.queue)),
+        NO_WORKER: row.is_parked or (row.is_due and not is_served),
     }
     return [reason for reason, holds in found.items() if holds]
 

@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from importlib.metadata import entry_points
 from inspect import signature
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -21,10 +22,13 @@ import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
+from rich.console import Console
 
 from celery_sidejob import RunningJob, SideJob, Status
 from celery_sidejob.cli import command as waits
 from celery_sidejob.cli import sidejob as group
+from celery_sidejob.cli.jobs import COLUMNS
+from celery_sidejob.cli.output import table
 from celery_sidejob.operations import parking
 from celery_sidejob.store import revisions
 from celery_sidejob.store.schema import migrate, schema_check
@@ -119,7 +123,28 @@ def test_jobs_as_json_are_everything_about_their_rows(stage: Stage, command: Com
 
     assert found.items() >= {"id": job.id, "status": "queued", "created_by": "me", "args": [], "parent": None}.items()
     assert datetime.fromisoformat(found["created_at"]) == job.created_at
-    assert found.keys() == job.info.keys()
+    assert found.keys() == job.info.keys() | {"waiting_for"}
+
+
+def test_jobs_say_what_they_wait_for(stage: Stage, command: Command) -> None:
+    parked, later, rests = stage.job(), stage.job(countdown=60), stage.job(suspend)
+    parking.park(stage.runtime, parked.id, for_run=1, task="stage.idle")
+    stage.run(rests)
+
+    listed = [line.partition(" stage.")[0] for line in command("jobs").lines[1:]]
+    assert listed == [f"{parked.id} queued: no worker", f"{later.id} queued: timer", f"{rests.id} suspended"]
+    found = {job["id"]: job["waiting_for"] for job in command("jobs", "--json").document}
+    assert found == {parked.id: ["no worker"], later.id: ["timer"], rests.id: []}
+
+
+def test_a_list_of_jobs_fits_a_terminal(stage: Stage) -> None:
+    shown = StringIO()
+    at = datetime(2031, 5, 1, 12, 30, tzinfo=UTC)
+    row = (123456, "suspended: no worker", "shop.orders.add_up", "celery", "5 / part", at, at)
+    Console(file=shown, width=80).print(table(*COLUMNS, rows=[row]))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].split() == ["123456", "suspended:", "shop.order", "celery", "5", "/", "part", *["2031-05-01"] * 2]
 
 
 def test_jobs_are_filtered(stage: Stage, command: Command) -> None:
