@@ -15,12 +15,17 @@ from rich.text import Text
 from ..inspection import Inspection
 from ..model.checks import did_you_mean
 from ..model.errors import StoreUnavailableError
+from ..model.plural import counted
 from .command import Failed, Seconds, answering, load_modules
 from .output import Output, moment, printable
 
 LOOK_S = 0.5
 LONGEST_S = 1e9
-RESTING = {"suspended": "suspended jobs", "timers": "timers", "results": "results not sent yet"}
+RESTING = {
+    "suspended": ("suspended job", "suspended jobs"),
+    "timers": ("timer", "timers"),
+    "results": ("result not sent yet", "results not sent yet"),
+}
 
 
 @click.command()
@@ -103,9 +108,11 @@ def _undone(left: dict[str, Any]) -> str:
 
 
 def _done(left: dict[str, Any]) -> str:
-    rest = [f"{left[what]} {meaning}" for what, meaning in RESTING.items() if left[what]]
+    rest = [counted(left[what], one, many) for what, (one, many) in RESTING.items() if left[what]]
     if left["parked"]:
-        rest.insert(0, f"{left['parked']} parked jobs (no worker of their queue knows their task)")
+        parked = counted(left["parked"], "parked job", "parked jobs")
+        rest.insert(0, f"{parked} (no worker of the queue knows the task)")
     if left["later"]:
-        rest.insert(0, f"{left['later']} runs for later (the first at {moment(left['later_from'])})")
+        later = counted(left["later"], "run for later", "runs for later")
+        rest.insert(0, f"{later} (the first at {moment(left['later_from'])})")
     return f"No run is due or in progress. Left: {', '.join(rest) or 'nothing'}."

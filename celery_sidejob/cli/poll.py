@@ -19,10 +19,8 @@ def poll(sidejob: Any, output: Output) -> None:
     """Sweep once: publish what is due or missing, apply timers, rescue lost runs. Workers do this by themselves."""
     load_modules(sidejob)
     report = asdict(sidejob.poll())
-    rows = [("yes" if found is True else found, _words(what)) for what, found in report.items() if found]
+    rows = [
+        (COUNTS[what].meaning.rstrip("."), "yes" if found is True else found)
+        for what, found in report.items() if found
+    ]  # fmt: skip
     output.answer(report, table_if_any("", "", rows=rows) or Text("All is well: nothing was due, missing or lost."))
-
-
-def _words(what: str) -> str:
-    meaning = COUNTS[what].meaning
-    return meaning[0].lower() + meaning[1:].rstrip(".")

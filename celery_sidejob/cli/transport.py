@@ -176,9 +176,11 @@ def _told(released: Released) -> str:
     if released.alive:
         names = ", ".join(map(printable, released.alive))
         lines.append(
-            f"{len(released.alive)} are alive and keep their messages: {names}. Stop them and run this again; one that "
-            "was killed counts as alive for a few seconds more (consumer_timeout)."
+            f"{counted(len(released.alive), 'is alive and keeps its', 'are alive and keep their')} messages: {names}. "
+            "Stop what is alive and run this again; a worker that was killed counts as alive for a few seconds more "
+            "(consumer_timeout)."
         )
     if released.dead:
-        lines.append(f"{released.dead} messages stay in the dead list: `celery -A <app> sidejob transport dead list`.")
+        dead = counted(released.dead, "message stays", "messages stay")
+        lines.append(f"{dead} in the dead list: `celery -A <app> sidejob transport dead list`.")
     return with_app("\n".join(lines))

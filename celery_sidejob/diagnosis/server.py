@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..model.finding import Finding, error, graded, warning, well
+from ..model.plural import counted
 from ..operations.runtime import Runtime
 from ..store import health
 from ..store.statement import Transaction
@@ -60,7 +61,8 @@ def horizon(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         )  # fmt: skip
         return
     shown = "; ".join(
-        f"{row.kind} {row.who}, {row.xids} transactions old" + (f", for {row.since_s:.0f} s" if row.since_s else "")
+        f"{row.kind} {row.who}, {counted(row.xids, 'transaction', 'transactions')} old"
+        + (f", for {row.since_s:.0f} s" if row.since_s else "")
         for row in held
     )
     yield graded(max(row.since_s or 0.0 for row in held), PINNED_S)(

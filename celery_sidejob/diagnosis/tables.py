@@ -75,8 +75,12 @@ def vacuum(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     if not late:
         yield well("vacuum", "keeps up with dead rows")
         return
+    shown = ", ".join(
+        f"{row.name} has {counted(row.dead, 'dead row', 'dead rows')} for {counted(row.live, 'live one', 'live ones')}"
+        for row in late
+    )
     yield warning(
-        "vacuum", ", ".join(f"{row.name} has {row.dead} dead rows for {row.live} live ones" for row in late),
+        "vacuum", shown,
         meaning="Vacuum does not keep up, or cannot remove them (see horizon). Claims and sweeps read past them "
         "and become slower.",
         remedy="Fix the horizon first; then VACUUM the table, and give autovacuum more (cost limit, workers).",

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from ..model.errors import SchemaError, StoreUnavailableError
 from ..model.finding import Finding, error, graded, warning, well
+from ..model.plural import counted
 from ..operations.runtime import Runtime
 from ..store import depths, health, parked, room, served, statistics, workers
 from ..store.statement import Transaction
@@ -57,8 +58,8 @@ def publishing(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         return
     names = ", ".join(sorted(row.queue for row in rows))
     yield graded(oldest_s, UNPUBLISHED_S)(
-        "publishing", f"{sum(row.unpublished for row in rows)} messages of {names} are due and not published, the "
-        f"oldest for {oldest_s:.0f} s",
+        "publishing", f"{counted(sum(row.unpublished for row in rows), 'message', 'messages')} of {names} due and not "
+        f"published, the oldest for {oldest_s:.0f} s",
         meaning="The broker does not accept them, or nobody sweeps. Their runs begin later; nothing is lost.",
         remedy="See broker and sweeping below; the log of the worker that sweeps has the broker's answers.",
     )  # fmt: skip
@@ -129,7 +130,8 @@ def results(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     row = statistics.results(executor)
     if row.oldest_s is not None and row.oldest_s > UNSENT_S:
         yield warning(
-            "results", f"{row.unsent} results wait for the result backend, the oldest for {row.oldest_s:.0f} s",
+            "results", f"{counted(row.unsent, 'result waits', 'results wait')} for the result backend, the oldest for "
+            f"{row.oldest_s:.0f} s",
             meaning="Callers of result.get(), chords and errbacks still wait for them.",
             remedy="Check whether the result backend is up and accepts the workers' writes.",
         )  # fmt: skip
@@ -146,7 +148,7 @@ def dead(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
     groups = statistics.dead_groups(executor)[:3]
     shown = ", ".join(f"{row.entries} of {row.task} ({row.error})" for row in groups)
     yield warning(
-        "dead set", f"{'about ' if entries.is_estimated else ''}{entries.number} entries: {shown}",
+        "dead set", f"{'about ' if entries.is_estimated else ''}{counted(entries.number, 'entry', 'entries')}: {shown}",
         meaning="These jobs and durable tasks failed for good, kept killing their workers, were revoked or have "
         "expired. They stay until a person decides.",
         remedy="List them with celery -A <app> sidejob dead groups, fix the cause, then celery -A <app> sidejob "

@@ -8,6 +8,7 @@ from functools import partial
 
 from ..model.errors import SideJobError
 from ..model.finding import Finding, error, graded, warning, well
+from ..model.plural import counted
 from ..operations.runtime import Runtime
 from ..store import depths, health, served, statistics
 from ..store import workers as rows_of_workers
@@ -55,7 +56,9 @@ def workers(executor: Transaction, runtime: Runtime) -> Iterator[Finding]:
         yield well("workers", f"{len(alive)} alive")
     holding = [row for row in health.dead_workers(executor) if row.runs]
     if holding:
-        shown = ", ".join(f"worker {row.id} ({row.runs} runs, dead for {row.dead_s:.0f} s)" for row in holding)
+        shown = ", ".join(
+            f"worker {row.id} ({counted(row.runs, 'run', 'runs')}, dead for {row.dead_s:.0f} s)" for row in holding
+        )
         yield warning(
             "workers", f"dead and still holding: {shown}", remedy="Run doctor again in a moment, or see sweeping.",
             meaning="Their runs are being taken back one after the other, or nobody sweeps.",

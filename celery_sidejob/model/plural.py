@@ -5,4 +5,4 @@ from __future__ import annotations
 
 def counted(count: int, one: str, many: str) -> str:
     """Return a number with its noun, or its verb."""
-    return f"{count} {one if count == 1 else many}"
+    return f"{count:,} {one if count == 1 else many}"

@@ -366,7 +366,7 @@ def test_drain_waits_for_what_workers_do(watched: Watched, processes: Processes)
     watched.record.note("go", job=held.id)
 
     assert drain.wait(30) == 0
-    assert "No run is due or in progress. Left: 1 suspended jobs, 1 timers" in drain.log()
+    assert "No run is due or in progress. Left: 1 suspended job, 1 timer" in drain.log()
     assert [str(job.refresh().status) for job in (held, rested, later)] == ["completed", "suspended", "queued"]
     assert worker.alive
 

@@ -542,7 +542,7 @@ def test_poll_sweeps_once(stage: Stage, command: Command) -> None:
 
     said = command("poll")
 
-    assert "1 jobs asked by timers that were due" in said.lines
+    assert "Jobs asked by timers that were due 1" in said.lines
     assert stage.run(job) == "completed"
     assert command("poll").lines == ["All is well: nothing was due, missing or lost."]
 
@@ -553,7 +553,8 @@ def test_poll_says_that_it_suspects_a_worker(stage: Stage, command: Command) -> 
 
     for _ in ("it suspects it", "it still does"):
         (line,) = command("poll").lines
-        assert line.startswith("1 workers suspected of being dead: poll again")
+        assert line.startswith("Workers suspected of being dead: poll again")
+        assert line.endswith(" 1")
     assert any(" silent for " in line for line in command("stats").lines)
 
 

@@ -241,7 +241,7 @@ def test_workers_that_are_suspected_or_dead(locked: Stage) -> None:
     locked.sql("UPDATE workers SET dead_at = now()")
     found = findings(locked)["workers"]
     assert [finding.found for finding in found] == [
-        "no worker is alive", f"dead and still holding: worker {locked.worker_id} (1 runs, dead for 0 s)",
+        "no worker is alive", f"dead and still holding: worker {locked.worker_id} (1 run, dead for 0 s)",
     ]  # fmt: skip
     assert found[0].level == Level.ERROR, "a run is in progress, and nobody rescues it"
 
@@ -332,7 +332,7 @@ def test_the_dead_set(locked: Stage) -> None:
         locked.inside(fail)
 
     (finding,) = findings(locked)["dead set"]
-    assert (finding.level, finding.found) == (Level.WARNING, "1 entries: 1 of stage.call (ValueError)")
+    assert (finding.level, finding.found) == (Level.WARNING, "1 entry: 1 of stage.call (ValueError)")
     assert "sidejob dead groups" in finding.remedy
     assert "sidejob dead retry" in finding.remedy
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from celery_sidejob import RunningJob
+from celery_sidejob.operations import parking
 from celery_sidejob.store import served
 from tests.cli.test_commands import ask
 from tests.tools.in_process import Stage
@@ -36,7 +37,7 @@ def test_what_rests_is_told_of_and_left(stage: Stage) -> None:
 
     said = ask(stage.app, "drain", "--timeout", 0)
     assert said.code == 0
-    assert said.lines == ["No run is due or in progress. Left: 1 suspended jobs, 1 timers."]
+    assert said.lines == ["No run is due or in progress. Left: 1 suspended job, 1 timer."]
     assert ask(stage.app, "drain", "--json").document == {
         "done": True, "queues": {}, "unserved": [], "parked": 0, "later": 0, "later_from": None, "suspended": 1,
         "timers": 1, "results": 0,
@@ -58,6 +59,18 @@ def test_the_time_is_up(stage: Stage) -> None:
     assert ask(stage.app, "drain", "--timeout", 0, "--json").document["queues"] == {
         "a": {"queued": 1, "running": 1}, "b": {"queued": 1, "running": 0},
     }  # fmt: skip
+
+
+def test_one_thing_that_is_left_is_not_many(stage: Stage) -> None:
+    stage.inside(suspend)
+    stage.inside(retry_later)
+    parked = stage.job()
+    parking.park(stage.runtime, parked.id, for_run=1, task="stage.idle")
+    stage.job(countdown=7200)
+
+    said = ask(stage.app, "drain", "--timeout", 0).lines[0]
+    for one in (" 1 run for later (", " 1 parked job (", " 1 suspended job,", " 1 timer"):
+        assert one in said, said
 
 
 def test_nobody_waits_for_what_is_due_much_later(stage: Stage) -> None:

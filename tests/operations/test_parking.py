@@ -483,7 +483,7 @@ def test_commands_tell_of_parked_jobs(stage: Stage) -> None:
     queue = ask(stage.app, "stats", "--json").document["queues"][QUEUE]
     assert (queue["parked"], queue["depth"], queue["delayed"], queue["scheduled"]) == (2, 0, 0, 0)
     assert ask(stage.app, "drain", "--timeout", 0).lines == [
-        "No run is due or in progress. Left: 2 parked jobs (no worker of their queue knows their task)."
+        "No run is due or in progress. Left: 2 parked jobs (no worker of the queue knows the task)."
     ]
     assert "jobs are parked: 2 of stage.idle in celery" in " ".join(ask(stage.app, "doctor", "--json").out.split())
     announce(stage)

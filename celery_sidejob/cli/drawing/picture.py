@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.etree import ElementTree as ET
 
+from ...model.plural import counted
 from .node import COLOURS, UNKNOWN, Node, printable, text_width
 
 SVG = "http://www.w3.org/2000/svg"
@@ -66,7 +67,7 @@ class Picture:
 
     def frame(self, nodes: Sequence[Node], title: str) -> None:
         """Add the background, the title and the legend, and set the size."""
-        total = f"{len(nodes):,} job{'' if len(nodes) == 1 else 's'}"
+        total = counted(len(nodes), "job", "jobs")
         heading = f"{_cut_in_the_middle(printable(title))}: {total}" if title else total
         first = ET.Element("title")
         first.text = heading

@@ -13,6 +13,7 @@ from kombu.log import get_logger
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
 
+from ...model.plural import counted
 from ...store.broker import consumers, messages
 from ..decoding import Message, NotAMessageError
 from ..quarantine import Quarantine
@@ -255,7 +256,9 @@ class Channel(virtual.Channel):
         sorted_ = sort(found, self._quarantine)
         for row in sorted_.doomed:
             self._deliveries.bury(
-                row, f"it came back {times_back(row)} times after it had begun: its worker died or gave it up"
+                row,
+                f"it came back {counted(times_back(row), 'time', 'times')} after it had begun: its worker died or gave "
+                "it up",
             )
         self.acknowledgements.return_undelivered(row.id for row in sorted_.released)
         self._release(self.link.run)

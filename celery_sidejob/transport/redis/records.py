@@ -12,6 +12,7 @@ from typing import Any
 from kombu.log import get_logger
 from kombu.utils.json import dumps, loads
 
+from ...model.plural import counted
 from ..announcements import message_buried, messages_recovered
 from ..begun import SUSPECT, is_counted_by_a_row, is_for_later, returns
 from .keys import Keys
@@ -26,7 +27,7 @@ PAGE_BYTES = 4_000_000
 """How many messages, and bytes, one script gives back; larger records go page by page, the newest first."""
 COMPANY = ("recover", "leave")
 """The returns for which a message becomes a suspect; a lost pool process had it alone."""
-SENTENCE = "came back {} times from consumers that had begun it"
+SENTENCE = "came back {} from consumers that had begun it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class Records:
             return Move(token, list_key, text, None)
         limit = self._delivery_limit
         if is_counted and limit is not None and count >= limit:
-            return Move(token, list_key, text, task_id, SENTENCE.format(count))
+            return Move(token, list_key, text, task_id, SENTENCE.format(counted(count, "time", "times")))
         return Move(token, list_key, dumps(message).encode(), task_id)
 
 
