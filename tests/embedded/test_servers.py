@@ -24,6 +24,7 @@ from redis.retry import Retry
 from celery_sidejob.embedded import Postgres, ServerError, Valkey, postgres, server, valkey
 from celery_sidejob.embedded.account import temporary_path
 from celery_sidejob.embedded.processes import children, is_alive, wait_until
+from tests.tools.servers import SHORT_TEMPORARY
 
 SERVERS: list[Callable[[], Postgres | Valkey]] = [lambda: Postgres(durable=False), Valkey]
 NO_RETRY = Retry(NoBackoff(), 0)
@@ -39,7 +40,7 @@ sys.stdin.read()
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The temporary directory of this test; unlike `tmp_path` another account can pass through it."""
-    directory = Path(tempfile.mkdtemp(prefix="tests of sidejob-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="tests of sidejob-", dir=SHORT_TEMPORARY))
     directory.chmod(0o711)
     monkeypatch.setenv("TMPDIR", str(directory))
     yield directory

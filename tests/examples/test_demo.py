@@ -19,6 +19,7 @@ import psycopg
 import pytest
 import redis
 
+from tests.tools.servers import SHORT_TEMPORARY
 from tests.tools.waiting import wait_until
 from tests.tools.workers import ROOT, Process, Processes
 
@@ -39,7 +40,7 @@ print("counted", json.dumps([totals, again, collector.state, len(code_census.sid
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """Where the demo and all its processes keep their files; unlike `tmp_path` another account may enter it."""
-    directory = Path(tempfile.mkdtemp(prefix="demo-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="demo-", dir=SHORT_TEMPORARY))
     directory.chmod(0o711)
     yield directory
     shutil.rmtree(directory)

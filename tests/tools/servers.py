@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -30,6 +31,9 @@ from tests.tools.pgbouncer import MISSING, PROGRAM, PgBouncer
 from tests.tools.rabbitmq import MISSING as MISSING_RABBITMQ
 from tests.tools.rabbitmq import GivenRabbitMQ, RabbitMQ, is_installed
 
+SHORT_TEMPORARY = "/dev/shm" if tempfile.gettempdir() == "/dev/shm" else "/tmp"
+"""Where a test makes a directory for servers: its path is short, as those of sockets must be, and each account may
+enter it. Why in memory is said in `run`."""
 REDIS_DATABASES = 16
 FREE = "SIDEJOB_TEST_REDIS_FREE"
 """Which of them are ours: the processes of pytest-xdist are told so, as they may fill them at any time."""
