@@ -9,8 +9,10 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = ("ask first", "only look", "begin without a note", "leave the note", "bury without a note")
 

@@ -9,8 +9,10 @@ each of `MISTAKES` is what one is tempted to do instead. Who is told apart by th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = (
     "remove whoever has it", "remove of any age", "lock whoever has it", "lock of any age", "copies lock late",

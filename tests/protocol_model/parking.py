@@ -8,7 +8,9 @@ end, and a process may die in between. Rules are those of `store/parked.py` and 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = (
     "parking takes no turn", "announcing takes no turn", "parking looks before its turn",

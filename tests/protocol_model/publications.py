@@ -10,8 +10,10 @@ unit, and takes what it then sees. Rules are those of `store/publications.py`, `
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = (
     "no lock on the publication", "any publication that is free", "the publication ends before its last page",

@@ -9,7 +9,9 @@ because all of them hold the lock of the job. Rules are those of `store/outbox/a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from tests.protocol_model.walk import replace
 
 BURST = 2
 """Tokens in a full bucket."""

@@ -9,8 +9,10 @@ a person takes it out of the dead set once. Rules are those of `store/outbox/hol
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = (
     "take back what was lost alone", "take back from another run", "take back any generation", "a loss forgets",

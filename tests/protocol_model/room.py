@@ -11,7 +11,9 @@ do instead.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from tests.protocol_model.walk import replace
 
 MISTAKES = (
     "the run does not count again", "it counts before it locks", "a reader does not lock",
