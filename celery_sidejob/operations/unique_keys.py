@@ -26,7 +26,8 @@ class KeysTakenError(BeginsAgainError):
 def take(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> None:
     """Take the keys of new jobs, also from waiting jobs that they replace. Raises KeysTakenError if others are held.
 
-    Whoever takes a key holds a lock on it until the commit, so the next sees the job that has it.
+    Whoever takes a key holds a lock on it until the commit, so the next sees the job that has it. A holder may be this
+    very job, made by an earlier try whose answer was lost: the caller finds it by its task id.
     """
     keyed = {job.unique.key: job for job in new if job.unique is not None}
     if not keyed:
@@ -39,7 +40,7 @@ def take(executor: Transaction, new: Sequence[NewJob], lock_set: LockSet) -> Non
         if holder.job_id == job.replaces and holder.waits and holder.job_id in lock_set.rows:
             unique_keys.free(executor, holder.job_id)
             to_replace.remove(holder.job_id)
-        elif holder.task_id != job.task_id:  # else an earlier try, whose answer was lost, has made this very job
+        else:
             taken[holder.key] = holder
     if taken or to_replace:  # a job that is to be replaced, and terminated for that, may have ended
         raise KeysTakenError(taken)
