@@ -95,7 +95,7 @@ def _end(  # noqa: PLR0913, PLR0915 - the order of its steps is what matters
         raise
     job = applied.lock_set.rows[hold.job_id]
     check_fence(hold, job, any_unit=from_outside)
-    if hold.kind == "shutdown" and job.terminate_tree and handed_down is None:
+    if hold.kind == "shutdown" and job.terminate_tree and not handed_down:
         raise Moved("the shutdown became one of the whole tree")
     if unit is not None:
         applied.have_read(consume(executor, hold, unit))

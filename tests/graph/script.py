@@ -178,16 +178,23 @@ class _Run:
         if script.end != "return" or self._undone:
             self._only_terminations()
         try:
+            looked = self._handed_down()
             self._beside(at)
-            self._transact(at, self._shut_down)
+            self._transact(at, lambda: self._shut_down(looked))
         except Refused:
             self._only_terminations()
             self._transact(at, self._shut_down)
 
-    def _shut_down(self) -> list[Label]:
+    def _handed_down(self) -> set[Label] | None:
+        """Return to which children the termination is handed down; None if it is not one of the tree, so far."""
+        own = self.hold.label
+        return self.world.hand_down(own) if own in self.world.jobs and self.world.jobs[own].tree else None
+
+    def _shut_down(self, looked: set[Label] | None = None) -> list[Label]:
+        """End it; the children were `looked` for before anything was locked, unless it was none of the tree then."""
         changes, later = self.unit.changes, set[Label]()
         if self.world.jobs[self.hold.label].tree:
-            later = self.world.hand_down(self.hold.label)
+            later = (self._handed_down() or set()) if looked is None else looked
             made = [change[1] for change in changes if change[0] == "enqueue" and change[2] == self.hold.label]
             self.unit.changes = [*changes, *(("terminate", child, True) for child in made)]
         try:

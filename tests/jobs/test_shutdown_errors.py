@@ -10,6 +10,7 @@ import pytest
 from celery_sidejob import Job, RunningJob
 from celery_sidejob.operations import recovery
 from celery_sidejob.services.stopped_runs import Stop, end_from_outside
+from tests.tools.between import between_look_and_lock
 from tests.tools.in_process import Stage
 
 
@@ -118,3 +119,18 @@ def test_a_forced_run_after_a_raising_shutdown_runs_and_leaves_no_error(stage: S
     job.run(force=True)
     stage.drain()
     assert (job.refresh().status, job.info["error"]) == ("completed", None)
+
+
+def test_a_shutdown_that_becomes_one_of_the_tree_just_before_its_end_takes_along_the_children_that_it_makes(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def makes_a_child(job: RunningJob) -> None:
+        job.enqueue(stage.idle, child_name="late")
+
+    job = terminating(stage, makes_a_child)
+    hold = stage.claim(job)
+    assert hold is not None
+    again = Job(job.id, runtime=stage.runtime)
+    between_look_and_lock(monkeypatch, stage.outside)(lambda: again.terminate(recursive=True))
+    stage.perform(hold)
+    assert (job.refresh().status, job.children["late"].status) == ("terminated", "terminating")
