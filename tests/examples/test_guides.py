@@ -14,7 +14,9 @@ from celery.bin.celery import celery
 from celery_sidejob.cli import sidejob
 from tests.tools.workers import ROOT
 
-GUIDES = {"django": "django_shop", "flask": "flask_shop", "kubernetes": "kubernetes", "units": "units"}
+GUIDES = {
+    "django": "django_shop", "flask": "flask_shop", "kubernetes": "kubernetes", "ports": "ports", "units": "units",
+}  # fmt: skip
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
