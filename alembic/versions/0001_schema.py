@@ -159,7 +159,8 @@ CREATE TABLE {s}.messages (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 CREATE INDEX messages_queue_next_check_at_idx ON {s}.messages (queue, next_check_at);
 CREATE INDEX messages_locked_by_idx ON {s}.messages (locked_by) WHERE locked_by IS NOT NULL;
-CREATE UNIQUE INDEX messages_unique_key_idx ON {s}.messages (unique_key) WHERE unique_key IS NOT NULL;
+CREATE UNIQUE INDEX messages_unique_key_idx ON {s}.messages (unique_key)
+  WHERE unique_key IS NOT NULL AND (doom IS NULL OR locked_by IS NOT NULL);
 
 CREATE TABLE {s}.parked (
   job_id bigint CONSTRAINT parked_pkey PRIMARY KEY

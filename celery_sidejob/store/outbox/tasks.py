@@ -86,12 +86,15 @@ def keep(run: Callable[..., Sequence[Any]], message: Message, waits: Waits) -> K
 
 
 _HOLDER = Statement("""
-SELECT task_id, locked_by IS NULL AND doom IS NULL AND losses = 0 AND generation = 1 AS waits FROM {messages}
-WHERE unique_key = %(key)s""")
+SELECT task_id, locked_by IS NULL AND losses = 0 AND generation = 1 AS waits FROM {messages}
+WHERE unique_key = %(key)s AND (doom IS NULL OR locked_by IS NOT NULL)""")
 
 
 def holder(executor: Reader, key: str) -> Any | None:
-    """Read the message that has a unique key: (task_id, waits); `waits` says that no run of it has begun."""
+    """Read the message that has a unique key: (task_id, waits); `waits` says that no run of it has begun.
+
+    A doomed one that does not run has its key no more.
+    """
     return first(executor.run(_HOLDER, key=key))
 
 

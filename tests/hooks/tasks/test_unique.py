@@ -11,6 +11,7 @@ import pytest
 from celery import Celery, chord, group
 
 from celery_sidejob import DuplicateError, IllegalMoveError, InvalidValueError, StoreUnavailableError
+from celery_sidejob.operations.revocation import revoke
 from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.apps import make_app
@@ -19,6 +20,8 @@ from tests.tools.crash_points import Arm, lost
 ROWS = Statement("SELECT task_id, unique_key, doom FROM {messages} ORDER BY task_id")
 BEGIN = Statement("""
 UPDATE {messages} SET locked_by = 1, locked_at = now(), next_check_at = 'infinity' WHERE task_id = %(task_id)s""")
+LOSE = Statement("UPDATE {messages} SET losses = 1 WHERE task_id = %(task_id)s")
+RETRY = Statement("UPDATE {messages} SET generation = 2 WHERE task_id = %(task_id)s")
 END = Statement("DELETE FROM {messages} WHERE task_id = %(task_id)s")
 
 
@@ -72,12 +75,23 @@ def test_a_waiting_task_is_replaced_and_revoked(app: Celery) -> None:
     assert rows(app) == {"one": (None, "revoked"), "two": ("k", None)}
 
 
-def test_a_task_that_has_begun_is_not_replaced(app: Celery) -> None:
+@pytest.mark.parametrize("begun", [BEGIN, LOSE, RETRY], ids=["runs", "was lost", "is retried"])
+def test_a_task_that_has_begun_is_not_replaced(app: Celery, begun: Statement) -> None:
     call(app, "one")
-    does(app, BEGIN, "one")
+    does(app, begun, "one")
     with pytest.raises(DuplicateError, match="its first run has begun"):
         call(app, "two", on_duplicate="replace")
     assert rows(app) == {"one": ("k", None)}
+
+
+def test_a_revoked_task_has_its_key_as_long_as_it_runs(app: Celery) -> None:
+    call(app, "waits", unique="w")
+    revoke(app.sidejob.runtime, ["waits"])
+    assert call(app, "next", unique="w") == "next"
+    call(app, "runs", unique="r")
+    does(app, BEGIN, "runs")
+    revoke(app.sidejob.runtime, ["runs"])
+    assert call(app, "next one", unique="r") == "runs"
 
 
 @pytest.mark.parametrize("meanwhile", [BEGIN, END], ids=["begins", "ends"])
