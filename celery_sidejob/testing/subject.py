@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..hooks import apps
@@ -16,8 +17,9 @@ def sidejob_of(subject: Any = None) -> Any:
         runtime = subject._runtime
         for app in apps.every_app():
             found = getattr(app, "sidejob", None)
-            if found is not None and found.runtime.connections is runtime.connections:
-                return found
+            with suppress(SettingsError):  # of another app, which is not configured
+                if found is not None and found.runtime.connections is runtime.connections:
+                    return found
     # A SideJob has an app as a task has one.
     app = getattr(subject, "app", None) or apps.present()
     found = getattr(app, "sidejob", None)

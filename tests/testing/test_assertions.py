@@ -18,6 +18,7 @@ from celery_sidejob.testing import (
     run_until_quiet,
     wait_until,
 )
+from tests.tools.apps import make_app
 from tests.tools.in_process import Stage
 
 
@@ -59,6 +60,16 @@ def test_the_message_lists_what_is_enqueued(stage: Stage, mail: Any) -> None:
     ]
     with pytest.raises(AssertionError, match=r"^shop\.mail is enqueued; there are:\n  durable task shop\.mail\('ada'"):
         refute_enqueued(mail)
+
+
+def test_another_app_that_is_not_configured_is_none_of_a_job_s(stage: Stage) -> None:
+    other = make_app("beside", sidejob_database_url=7)
+    try:
+        job = stage.job(lambda job: None)
+        run_job(job)
+        assert job.status == "completed"
+    finally:
+        other.close()
 
 
 def test_the_newest_entry_of_the_dead_set_is_found(stage: Stage) -> None:

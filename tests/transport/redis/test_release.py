@@ -30,7 +30,7 @@ def test_all_goes_back_to_the_lists(connect: Connect, redis_url: str, server: re
     said = released(redis_url)
     assert said.code == 1
     assert said.lines[0] == "Messages given back: 0. Workers that held them: 0."
-    assert "1 are alive" in said.lines[1]
+    assert "1 is alive" in said.lines[1]
 
     killed.fall_silent()
     wait_until(lambda: released(redis_url).code == 0, message="it to be dead")
