@@ -83,8 +83,12 @@ class Graph(Twins):
     @rule(first=clients, second=clients)
     def two_clients(self, first: Change, second: Change) -> None:
         first, second = self._of(first), self._of(second)
-        if first is not None and second is not None:
-            self.meet(first, second)
+        if first is None or second is None:
+            return
+        entry = self.world.jobs.get(first[1]) if first[0] == "retry_dead" else None
+        # Who has found the entry asks its job, also if another client has taken it out of the dead set meanwhile.
+        forced = ("run", first[1], False, True, 0) if entry is not None and entry.dead is not None else None
+        self.meet(first, second, looked=forced)
 
     @rule(
         calls=st.lists(lent, min_size=1, max_size=3),

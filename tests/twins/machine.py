@@ -57,18 +57,21 @@ class Twins(RuleBasedStateMachine):
         same(outcome(self.real.do, *call), outcome(self.act, self.world, *call))
         Counted.operations += 1
 
-    def meet(self, first: Any, second: Any) -> None:
-        """Have the second call be made when the first has looked, and has not locked anything: as if one by one."""
+    def meet(self, first: Any, second: Any, *, looked: Any = None) -> None:
+        """Have the second call be made when the first has looked, and has not locked anything: as if one by one.
+
+        `looked`: what the first call is to the model if it is done second, with what it has seen before.
+        """
         done: list[Any] = []
         self.real.between(lambda: done.append(outcome(self.real.do, *second)))
         found = outcome(self.real.do, *first)
         self.real.between(lambda: None)  # some calls lock nothing
         store = self.real.look()
         orders = []
-        for order in ([second, first], [first, second]) if done else ([first],):
+        for order in ([second, looked or first], [first, second]) if done else ([first],):
             world = deepcopy(self.world)
             outcomes = [outcome(self.act, world, *call) for call in order]
-            orders.append((outcomes if order[-1] == first else outcomes[::-1], self.shown(world)))
+            orders.append((outcomes[::-1] if order[0] is first and done else outcomes, self.shown(world)))
             if orders[-1] == ([*done, found], store):
                 self.world = world
                 break
