@@ -107,8 +107,8 @@ class World:
         return [label] + [one for child in sorted(self.children(label).values()) for one in self.below(child)]
 
     def above(self, label: Label) -> list[Label]:
-        """A job and everything above it, the root last."""
-        parent = self.jobs[label].parent
+        """A job and everything above it, the root last; in a unit's view a parent need not be there."""
+        parent = self.jobs[label].parent if label in self.jobs else None
         return [label] + ([] if parent is None else self.above(parent))
 
     def owner(self, alias: str) -> Label | None:
