@@ -23,7 +23,9 @@ def fails(job: RunningJob) -> None:
 
 
 def holders(stage: Stage) -> list[tuple[str, int]]:
-    return stage.sql("SELECT unique_key, job_id FROM askings WHERE unique_key IS NOT NULL AND closed_at IS NULL")
+    return stage.sql(
+        "SELECT unique_key, job_id FROM askings WHERE unique_key IS NOT NULL AND closed_at IS NULL ORDER BY job_id"
+    )
 
 
 # -- while it is open --------------------------------------------------------------------------------------------------

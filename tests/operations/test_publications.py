@@ -26,6 +26,7 @@ from tests.operations.publisher import CHANNEL
 from tests.tools.crash_points import Arm, lost
 from tests.tools.in_process import Stage
 from tests.tools.pgbouncer import direct
+from tests.tools.waiting import wait_until
 
 MANY = 25
 
@@ -222,6 +223,8 @@ def test_a_publisher_that_is_killed_between_two_pages_leaves_each_port_its_messa
         env={**os.environ, "DATABASE_URL": direct(stage.database_url), "SIDEJOB_CRASH_POINTS": plan},
     )  # fmt: skip
     assert publisher.returncode == -signal.SIGKILL
+    open_transactions = "SELECT FROM pg_stat_activity WHERE datname = current_database() AND xact_start < now()"
+    wait_until(lambda: not stage.sql(open_transactions), message="Postgres to notice that the publisher is dead")
     sweep(stage)
     stage.sidejob.poll()
     assert [arrived(job) for job in subscribers] == [messages] * MANY
