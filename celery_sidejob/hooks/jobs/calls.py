@@ -91,6 +91,7 @@ class CeleryTasks:
             priority = merged.pop("priority", None) if priority is None else priority
             task = task["task"]
         name, args, kwargs = _name_of(task), _sequence(args), dict(kwargs or {})
+        unique = Unique.take(merged)  # what is left are Celery's options
         known = self._app.tasks.get(name)
         if known is None:
             default_queue, registered = self._registered(name)
@@ -116,7 +117,7 @@ class CeleryTasks:
             outports=outports,
             priority=_priority(priority),
             columns=columns,
-            unique=Unique.take(merged),
+            unique=unique,
             **self._traced(name, queue, args, kwargs, self._asking(known, merged)),
         )
 

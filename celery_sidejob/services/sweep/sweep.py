@@ -61,7 +61,7 @@ class SweepDuty(Duty):
     def _must_stop(self, until: float) -> bool:
         """Tell whether a long duty must stop: at `until` a worker leaves the rest to its next turn, which comes soon.
 
-        A sweep by hand goes on to the end. So does nobody whose place as the sweeper another worker has taken.
+        A sweep by hand goes on to the end. A worker stops at once when another has taken its place as the sweeper.
         """
         if self._sweep.worker is not None and time.monotonic() >= until:
             self.due_at = time.monotonic()

@@ -16,6 +16,7 @@ from celery_sidejob.store.statement import Statement
 from tests.acceptance.lenders import LENDERS
 from tests.tools.apps import make_app
 from tests.tools.crash_points import Arm, lost
+from tests.tools.waiting import wait_until
 
 ROWS = Statement("SELECT task_id, unique_key, doom FROM {messages} ORDER BY task_id")
 BEGIN = Statement("""
@@ -158,8 +159,7 @@ def test_who_calls_during_another_s_transaction_waits_for_its_end(app: Celery, d
         other = threading.Thread(target=lambda: found.append(call(app, "three")))
         other.start()
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        while other.is_alive() and looking.execute(waits).fetchone() == (0,):
-            pass
+        wait_until(lambda: looking.execute(waits).fetchone() == (1,), message="the other call to wait")
         getattr(lender, ends)()
         other.join()
     assert found == ["one" if ends == "commit" else "three"]
