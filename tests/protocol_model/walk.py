@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 W = TypeVar("W")
 
+ENDLESS = "it goes on for ever"
+
 
 def replace(world: W, /, **changes: Any) -> W:
     """Return a world with changes. It is called a million times: `dataclasses.replace` would take far longer."""
@@ -17,25 +19,60 @@ def replace(world: W, /, **changes: Any) -> W:
 
 
 def walk(
-    model: ModuleType, mistake: str | None = None, *, on_lost: str = "requeue"
+    model: ModuleType, mistake: str | None = None, *, on_lost: str = "requeue", only_first: bool = False
 ) -> tuple[int, dict[str, list[Any]]]:
     """Go from the model's first `World` by all its `steps`, with one of its mistakes or none.
 
-    Returns how many worlds there are, and a way to each thing that is `wrong` where nothing more can happen.
+    Returns how many worlds there are, and a way to each thing that is `wrong` where nothing more can happen. A world
+    from which no way leads to such an end is wrong too (`ENDLESS`). With `only_first` the walk stops at the first thing
+    that is wrong.
     """
     start = model.World()
-    before: dict[Any, Any] = {start: None}
-    waiting = [start]
-    found: dict[str, list[Any]] = {}
-    for world in waiting:  # the shortest ways first
+    places = {start: 0}
+    worlds = [start]
+    before = [0]
+    found: dict[str, int] = {}
+    ends: list[int] = []
+    reached_from: list[list[int]] = [[]]
+    for place, world in enumerate(worlds):  # the shortest ways first
         following = list(model.steps(world, mistake, on_lost))
-        message = None if following else model.wrong(world)
-        if message is not None and message not in found:
-            found[message] = way = [world]
-            while (step := before[way[-1]]) is not None:
-                way.append(step)
+        if not following:
+            ends.append(place)
+            message = model.wrong(world)
+            if message is not None:
+                found.setdefault(message, place)
+                if only_first:
+                    break
         for after in following:
-            if after not in before:
-                before[after] = world
-                waiting.append(after)
-    return len(before), {message: way[::-1] for message, way in found.items()}
+            there = places.setdefault(after, len(worlds))
+            if there == len(worlds):
+                worlds.append(after)
+                before.append(place)
+                reached_from.append([])
+            reached_from[there].append(place)
+    else:
+        endless = _first_without_end(ends, reached_from)
+        if endless is not None:
+            found[ENDLESS] = endless
+    return len(worlds), {message: [worlds[step] for step in _way(before, place)] for message, place in found.items()}
+
+
+def _first_without_end(ends: list[int], reached_from: list[list[int]]) -> int | None:
+    """Return the first place from which no way leads to an end."""
+    has_end = bytearray(len(reached_from))
+    waiting = list(ends)
+    while waiting:
+        place = waiting.pop()
+        if not has_end[place]:
+            has_end[place] = True
+            waiting += reached_from[place]
+    endless = has_end.find(0)
+    return None if endless < 0 else endless
+
+
+def _way(before: list[int], place: int) -> list[int]:
+    """Return the shortest way from the first place to this one."""
+    way = [place]
+    while way[-1]:
+        way.append(before[way[-1]])
+    return way[::-1]

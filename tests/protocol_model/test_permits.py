@@ -1,0 +1,20 @@
+"""In a managed queue doorbells are permits: none is missed and no gate is overrun; each mistake ends in its trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.protocol_model import permits
+from tests.protocol_model.walk import walk
+
+
+def test_the_best_runs_within_the_gate_and_nothing_waits_that_may_run() -> None:
+    states, found = walk(permits)
+    assert states > 100_000
+    assert found == {}
+
+
+@pytest.mark.parametrize("mistake", permits.MISTAKES)
+def test_a_mistake_ends_in_a_trace(mistake: str) -> None:
+    _, found = walk(permits, mistake, only_first=True)
+    assert list(found) == [permits.MISTAKES[mistake]]
